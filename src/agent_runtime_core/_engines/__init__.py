@@ -1,0 +1,1 @@
+"""One engine per technology: it moves values durably and knows no word of the domain."""

@@ -1,0 +1,68 @@
+"""What backends over our own engines share: how they are opened and closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from .._clock import SYSTEM, Clock
+from ..errors import InvalidArgument
+from .base import Concern, Engine, Guard, Op
+from .memory import MemoryEngine
+from .sqlite import SQLiteEngine
+
+DEFAULT_PATH = "agent_runtime.db"
+
+
+class Backed:
+    """A backend whose writes are operations of an engine it may share with others."""
+
+    engine: Engine
+    concerns: ClassVar[Sequence[Concern]]
+    reads: ClassVar[Mapping[str, Callable[..., Any]]]
+
+    def __init__(self, **options: Any) -> None:
+        # The base of the concern is next in line.
+        super().__init__(**options)
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await self.engine.commit(guard, ops)
+
+    async def read(self, what: str, *args: Any) -> Any:
+        return await self.engine.read(self.reads[what], *args)
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+
+class OnMemory(Backed):
+    """In this process, gone when it ends."""
+
+    def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
+        super().__init__(clock=engine.clock if engine is not None else clock, **options)
+        self.engine: MemoryEngine = engine or MemoryEngine(clock)
+        for concern in self.concerns:
+            self.engine.add(concern)
+
+
+class OnSQLite(Backed):
+    """In one SQLite file, shared by all processes on this machine."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        db_path: str | os.PathLike[str] | None = None,
+        durability: str = "full",
+        engine: SQLiteEngine | None = None,
+        clock: Clock = SYSTEM,
+        **options: Any,
+    ) -> None:
+        if path is not None and db_path is not None:
+            raise InvalidArgument(f"path={path!r} and db_path={db_path!r} name the same thing; give one")
+        super().__init__(clock=engine.clock if engine is not None else clock, **options)
+        where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
+        self.engine: SQLiteEngine = engine or SQLiteEngine.open(where, durability=durability, clock=clock)
+        for concern in self.concerns:
+            self.engine.add(concern)

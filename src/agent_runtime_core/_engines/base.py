@@ -1,0 +1,146 @@
+"""What an engine is: the one place that writes, all or nothing, under a fence.
+
+A *fence* is a row (key, token) of the engine itself. A `Guard` names the token its writer believes
+in; a commit whose guard does not hold changes nothing and raises `LeaseLost`, unless every one of
+its operations finds that it has been applied before (a lost reply), which is success.
+
+Tokens are ULIDs, made to grow for each key. `INSTALL` accepts only a greater token: it carries a
+claim made on one engine to another one before the claim's first read or write there.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from .._clock import Clock
+from ..errors import LeaseLost
+
+
+class Op(NamedTuple):
+    """One write, as a value: the name of a registered operation and its plain arguments."""
+
+    name: str
+    args: tuple[Any, ...] = ()
+
+
+class Guard(NamedTuple):
+    """Commit only while `token` is the fence of `key`."""
+
+    key: str
+    token: str
+
+
+class NotApplied(Exception):
+    """Raised by an operation's `applied` twin: this write has not happened yet."""
+
+
+@dataclass(frozen=True)
+class Concern:
+    """What a concern brings to an engine.
+
+    `ops[name](tx, *args)` runs inside the transaction and must be idempotent by its own identity.
+    `applied[name](tx, *args)` answers for a write that already happened, or raises NotApplied.
+    `migrations[i]` lifts the concern's schema from version i to i + 1, statements parted by ";\\n".
+    """
+
+    name: str
+    ops: Mapping[str, Callable[..., Any]]
+    applied: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    migrations: Sequence[str] = ()
+    #: Names of the dicts it needs on the memory engine.
+    tables: Sequence[str] = ()
+
+
+class Commits(Protocol):
+    """Anything that takes writes: an engine, or a third party's backend that is its own engine."""
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
+
+
+INSTALL = "fence.install"
+FORGET = "fence.forget"
+
+
+class Engine(ABC):
+    """A durable (or not) home of several concerns, shared by all that name the same place."""
+
+    kind: str
+    clock: Clock
+    #: Names this process to others on the same store; "" where nobody can tell a dead one.
+    holder: str = ""
+
+    @abstractmethod
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Apply all of `ops` or none; returns their results in order, once they are durable.
+
+        Cancelling the caller never tears the transaction: the cancellation is raised after the
+        outcome is known.
+        """
+
+    @abstractmethod
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """The same for a thread without an event loop."""
+
+    @abstractmethod
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        """Queue a commit ahead of every later one without waiting for it; a refusal is dropped.
+
+        Only for writes whose loss a later commit would repeat or does not need.
+        """
+
+    @abstractmethod
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """`fn(view, *args)` on a consistent view of what has been committed."""
+
+    @abstractmethod
+    def add(self, concern: Concern) -> None:
+        """Register a concern once; a newer stored schema is refused with StorageTooNew."""
+
+    @abstractmethod
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake()`, from any thread, after commits that rang `topic`; returns the way to stop."""
+
+    @abstractmethod
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        """Call `fn()` every `interval` seconds from a thread no event loop can starve; returns the way to stop."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go; the last one to let go of a place closes it."""
+
+    def lease_now(self) -> float:
+        """The clock that leases are written in, common to all processes on this store."""
+        return self.clock.boot()
+
+
+def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:
+    """Call `fn()` each `interval` seconds from a daemon thread until the returned function is called."""
+    stopped = threading.Event()
+
+    def loop() -> None:
+        while not stopped.wait(interval):
+            fn()
+
+    threading.Thread(target=loop, name="agent-runtime-beat", daemon=True).start()
+    return stopped.set
+
+
+def install(tx: Any, key: str, token: str) -> bool:
+    """Make `token` the fence of `key` if it is greater than the one there, or the same."""
+    held = tx.fenced(key)
+    if held is not None and held > token:
+        raise LeaseLost(key, token)
+    if held != token:
+        tx.fence(key, token)
+    return True
+
+
+def forget(tx: Any, key: str) -> None:
+    tx.fence(key, None)
+
+
+FENCE_OPS: Mapping[str, Callable[..., Any]] = {INSTALL: install, FORGET: forget}

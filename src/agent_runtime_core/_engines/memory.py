@@ -1,0 +1,139 @@
+"""An engine in this process, gone when it ends: the same operations on plain dicts."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .._clock import SYSTEM, Clock
+from ..errors import LeaseLost, StorageClosed
+from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op, every
+
+_MISSING = object()
+_names = itertools.count()
+
+
+class MemoryTx:
+    """A transaction on dicts: every change remembers how to undo itself."""
+
+    __slots__ = ("rings", "tables", "undo")
+
+    def __init__(self, tables: dict[str, dict[Any, Any]]) -> None:
+        self.tables = tables
+        self.undo: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.rings: list[str] = []
+
+    def put(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        self.undo.append((table, key, table.get(key, _MISSING)))
+        table[key] = value
+
+    def drop(self, table: dict[Any, Any], key: Any) -> None:
+        if key in table:
+            self.undo.append((table, key, table.pop(key)))
+
+    def ring(self, topic: str) -> None:
+        self.rings.append(topic)
+
+    def fence(self, key: str, token: str | None) -> None:
+        fences = self.tables["fence"]
+        if token is None:
+            self.drop(fences, key)
+        else:
+            self.put(fences, key, token)
+
+    def fenced(self, key: str) -> str | None:
+        token: str | None = self.tables["fence"].get(key)
+        return token
+
+    def rollback(self) -> None:
+        for table, key, old in reversed(self.undo):
+            if old is _MISSING:
+                table.pop(key, None)
+            else:
+                table[key] = old
+
+
+class MemoryEngine(Engine):
+    """Shared by the backends it is handed to; thread-safe by one lock; nothing outlives the process."""
+
+    kind = "memory"
+
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
+        self.name = f"memory-{next(_names)}"
+        self.tables: dict[str, dict[Any, Any]] = {"fence": {}}
+        self._ops: dict[str, Callable[..., Any]] = {}
+        self._applied: dict[str, Callable[..., Any]] = {}
+        self._lock = threading.RLock()
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._closed = False
+        self.add(Concern("fence", FENCE_OPS))
+
+    def add(self, concern: Concern) -> None:
+        self._ops.update(concern.ops)
+        self._applied.update(concern.applied)
+        for table in concern.tables:
+            self.tables.setdefault(table, {})
+
+    def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Run a commit here and now; the simulator schedules calls of this."""
+        if self._closed:
+            raise StorageClosed(f"{self.name} is closed")
+        with self._lock:
+            tx = MemoryTx(self.tables)
+            if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
+                return self._replay(tx, guard, ops)
+            try:
+                results = [self._ops[name](tx, *args) for name, args in ops]
+            except BaseException:
+                tx.rollback()
+                raise
+        for topic in tx.rings:
+            self.ring(topic)
+        return results
+
+    def _replay(self, tx: MemoryTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:
+        try:
+            return [self._applied[name](tx, *args) for name, args in ops]
+        except (KeyError, NotApplied):
+            raise LeaseLost(guard.key, guard.token) from None
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return self.apply(guard, ops)
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return self.apply(guard, ops)
+
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        try:
+            self.apply(guard, ops)
+        except LeaseLost:
+            return
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        if self._closed:
+            raise StorageClosed(f"{self.name} is closed")
+        with self._lock:
+            return fn(MemoryTx(self.tables), *args)
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        listeners = self._listeners.setdefault(topic, [])
+        listeners.append(wake)
+
+        def stop() -> None:
+            if wake in listeners:
+                listeners.remove(wake)
+
+        return stop
+
+    def ring(self, topic: str) -> None:
+        for wake in tuple(self._listeners.get(topic, ())):
+            wake()
+
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        return every(fn, interval)
+
+    async def close(self) -> None:
+        """Nothing to let go: backends sharing this engine may still read it."""

@@ -1,0 +1,159 @@
+"""Who else is on a database file: an exclusive lock for commits, proof of life, and a doorbell.
+
+All three live in the directory `<db>.live/` as long as the processes do. A process proves that it
+lives by an OS lock on `<holder>.lock`, which the kernel frees the moment it dies and keeps while it
+is merely stopped. A bell is a FIFO; ringing writes one byte, the first letter of the topic, to every
+bell but one's own. Where the system has no FIFOs or locks, listeners fall back to polling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterable
+from pathlib import Path
+
+from .._clock import Clock
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+_RESCAN_NS = 50_000_000  # file times tick in steps of some milliseconds; a fresh listing is not trusted at once
+
+
+class CommitLock:
+    """The exclusive lock around each group commit: the fair queue between processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._fd = os.open(directory / "commit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def __enter__(self) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Presence:
+    """This process on one database file."""
+
+    def __init__(self, directory: Path, holder: str, clock: Clock) -> None:
+        self.directory = directory
+        self._clock = clock
+        self.holder = holder if fcntl is not None else ""
+        self.bell: int | None = None
+        self._peers: dict[str, int] = {}
+        self._listed = (-1, 0)
+        self._lock_fd = self._prove_life() if self.holder else -1
+
+    def _prove_life(self) -> int:
+        # Locked before it gets its name, so that nobody ever sees it unlocked.
+        hidden = self.directory / f".{self.holder}"
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(hidden, self._lock_path(self.holder))
+        return fd
+
+    def _lock_path(self, holder: str) -> Path:
+        return self.directory / f"{holder}.lock"
+
+    def dead(self, holders: Iterable[str]) -> tuple[str, ...]:
+        """Those of `holders` whose process is gone; their files are cleared away."""
+        return tuple(h for h in holders if h and h != self.holder and self._is_dead(h))
+
+    def _is_dead(self, holder: str) -> bool:
+        if fcntl is None:  # pragma: no cover - Windows
+            return False
+        try:
+            fd = os.open(self._lock_path(holder), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            self._clear(holder)
+            return True
+        finally:
+            os.close(fd)
+
+    def _clear(self, holder: str) -> None:
+        for suffix in ("lock", "bell"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.directory / f"{holder}.{suffix}")
+
+    # -- the doorbell
+
+    def hang_bell(self) -> bool:
+        """Make this process's bell; False where the system has none."""
+        if self.bell is None and self.holder and hasattr(os, "mkfifo"):
+            path = self.directory / f"{self.holder}.bell"
+            os.mkfifo(path, 0o600)
+            # Open for writing too, so that it never reads as closed.
+            self.bell = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        return self.bell is not None
+
+    def wait(self, seconds: float) -> str:
+        """Topic letters rung since the last call, after at most `seconds`."""
+        assert self.bell is not None
+        if not select.select([self.bell], [], [], seconds)[0]:
+            return ""
+        try:
+            return os.read(self.bell, 4096).decode("ascii", "replace")
+        except BlockingIOError:
+            return ""
+
+    def ring(self, letters: str) -> None:
+        """Ring all other bells; only the writer thread calls this."""
+        for name in self._others():
+            try:
+                os.write(self._peers[name], letters.encode("ascii"))
+            except BlockingIOError:
+                continue  # full, so it is ringing already
+            except OSError:
+                os.close(self._peers.pop(name))
+
+    def ring_self(self) -> None:
+        if self.bell is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.bell, b"!")
+
+    def _others(self) -> list[str]:
+        try:
+            changed = os.stat(self.directory).st_mtime_ns
+        except FileNotFoundError:
+            return []
+        seen, at = self._listed
+        if changed != seen or at - changed < _RESCAN_NS:
+            self._listed = (changed, int(self._clock.wall() * 1e9))
+            self._rescan()
+        return list(self._peers)
+
+    def _rescan(self) -> None:
+        own = f"{self.holder}.bell"
+        names = {n for n in os.listdir(self.directory) if n.endswith(".bell") and n != own}
+        for gone in set(self._peers) - names:
+            os.close(self._peers.pop(gone))
+        for name in names - set(self._peers):
+            with contextlib.suppress(OSError):  # no reader: its process is gone
+                self._peers[name] = os.open(self.directory / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def close(self, *, forked: bool = False) -> None:
+        """Let go; a forked child closes its copies and leaves the parent's files alone."""
+        for fd in [*self._peers.values(), *([self.bell] if self.bell is not None else [])]:
+            os.close(fd)
+        self._peers, self.bell = {}, None
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+            if not forked:
+                self._clear(self.holder)

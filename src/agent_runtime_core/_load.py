@@ -1,0 +1,86 @@
+"""The one place that imports at call time: optional packages, and backends named by a string."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+from .errors import InvalidArgument, MissingDependency
+
+# Import name of an optional package -> the extra that installs it.
+EXTRAS = {
+    "anthropic": "anthropic",
+    "langfuse": "langfuse",
+    "litellm": "litellm",
+    "openai": "openai",
+    "redis": "redis",
+}
+
+
+def load(dotted: str, *, package: str | None = None, needed_by: str | None = None) -> object:
+    """What `dotted` names: an attribute (`"pkg.mod:Attr"`), or with no colon the module itself.
+
+    A leading dot is relative to `package`. `needed_by` is whom the errors speak of, by default what is loaded.
+    MissingDependency: a package is not installed. InvalidArgument: it is, and has no such module or name.
+    """
+    name, colon, attribute = dotted.partition(":")
+    if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
+        raise InvalidArgument(f"{dotted!r} names nothing to load: write 'package.module:Name'")
+    module = _module(name, package, needed_by or attribute or name)
+    if not attribute:
+        return module
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [each for each in vars(module) if not each.startswith("_")]
+        raise InvalidArgument(
+            f"module {module.__name__!r} has no {attribute!r}{_instead(attribute, getattr(module, '__all__', public))}"
+        ) from None
+
+
+def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> type:
+    """The class behind a backend's name in `table`, or behind `"their_package.module:Class"`.
+
+    InvalidArgument: there is no such backend, or it is no class; MissingDependency: its package is not installed.
+    """
+    dotted = name if ":" in name else table.get(name)
+    if dotted is None:
+        raise InvalidArgument(f"no {what} is called {name!r}{_instead(name, table)}, or 'their_package.module:Class'")
+    found = load(dotted, package=package)
+    if not isinstance(found, type):
+        raise InvalidArgument(f"{name!r} is no class and so no {what}: it is {found!r}")
+    return found
+
+
+def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
+    wanted = importlib.util.resolve_name(name, package)
+    try:
+        return importlib.import_module(wanted)
+    except ModuleNotFoundError as error:
+        missing = error.name or wanted
+        top = missing.partition(".")[0]
+        if sys.modules.get(top) is None:
+            raise MissingDependency(f"{needed_by} needs the {top!r} package: {_install(top)}", name=missing) from error
+        if not f"{wanted}.".startswith(f"{missing}."):
+            raise MissingDependency(
+                f"{needed_by} needs the module {missing!r}: {_install(top)}", name=missing
+            ) from error
+        parent, _, child = missing.rpartition(".")
+        there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
+        raise InvalidArgument(f"{parent!r} has no module {child!r}{_instead(child, there)}") from None
+
+
+def _install(package: str) -> str:
+    extra = EXTRAS.get(package)
+    return f"pip install 'agent-runtime-core[{extra}]'" if extra else f"pip install {package}"
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return (f"; did you mean {near[0]!r}?" if near else ";") + f" there is {', '.join(names) or 'nothing'}"

@@ -1,0 +1,308 @@
+"""One step, performed: its tries, their records, and what to do when nobody knows how an earlier try ended."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ._json import codec_for, decode, encode, returns_of
+from .book import FRAME, Book, Frame
+from .errors import (
+    InvalidArgument,
+    JournalMismatch,
+    LeaseLost,
+    NotSupported,
+    StepCancelledError,
+    StepExecutionError,
+    StepInDoubt,
+    UnserialisableResult,
+)
+from .journal.record import FAILED, RETRYING, Record
+from .portal import PortalMisuse, in_thread
+from .retry import Delay, fixed
+from .tools.schema import context_parameter, place_context
+
+log = logging.getLogger("agent_runtime_core")
+
+GRACE = 5.0  # seconds a cancelled step has to let go before it is abandoned
+#: Trying these again would only do the same, or harm.
+NEVER_RETRIED = (
+    LeaseLost,
+    JournalMismatch,
+    InvalidArgument,
+    UnserialisableResult,
+    StepInDoubt,
+    StepCancelledError,
+    NotSupported,
+    PortalMisuse,
+)
+
+RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
+#: "retry", "fail", "review", or a function asked what became of the step.
+InDoubt = str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What a check function for a step in doubt answers when the effect is there: the step's result."""
+
+    result: Any = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a step is tried: `retries` after the first try, seconds for `timeout` and `retry_delay`."""
+
+    retries: int = 0
+    retry_delay: float = 1.0
+    timeout: float | None = None
+    retry_on: RetryOn = Exception
+    backoff: Delay | None = None
+    on_in_doubt: InDoubt = "retry"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+            raise InvalidArgument(f"retries is a count of at least 0, not {self.retries!r}")
+        if self.timeout is not None and not (
+            isinstance(self.timeout, (int, float)) and math.isfinite(self.timeout) and self.timeout > 0
+        ):
+            raise InvalidArgument(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
+        fixed(self.retry_delay)
+        if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
+            raise InvalidArgument(
+                f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {self.on_in_doubt!r}"
+            )
+
+    def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
+        """Seconds until the next try after `error` in try number `attempt`; None for no other try."""
+        if attempt > self.retries or isinstance(error, NEVER_RETRIED) or not self._retries_on(error):
+            return None
+        return self.retry_delay if self.backoff is None else self.backoff(attempt, random)
+
+    def _retries_on(self, error: BaseException) -> bool:
+        if isinstance(self.retry_on, (type, tuple)):
+            return isinstance(error, self.retry_on)
+        return bool(self.retry_on(error))
+
+
+@dataclass(frozen=True)
+class Callee:
+    """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
+
+    is_async: bool
+    takes_context: bool
+    encode: Callable[[object], str]
+    decode: Callable[[str], object]
+
+
+_callees: WeakKeyDictionary[Any, Callee] = WeakKeyDictionary()
+
+
+def callee(fn: Callable[..., Any]) -> Callee:
+    key = getattr(fn, "__func__", fn)
+    try:
+        known = _callees.get(key)
+    except TypeError:
+        return _inspect(fn)
+    if known is None:
+        known = _inspect(fn)
+        try:
+            _callees[key] = known
+        except TypeError:
+            return known
+    return known
+
+
+def _inspect(fn: Callable[..., Any]) -> Callee:
+    if not callable(fn):
+        raise InvalidArgument(f"a step function is callable, not {fn!r:.80}")
+    is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+    to_text, from_text = codec_for(returns_of(fn))
+    return Callee(is_async, context_parameter(fn) is not None, to_text, from_text)
+
+
+async def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> Any:
+    """Call a step function once."""
+    if how.takes_context:
+        args = place_context(fn, ctx, args)
+    if how.is_async:
+        return await fn(*args)
+    result = await in_thread(fn, *args)
+    return await result if inspect.isawaitable(result) else result
+
+
+# -- time limits
+
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+async def let_go(task: asyncio.Task[Any], what: str, grace: float = GRACE) -> bool:
+    """Wait for a cancelled task to end; after `grace` seconds it is abandoned, kept alive and named in the log."""
+    done, _ = await asyncio.wait({task}, timeout=grace)
+    task.add_done_callback(_retrieve)
+    if not done:
+        _abandoned.add(task)
+        log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
+    return bool(done)
+
+
+async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
+    """The result, or TimeoutError after `seconds`; a task that will not stop is abandoned."""
+    task: asyncio.Task[Any] = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        await let_go(task, what)
+        raise
+    if task.done():
+        return task.result()
+    task.cancel()
+    await let_go(task, what)
+    raise TimeoutError(f"timed out after {seconds:g} s")
+
+
+# -- performing
+
+
+class Work:
+    """What `perform` needs to know of a step."""
+
+    __slots__ = (
+        "begun", "call", "decode", "description", "digest", "encode", "info", "key", "name", "policy", "pos", "quiet",
+        "total",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, key: str, call: Callable[[], Awaitable[Any]], policy: Policy, *,
+        encode: Callable[[object], str] = encode, decode: Callable[[str], object] = decode, pos: int = 0,
+        total: int = 0, description: str | None = None, digest: str | None = None, info: str | None = None,
+        begun: bool = False, quiet: bool = False,
+    ) -> None:  # fmt: skip
+        self.name, self.key, self.call, self.policy = name, key, call, policy
+        self.encode, self.decode, self.pos, self.total = encode, decode, pos, total
+        self.description, self.digest, self.info = description, digest, info
+        self.begun, self.quiet = begun, quiet  # begun: an earlier record of this claim carries its start
+
+
+#: Makes and writes the DONE record of (work, encoded result, attempt, ms).
+Finish = Callable[[Work, str, int, int], Awaitable[None]]
+
+
+async def perform(book: Book, work: Work, finish: Finish) -> Any:
+    """Run a step that has no record yet until it has one; its result as a resumed run would read it.
+
+    StepExecutionError after the last try, StepInDoubt where the policy says so.
+    """
+    policy, ledger = work.policy, book.ledger
+    clock = ledger.clock
+    identity = (work.name, work.key)
+    doubtful = not work.begun and book.begun.pop(identity, None) is not None
+    if doubtful and policy.on_in_doubt != "retry":
+        known = await _resolve(book, work)
+        if known is not None:
+            text = work.encode(known.result)
+            await finish(work, text, 1, 0)
+            return work.decode(text)
+    attempt, begun = 1, work.begun
+    frame = Frame(book, work.name, work.key, attempt)
+    book.running += 1
+    token = FRAME.set(frame)
+    try:
+        while True:
+            if not begun:
+                await _begin(book, work, attempt, doubtful)
+            begun = False
+            since = clock.boot()
+            try:
+                if policy.timeout is None:
+                    value = await work.call()
+                else:
+                    value = await limited(work.call(), policy.timeout, f"step {work.name!r}")
+                text = work.encode(value)
+            except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
+                delay = policy.delay(error, attempt, clock.random)
+                await _failed(book, work, attempt, error, delay)
+                attempt += 1
+                frame.attempt, frame.emitted = attempt, 0
+                continue
+            await finish(work, text, attempt, int((clock.boot() - since) * 1000))
+            return value if type(value) in _PLAIN else work.decode(text)
+    finally:
+        book.running -= 1
+        FRAME.reset(token)
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
+    about: dict[str, Any] = {}
+    if work.description is not None:
+        about["description"] = work.description
+    if doubtful and attempt == 1:
+        about["in_doubt"] = True
+    record = book.started(
+        work.name, work.key, attempt=attempt, pos=work.pos, total=work.total, tries=work.policy.retries + 1,
+        info=about, digest=work.digest, quiet=work.quiet,
+    )  # fmt: skip
+    if work.policy.on_in_doubt == "retry":
+        await book.ledger.note(record)
+    else:
+        await book.ledger.append(record)
+
+
+async def _failed(book: Book, work: Work, attempt: int, error: Exception, delay: float | None) -> None:
+    """Record a failed try and wait for the next one, or raise."""
+    message = str(error) or type(error).__name__
+    about: dict[str, Any] = {"error": message, "type": type(error).__name__}
+    if isinstance(error, LeaseLost):
+        raise error
+    if delay is not None:
+        about["retry_delay"] = delay
+    record: Record = book.unfinished(
+        RETRYING if delay is not None else FAILED, work.name, work.key, attempt=attempt, pos=work.pos,
+        total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,
+    )  # fmt: skip
+    await book.ledger.append(record)
+    if delay is not None:
+        await book.ledger.clock.sleep(delay)
+        return
+    if isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
+        raise error
+    raise StepExecutionError(work.name, message, attempt) from error
+
+
+async def _resolve(book: Book, work: Work) -> Happened | None:
+    """What the policy says of a step that was begun and never recorded; None: run it again."""
+    policy = work.policy.on_in_doubt
+    if policy == "fail":
+        raise StepInDoubt(
+            work.name, "it was begun by an earlier process and its end was not recorded (on_in_doubt='fail')", 1
+        )
+    if policy == "review":
+        answer = await book.review(work.name, work.key)
+    else:
+        assert callable(policy)
+        token = FRAME.set(Frame(book, work.name, work.key, 1))
+        try:
+            answer = await call(policy, callee(policy), (), book.context)
+        finally:
+            FRAME.reset(token)
+    if answer is None or isinstance(answer, Happened):
+        return answer
+    raise InvalidArgument(
+        f"the check function of step {work.name!r} answers None (run it again) or Happened(result), not {answer!r:.80}"
+    )

@@ -1,0 +1,88 @@
+"""Where runs are kept: three backends by one URL, by their names, or as they were handed in."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from ._engines.memory import MemoryEngine
+from .config import RuntimeConfig
+from .errors import InvalidArgument
+from .events import get_event_bus
+from .events.base import EventBus
+from .queue import get_queue
+from .queue.base import RunQueue
+from .state import get_state_store
+from .state.base import StateStore
+
+
+class Backends(NamedTuple):
+    queue: RunQueue
+    bus: EventBus
+    state: StateStore
+
+    @property
+    def durable(self) -> bool:
+        """Whether what they hold outlives this process."""
+        return not all(
+            isinstance(getattr(backend, "engine", None), MemoryEngine) for backend in (self.queue, self.state)
+        )
+
+    async def close(self) -> None:
+        for backend in self:
+            await backend.close()
+
+
+def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:
+    """The three backends of a place: `memory://`, `sqlite:///path`, or the path of a SQLite file."""
+    text = os.fspath(path_or_url)
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return _sqlite(text, durability, max_retries)
+    match scheme:
+        case "memory":
+            engine = MemoryEngine()
+            return Backends(
+                get_queue("memory", engine=engine, max_retries=max_retries),
+                get_event_bus("memory", engine=engine),
+                get_state_store("memory", engine=engine),
+            )
+        case "sqlite":
+            if not rest.startswith("/") or rest == "/":
+                raise InvalidArgument(f"{text!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
+            return _sqlite(unquote(rest[1:]), durability, max_retries)
+        case _:
+            raise InvalidArgument(f"{text!r}: there is memory://, sqlite:///path, or the path of a SQLite file")
+
+
+def _sqlite(path: str, durability: str, max_retries: int) -> Backends:
+    return Backends(
+        get_queue("sqlite", path=path, durability=durability, max_retries=max_retries),
+        get_event_bus("sqlite", path=path, durability=durability),
+        get_state_store("sqlite", path=path, durability=durability),
+    )
+
+
+def configured(
+    config: RuntimeConfig,
+    queue: RunQueue | None = None,
+    bus: EventBus | None = None,
+    state: StateStore | None = None,
+    *,
+    max_retries: int = 3,
+) -> Backends:
+    """Those handed in, and for the others what the configuration names; those in memory share an engine."""
+    if config.backend_url is not None and queue is None and bus is None and state is None:
+        return open_url(config.backend_url, durability=config.durability, max_retries=max_retries)
+    given = [getattr(backend, "engine", None) for backend in (queue, bus, state)]
+    shared = next((engine for engine in given if isinstance(engine, MemoryEngine)), None) or MemoryEngine()
+
+    def options(name: str) -> dict[str, object]:
+        return {"engine": shared} if name == "memory" else {}
+
+    return Backends(
+        queue or get_queue(config.queue_backend, **options(config.queue_backend), max_retries=max_retries),
+        bus or get_event_bus(config.event_bus_backend, **options(config.event_bus_backend)),
+        state or get_state_store(config.state_store_backend, **options(config.state_store_backend)),
+    )

@@ -1,0 +1,190 @@
+"""What a claim knows of its run's journal: which steps are recorded, which are in doubt, what comes next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import ContextVar
+from typing import Any
+
+from ._ids import step_id
+from ._json import encode
+from .errors import JournalMismatch
+from .journal.record import DONE, STARTED, Record, count_events
+from .ledger import Ledger
+
+Identity = tuple[str, str]  # (name, key)
+
+
+class Frame:
+    """The step that code is running in."""
+
+    __slots__ = ("attempt", "book", "emitted", "key", "name")
+
+    def __init__(self, book: Book, name: str, key: str, attempt: int) -> None:
+        self.book, self.name, self.key, self.attempt = book, name, key, attempt
+        self.emitted = 0
+
+    @property
+    def step_id(self) -> str:
+        return step_id(self.book.ledger.run_id, self.name, self.key)
+
+
+FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
+
+
+async def _nobody(name: str, key: str) -> Any:
+    raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
+
+
+class Book:
+    """The journal as the steps of one claim see it, and their way to write to it."""
+
+    def __init__(self, ledger: Ledger, records: Iterable[Record]) -> None:
+        self.ledger = ledger
+        self.wall = ledger.clock.wall
+        self.done: dict[Identity, Record] = {}
+        self.begun: dict[Identity, int] = {}  # started by an earlier claim and not finished: in doubt
+        self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
+        self.resets: dict[str, int] = {}
+        self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
+        self.carried: Identity | None = None  # the step whose start the last record of a list carries
+        self.lists: dict[str, int] = {}  # how many step lists this claim has run, by scope
+        self.ended: Record | None = None
+        self.length = 0
+        self.boundary = 0  # how many steps this claim has passed
+        self.emitted = 0  # how many events since then
+        self.running = 0  # steps in flight
+        self.renames: dict[str, str] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        self._ordered: list[Record] = []  # imperative steps in the order they were begun
+        self._next = 0
+        self.ahead = 0  # recorded steps this claim has not come to yet
+        for record in records:
+            self._read(record)
+        self._ordered.sort(key=lambda record: record.pos)
+        self.pos = 0
+        #: Set by the context that owns this book: itself, and how it asks people about a step in doubt.
+        self.context: Any = None
+        self.review: Callable[[str, str], Awaitable[Any]] = _nobody
+
+    def _read(self, record: Record) -> None:
+        self.length += 1
+        identity = (record.name, record.key)
+        match record.kind:
+            case "done":
+                self.done[identity] = record
+                self.begun.pop(identity, None)
+                self.ahead += 1
+                if record.state is not None:
+                    self.states[record.key] = record.state
+                if record.key.startswith("s:"):
+                    self._ordered.append(record)
+                if record.next is not None:
+                    after = json.loads(record.next)
+                    self.begun[after["name"], after["key"]] = 1
+            case "started":
+                self.begun[identity] = record.attempt
+                if record.info is not None and '"until"' in record.info:
+                    self.until[identity] = json.loads(record.info)["until"]
+            case "retrying" | "failed":
+                self.begun.pop(identity, None)
+            case "reset":
+                self.resets[record.key] = self.resets.get(record.key, 0) + 1
+            case "ended":
+                self.ended = record
+            case "reopened":
+                self.ended = None
+
+    # -- identity
+
+    def occurrence(self, space: str, name: str) -> str:
+        """The key of the next unkeyed use of `name`."""
+        count = self._counts.get((space, name), 0)
+        self._counts[space, name] = count + 1
+        return f"{space}:{count}"
+
+    def recorded(self, name: str, key: str) -> Record | None:
+        """The record of that step, under its present or its former name."""
+        record = self.done.get((name, key))
+        if record is None and name in self.renames:
+            record = self.done.get((self.renames[name], key))
+        return record
+
+    def former(self, name: str, key: str) -> str:
+        """The name under which this step is known to the journal, so that its id stays the same."""
+        old = self.renames.get(name)
+        return old if old is not None and ((old, key) in self.done or (old, key) in self.begun) else name
+
+    def match(self, name: str, record: Record | None) -> None:
+        """Refuse an imperative step that is not the one recorded at this place.
+
+        Steps that ran beside others have no place of their own and are matched by identity alone.
+        """
+        if self._next >= len(self._ordered):
+            return
+        expected = self._ordered[self._next]
+        if record is expected:
+            self._next += 1
+            return
+        if record is not None and record.info is not None and '"beside"' in record.info:
+            self._ordered.remove(record)
+            return
+        if self.running or (expected.info is not None and '"beside"' in expected.info):
+            return
+        raise JournalMismatch(
+            f"the journal has step {expected.name!r} at this place, the code now asks for {name!r}: "
+            f"restore the old order, or say ctx.renamed({expected.name!r}, {name!r}) before it",
+            recorded=expected.name,
+            found=name,
+        )
+
+    def passed(self, recorded: bool) -> None:
+        """A step has its result: events after this belong to the next stretch of code."""
+        self.boundary += 1
+        self.emitted = 0
+        self.ahead = self.ahead - 1 if recorded and self.ahead else 0
+
+    # -- writing
+
+    def started(
+        self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
+        info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False,
+    ) -> Record:  # fmt: skip
+        return Record(
+            self.ledger.next_seq(), STARTED, name, key, attempt, self.ledger.claim_id, self.wall(),
+            pos=pos, total=total, tries=tries, info=encode(info) if info else None, digest=digest,
+            nev=0 if quiet else count_events(STARTED, total=total),
+        )  # fmt: skip
+
+    def finished(
+        self, name: str, key: str, result: str | None, *, attempt: int = 1, state: str | None = None, pos: int = 0,
+        total: int = 0, tries: int = 1, ms: int = 0, info: str | None = None, next: str | None = None,
+        digest: str | None = None, quiet: bool = False,
+    ) -> Record:  # fmt: skip
+        ledger = self.ledger
+        return Record(
+            ledger.next_seq(), DONE, name, key, attempt, ledger.claim_id, self.wall(), result, None, state,
+            pos, total, tries, ms, info, next, digest, -1,
+            0 if quiet else count_events(DONE, total=total, carries_next=next is not None),
+        )  # fmt: skip
+
+    def unfinished(
+        self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],
+        quiet: bool = False,
+    ) -> Record:  # fmt: skip
+        """A RETRYING or FAILED record."""
+        return Record(
+            self.ledger.next_seq(), kind, name, key, attempt, self.ledger.claim_id, self.wall(),
+            pos=pos, total=total, tries=tries, info=encode(info), nev=0 if quiet else 1,
+        )  # fmt: skip
+
+    def boundary_record(
+        self, kind: str, name: str = "", key: str = "", *, attempt: int = 0, nev: int = 0, total: int = 0,
+        result: str | None = None, error: str | None = None, info: dict[str, Any] | None = None,
+    ) -> Record:  # fmt: skip
+        """A record of the run itself."""
+        return Record(
+            self.ledger.next_seq(), kind, name, key, attempt, self.ledger.claim_id, self.wall(), result, error,
+            total=total, info=encode(info) if info else None, nev=nev,
+        )  # fmt: skip

@@ -1,0 +1,149 @@
+"""The settings of this process: defaults, then the environment, then what the program says."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import InvalidArgument, UnknownSetting
+
+__all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
+
+_PREFIX = "AGENT_RUNTIME_"
+_KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
+_WHOLE = frozenset({"max_retries"})
+_POSITIVE = frozenset({"run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"})
+_NOT_NEGATIVE = frozenset({"max_retries", "retry_backoff_base", "retry_backoff_max", "park_after"})
+_NUMBERS = _POSITIVE | _NOT_NEGATIVE
+_PASSWORD = re.compile(r"(?<=://)[^/].*(?=@)|(?<=password=)[^&]*")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RuntimeConfig:
+    """Every setting this library reads; times are in seconds. Its text shows no key and no password.
+
+    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) chooses queue, events and state at once.
+    A `*_backend` is a name from the backend tables or `"their_package.module:Class"`.
+    """
+
+    model_provider: str = "openai"
+    default_model: str = "gpt-4o"
+    openai_api_key: str | None = None
+    anthropic_api_key: str | None = None
+    backend_url: str | None = None
+    queue_backend: str = "memory"
+    event_bus_backend: str = "memory"
+    state_store_backend: str = "memory"
+    redis_url: str | None = None
+    sqlite_path: str | None = None
+    #: "full" survives a power loss, "normal" a crash of the process.
+    durability: Literal["full", "normal"] = "full"
+    run_timeout_seconds: float = 300
+    heartbeat_interval_seconds: float = 30
+    lease_ttl_seconds: float = 60
+    max_retries: int = 3
+    retry_backoff_base: float = 2
+    retry_backoff_max: float = 300
+    #: How long a wait keeps its worker before it parks the run; 0 parks at once.
+    park_after: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in _FIELDS:
+            _check(name, name, getattr(self, name))
+
+    def get_openai_api_key(self) -> str | None:
+        """The key that was set, or else the environment's OPENAI_API_KEY."""
+        return self.openai_api_key or os.environ.get("OPENAI_API_KEY") or None
+
+    def get_anthropic_api_key(self) -> str | None:
+        """The key that was set, or else the environment's ANTHROPIC_API_KEY."""
+        return self.anthropic_api_key or os.environ.get("ANTHROPIC_API_KEY") or None
+
+    def __repr__(self) -> str:
+        return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in _FIELDS)})"
+
+
+_FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
+_current: RuntimeConfig | None = None
+
+
+def configure(**settings: Any) -> RuntimeConfig:
+    """Set this process's configuration afresh: defaults, then the environment, then `settings`.
+
+    The environment's names are AGENT_RUNTIME_ and the setting in capitals, and OPENAI_API_KEY and
+    ANTHROPIC_API_KEY; an empty one counts as not set. UnknownSetting (a ValueError) for a name nobody
+    reads, InvalidArgument for a value that cannot be used; then nothing has changed.
+    """
+    global _current
+    for name in settings:
+        if name not in _FIELDS:
+            near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.0)
+            raise UnknownSetting(f"no setting {name!r}: did you mean {near[0]!r}?")
+    _current = RuntimeConfig(**{**_from_environment(os.environ), **settings})
+    return _current
+
+
+def get_config() -> RuntimeConfig:
+    """The configuration of this process; the first call reads the environment if `configure` has not."""
+    return _current if _current is not None else configure()
+
+
+def reset_config() -> None:
+    """Forget the configuration, so that the next `get_config` reads the environment again."""
+    global _current
+    _current = None
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in _FIELDS:
+        variable = _KEYS.get(name, _PREFIX + name.upper())
+        text = environment.get(variable, "").strip()
+        if text:
+            found[name] = _number(text) if name in _NUMBERS else text
+            _check(name, variable, found[name])
+    return found
+
+
+def _number(text: str) -> float | str:
+    """A number, or the text itself where it is none."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _check(name: str, called: str, value: Any) -> None:
+    if name in _NUMBERS:
+        wanted = _misfit(name, value)
+    elif name == "durability":
+        wanted = "" if value in ("full", "normal") else "'full' or 'normal'"
+    else:
+        optional = _FIELDS[name].default is None
+        fits = (isinstance(value, str) and value != "") or (optional and value is None)
+        wanted = "" if fits else "a text" + (" or None" if optional else "")
+    if wanted:
+        raise InvalidArgument(f"{called}={_shown(name, value)} cannot be used: it must be {wanted}")
+
+
+def _misfit(name: str, value: Any) -> str:
+    whole = name in _WHOLE
+    kinds = (int,) if whole else (int, float)
+    fits = isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < math.inf
+    if fits and (value or name in _NOT_NEGATIVE):
+        return ""
+    return f"a{' whole' if whole else ''} number{' above 0' if name in _POSITIVE else ' of 0 or more'}"
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in _KEYS:
+        return "None" if value is None else "'***'"
+    return repr(_PASSWORD.sub("***", value) if isinstance(value, str) else value)

@@ -1,0 +1,320 @@
+"""An agent's view of its run: events, checkpoints, steps, waits, children, all under one claim."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as _dt
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+from uuid import UUID
+
+from ._clock import aware
+from ._ids import trace_id
+from ._json import arguments_digest, codec_for, decode, digest, encode
+from .attempts import InDoubt, Policy, RetryOn, Work, call, callee, perform
+from .book import FRAME, Book, Frame
+from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
+from .event_types import EventType
+from .interfaces import AgentRuntime, RunResult
+from .journal.record import SKIPPED, Record
+from .queue.row import RunRow
+from .retry import Delay
+from .tools.registry import ToolRegistry
+from .waits import Place, Services, Waits
+
+T = TypeVar("T")
+
+
+class Context:
+    """One claim's view of one run; see `interfaces.RunContext` for what agents rely on."""
+
+    def __init__(self, row: RunRow, book: Book, services: Services, place: Place) -> None:
+        self._row, self.book, self._services, self.place = row, book, services, place
+        self._ledger, self._clock = book.ledger, services.clock
+        book.context = self
+        input_ = cast("dict[str, Any]", decode(row.input))
+        self.run_id = UUID(row.run_id)
+        self.run_key = row.run_key
+        self.input = input_
+        self.input_messages: list[Any] = input_.get("messages") or []
+        self.params: dict[str, Any] = input_.get("params") or {}
+        self.conversation_id = _uuid(input_.get("conversation_id"))
+        self.metadata = cast("dict[str, Any]", decode(row.metadata))
+        self.attempt = row.attempt
+        self.tools = services.tools
+        self.waits = Waits(book, row, services, place, self.emit)
+        book.review = self.waits.review
+
+    @property
+    def tool_registry(self) -> ToolRegistry:
+        return self.tools
+
+    @property
+    def trace_id(self) -> str:
+        return trace_id(self.run_id)
+
+    @property
+    def _frame(self) -> Frame | None:
+        frame = FRAME.get()
+        return frame if frame is not None and frame.book is self.book else None
+
+    @property
+    def step_id(self) -> str | None:
+        """The step this code runs in, or None between steps."""
+        frame = self._frame
+        return None if frame is None else frame.step_id
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """`run_id:step_id`, the same on every attempt of the step this code runs in; None between steps."""
+        step = self.step_id
+        return None if step is None else f"{self.run_id}:{step}"
+
+    def cancelled(self) -> bool:
+        return self.place.cancelled
+
+    def is_cancelled(self) -> bool:
+        return self.place.cancelled
+
+    # -- events and checkpoints
+
+    async def _open(self) -> None:
+        """Nothing gets past a park or an end: what is called after it never returns and writes nothing."""
+        if self.place.sealed:
+            await asyncio.get_running_loop().create_future()
+
+    async def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:
+        """Publish an event of this run; returns when it is durable.
+
+        Code between steps that runs again on resume publishes nothing twice.
+        """
+        await self._open()
+        kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
+        row = self._event(kind, payload or {})
+        if row is not None:
+            await self._ledger.emit([row])
+
+    def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
+        frame, book = self._frame, self.book
+        if frame is not None:
+            payload = {"step_id": frame.step_id, "trace_id": self.trace_id, **payload}
+            mark = f"s:{frame.step_id}:{self._row.generation}.{self.attempt}.{frame.attempt}:{frame.emitted}"
+            frame.emitted += 1
+        elif book.ahead:
+            return None
+        else:
+            mark = f"b:{book.boundary}:{book.emitted}:{self._row.generation}.{self._row.failures}"
+            book.emitted += 1
+        text = encode(payload)
+        return (f"{mark}:{digest(kind + text)[:8]}", kind, text, self._clock.wall())
+
+    async def checkpoint(self, state: dict[str, Any]) -> None:
+        """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event."""
+        await self._open()
+        if not isinstance(state, dict):
+            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {state!r:.80}")
+        text = encode(state)
+        row = self._event(EventType.STATE_CHECKPOINT.value, {"state": state})
+        if row is not None:
+            await self._ledger.checkpoint(text, row[0], row)
+
+    async def get_state(self) -> dict[str, Any] | None:
+        """The last checkpoint, or None."""
+        await self._open()
+        return await self._ledger.state.get_checkpoint(self._row.run_id)
+
+    # -- steps
+
+    def renamed(self, old: str, new: str) -> None:
+        """The step called `old` when it was recorded is `new` now."""
+        if not old or not new:
+            raise InvalidArgument(f"renamed() takes two names, not {old!r} and {new!r}")
+        self.book.renames[new] = old
+
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        key: str | None = None,
+        retries: int = 0,
+        retry_delay: float = 1.0,
+        timeout: float | None = None,
+        retry_on: RetryOn = Exception,
+        backoff: Delay | None = None,
+        on_in_doubt: InDoubt = "retry",
+        returns: Any = None,
+        on_changed_input: str = "use",
+        description: str | None = None,
+    ) -> Any:
+        """The recorded result of `fn(*args)`, run only if there is no record of it yet.
+
+        A step is known by its name and how often that name was used before, or by `key`; steps of one
+        name that run at once need keys. Another name at a recorded place is a JournalMismatch; other
+        arguments use the record, and say so in a STEP_SKIPPED event, unless `on_changed_input="raise"`.
+        """
+        await self._open()
+        policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        if on_changed_input not in ("use", "raise"):
+            raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {on_changed_input!r}")
+        how = callee(fn)
+        to_text, from_text = (how.encode, how.decode) if returns is None else codec_for(returns)
+        mark, _ = arguments_digest(args, {})
+        place, record = self._identify(name, key)
+        if record is not None:
+            await self._reuse(record, mark, on_changed_input)
+            return None if record.result is None else from_text(record.result)
+        if self.place.cancelled:
+            raise StepCancelledError(name)
+        beside = self.book.running > 0
+        work = Work(
+            self.book.former(name, place), place, functools.partial(call, fn, how, args, self), policy,
+            encode=to_text, decode=from_text, pos=self._take_pos(), description=description, digest=mark,
+            info='{"beside":true}' if beside else None,
+        )  # fmt: skip
+        value = await perform(self.book, work, self._finish)
+        self.book.passed(recorded=False)
+        return value
+
+    def _identify(self, name: str, key: str | None, space: str = "s") -> tuple[str, Record | None]:
+        """The key of the next step of that name, and its record if there is one."""
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"a step's name is a text that is not empty, not {name!r}")
+        if key is not None:
+            record = self.book.recorded(name, place := f"k:{key}")
+        else:
+            place = self.book.occurrence(space, name)
+            record = self.book.recorded(name, place)
+            if space == "s":
+                self.book.match(name, record)
+        if record is not None:
+            self.book.passed(recorded=True)
+        return place, record
+
+    def _take_pos(self) -> int:
+        self.book.pos += 1
+        return self.book.pos
+
+    async def _reuse(self, record: Record, mark: str | None, on_changed: str) -> None:
+        self.book.pos = max(self.book.pos, record.pos)
+        if record.digest == mark:
+            return
+        if on_changed == "raise":
+            raise JournalMismatch(
+                f"step {record.name!r} was recorded with other arguments than it has now: restore them, "
+                "give it another key, or drop on_changed_input='raise'",
+                recorded=record.name,
+                found=record.name,
+            )
+        skip = [record.name, record.key, record.pos, {"input_changed": True}]
+        await self._ledger.note(self.book.boundary_record(SKIPPED, nev=1, info={"steps": [skip]}))
+
+    async def _finish(self, work: Work, text: str, attempt: int, ms: int) -> None:
+        record = self.book.finished(
+            work.name, work.key, text, attempt=attempt, pos=work.pos, tries=work.policy.retries + 1, ms=ms,
+            info=work.info, digest=work.digest, quiet=work.quiet,
+        )  # fmt: skip
+        await self._ledger.append(record)
+        self.book.done[work.name, work.key] = record
+
+    async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        """A step whose plain `fn(conn, *args)` runs inside the commit of its own record: exactly once.
+
+        `conn.execute` and `conn.executemany` reach the SQLite file the journal is on, not the tables of
+        this library; more than a second of SQL is stopped. NotSupported where the journal is elsewhere.
+        """
+        await self._open()
+        if not self._ledger.state.transacts:
+            raise NotSupported(
+                "ctx.transaction needs the journal on SQLite: AgentRunner.open('agents.db'), or a SQLiteStateStore"
+            )
+        how = callee(fn)
+        if how.is_async:
+            raise InvalidArgument(f"transaction {name!r}: fn runs on the writer thread and cannot be a coroutine")
+        mark, _ = arguments_digest(args, {})
+        place, record = self._identify(name, None)
+        if record is None:
+            pos = self._take_pos()
+            name = self.book.former(name, place)
+
+            def seal(value: Any) -> Record:
+                return self.book.finished(name, place, how.encode(value), pos=pos, digest=mark)
+
+            try:
+                text = await self._ledger.transact(fn, args, seal)
+            except Exception as error:
+                if type(error).__module__.startswith("agent_runtime_core"):
+                    raise
+                raise StepExecutionError(name, str(error) or type(error).__name__, 1) from error
+            self.book.passed(recorded=False)
+        else:
+            await self._reuse(record, mark, "use")
+            text = record.result
+        return cast(T, None if text is None else how.decode(text))
+
+    # -- recorded chance and time
+
+    async def _recorded(self, name: str, make: Callable[[], Any]) -> Any:
+        await self._open()
+        place = self.book.occurrence("v", name)
+        record = self.book.recorded(name, place)
+        if record is not None:
+            self.book.passed(recorded=True)
+            return decode(record.result or "null")
+        value = make()
+        await self._ledger.note(self.book.finished(name, place, encode(value), quiet=True))
+        return value
+
+    async def now(self) -> _dt.datetime:
+        """The time in UTC, the same again when the run is resumed."""
+        return cast(_dt.datetime, await self._recorded("now", lambda: aware(self._clock.wall())))
+
+    async def random(self) -> float:
+        """A number in [0, 1), the same again when the run is resumed."""
+        return cast(float, await self._recorded("random", self._clock.random.random))
+
+    async def uuid4(self) -> UUID:
+        """A fresh UUID, the same again when the run is resumed."""
+        return cast(
+            UUID,
+            await self._recorded("uuid4", lambda: UUID(int=self._clock.random.getrandbits(128), version=4)),
+        )
+
+    # -- waiting
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; a crash or a park in between does not begin the wait anew."""
+        await self._open()
+        await self.waits.sleep(seconds)
+
+    async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
+        """The payload of the next signal of that name; WaitTimeout after `timeout` seconds."""
+        await self._open()
+        return await self.waits.signal(name, timeout)
+
+    async def approve(
+        self, name: str, details: Any = None, *, schema: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> Any:
+        """Ask for a decision, as an "approval.requested" event, and wait for its answer.
+
+        `schema` (JSON Schema) says what an answer looks like; `runner.approve` checks it.
+        """
+        await self._open()
+        return await self.waits.approve(name, details, schema, timeout)
+
+    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
+        """Run another agent as a child of this run and wait for it; RunFailed unless it succeeds.
+
+        The child has an id of its own that is the same on every attempt, so it is never run twice.
+        """
+        await self._open()
+        return await self.waits.child(agent, input, key)
+
+
+def _uuid(value: Any) -> UUID | None:
+    return value if value is None or isinstance(value, UUID) else UUID(str(value))
+
+
+#: The name under which 0.5.2 knew the one concrete context class.
+RunContextImpl = Context

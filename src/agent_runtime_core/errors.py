@@ -1,0 +1,167 @@
+"""Every error this library raises on purpose, in one tree.
+
+AgentRuntimeError
+├── InvalidArgument (ValueError)      a value that cannot be used; nothing was written
+│   └── UnknownSetting                a configuration name nobody reads
+├── UnknownAgent (KeyError)           no agent of that key is registered here
+├── UnknownRun (KeyError)             no run of that id is stored here
+├── NotSupported                      this backend or client has no such operation
+├── MissingDependency (ImportError)   an optional package is not installed
+├── IllegalTransition                 a run may not go from that status to this one
+├── IdempotencyConflict               the same id or key with another agent or input
+├── RunBusy                           another live process holds the run
+├── RunFailed                         raise_for_status() of a run that did not succeed
+├── LeaseLost                         the claim was superseded; nothing was written
+├── JournalMismatch                   the code no longer matches what was recorded
+├── UnserialisableResult (TypeError, ValueError)
+├── StepExecutionError                a step failed after its last retry
+│   └── StepInDoubt                   a step began in an earlier life and nobody knows how it ended
+├── StepCancelledError                the run was cancelled before the step
+├── WaitTimeout (TimeoutError)        a signal or an approval did not come in time
+└── StorageError
+    ├── StorageBusy (TimeoutError)    no answer before the deadline; the outcome is unknown
+    ├── StorageFull                   no space; nothing acknowledged is lost
+    ├── StorageCorrupt                the store cannot be read; it is left as it is
+    ├── StorageTooNew                 written by a later version of this library
+    └── StorageClosed                 used after close, or in a forked child
+"""
+
+from __future__ import annotations
+
+
+class AgentRuntimeError(Exception):
+    """Something this library knows about went wrong."""
+
+    def __str__(self) -> str:
+        # KeyError would print the repr of its argument.
+        return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip()
+
+
+class InvalidArgument(AgentRuntimeError, ValueError):
+    """A value that cannot be used."""
+
+
+class UnknownSetting(InvalidArgument):
+    """A configuration name nobody reads."""
+
+
+class UnknownAgent(AgentRuntimeError, KeyError):
+    """No agent of that key is registered here."""
+
+
+class UnknownRun(AgentRuntimeError, KeyError):
+    """No run of that id is stored here."""
+
+
+class NotSupported(AgentRuntimeError):
+    """This backend or client has no such operation."""
+
+
+class MissingDependency(AgentRuntimeError, ImportError):
+    """An optional package is not installed."""
+
+
+class IllegalTransition(AgentRuntimeError):
+    """A run may not go from that status to this one."""
+
+
+class IdempotencyConflict(AgentRuntimeError):
+    """The same run id or idempotency key was used with another agent or input."""
+
+
+class RunBusy(AgentRuntimeError):
+    """Another live process holds the run.
+
+    `worker` names it; `since` is the wall time of its claim in seconds, or None.
+    """
+
+    def __init__(self, run_id: str, worker: str | None, since: float | None) -> None:
+        self.run_id, self.worker, self.since = run_id, worker, since
+        super().__init__(
+            f"run {run_id} is held by {worker or 'another process'}"
+            + (f" since {since:.3f}" if since is not None else "")
+            + "; wait for it with runner.wait(run_id), or cancel it"
+        )
+
+
+class RunFailed(AgentRuntimeError):
+    """A run that did not succeed. `status` is its final status, `error` its ErrorInfo or None."""
+
+    def __init__(self, message: str, status: str, error: object | None = None) -> None:
+        self.status, self.error = status, error
+        super().__init__(message)
+
+
+class LeaseLost(AgentRuntimeError):
+    """The claim was superseded or its run has ended; nothing was written."""
+
+    def __init__(self, key: str, token: str | None = None) -> None:
+        self.key, self.token = key, token
+        super().__init__(
+            f"claim {token or '(none)'} no longer holds run {key}: another worker took over, "
+            "or the run has ended; nothing was written"
+        )
+
+
+class JournalMismatch(AgentRuntimeError):
+    """The code no longer matches what was recorded. `recorded` and `found` name both."""
+
+    def __init__(self, message: str, *, recorded: str | None = None, found: str | None = None) -> None:
+        self.recorded, self.found = recorded, found
+        super().__init__(message)
+
+
+class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
+    """A value that has no exact JSON form here. `path` says where, as in `$.items[3].when`."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path}: {reason}")
+
+
+class StepExecutionError(AgentRuntimeError):
+    """A step failed after its last retry."""
+
+    def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
+        self.step_name, self.message, self.attempts = step_name, message, attempts
+        super().__init__(f"step {step_name!r} failed after {attempts} attempt(s): {message}")
+
+
+class StepInDoubt(StepExecutionError):
+    """A step began in an earlier life of the run and nobody knows how it ended."""
+
+
+class StepCancelledError(AgentRuntimeError):
+    """The run was cancelled before this step."""
+
+    def __init__(self, step_name: str) -> None:
+        self.step_name = step_name
+        super().__init__(f"the run was cancelled before step {step_name!r}")
+
+
+class WaitTimeout(AgentRuntimeError, TimeoutError):
+    """A signal or an approval did not come in time."""
+
+
+class StorageError(AgentRuntimeError):
+    """A store could not do what was asked."""
+
+
+class StorageBusy(StorageError, TimeoutError):
+    """No answer before the deadline; whether the write landed is unknown, repeating it is safe."""
+
+
+class StorageFull(StorageError):
+    """No space left; nothing acknowledged is lost."""
+
+
+class StorageCorrupt(StorageError):
+    """The store cannot be read; it is left as it is."""
+
+
+class StorageTooNew(StorageError):
+    """The store was written by a later version of this library."""
+
+
+class StorageClosed(StorageError):
+    """The store was closed, or belongs to the process this one was forked from."""

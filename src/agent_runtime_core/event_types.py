@@ -1,0 +1,31 @@
+"""The names of the events that a run tells about itself."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["EventType"]
+
+
+class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the public face)
+    """What happened; the value is the text that is stored and sent."""
+
+    RUN_STARTED = "run.started"
+    RUN_RESUMED = "run.resumed"
+    RUN_HEARTBEAT = "run.heartbeat"
+    RUN_SUCCEEDED = "run.succeeded"
+    RUN_FAILED = "run.failed"
+    RUN_CANCELLED = "run.cancelled"
+    RUN_TIMED_OUT = "run.timed_out"
+    ASSISTANT_DELTA = "assistant.delta"
+    ASSISTANT_MESSAGE = "assistant.message"
+    TOOL_CALL = "tool.call"
+    TOOL_RESULT = "tool.result"
+    STATE_CHECKPOINT = "state.checkpoint"
+    CHECKPOINT = STATE_CHECKPOINT
+    STEP_STARTED = "step.started"
+    STEP_COMPLETED = "step.completed"
+    STEP_FAILED = "step.failed"
+    STEP_SKIPPED = "step.skipped"
+    STEP_RETRYING = "step.retrying"
+    PROGRESS_UPDATE = "progress.update"

@@ -1,0 +1,52 @@
+"""What a run tells about itself, as a log that can be read, replayed and followed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._load import load, pick
+from ..config import get_config
+
+if TYPE_CHECKING:
+    from .._engines.base import Guard, Op
+    from .base import Event, EventBus
+    from .memory import InMemoryEventBus
+    from .sqlite import SQLiteEventBus
+
+__all__ = ["BACKENDS", "Event", "EventBus", "Guard", "InMemoryEventBus", "Op", "SQLiteEventBus", "get_event_bus"]
+
+BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus"}
+
+_LAZY = {
+    "Event": ".base:Event",
+    "EventBus": ".base:EventBus",
+    "Guard": ".._engines.base:Guard",
+    "Op": ".._engines.base:Op",
+} | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
+
+
+def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
+    """A bus by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+
+    `options` go to its constructor. SQLite's `path` is by default the configured one, or agent_runtime.db.
+    InvalidArgument (a ValueError): there is no such backend.
+    """
+    config = get_config()
+    name = config.event_bus_backend if backend is None else backend
+    if name == "sqlite" and "engine" not in options:
+        options.setdefault("durability", config.durability)
+        if "path" not in options and "db_path" not in options:
+            options["path"] = config.sqlite_path
+    bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**options)
+    return bus
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = load(_LAZY[name], package=__name__)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,333 @@
+"""The event log of each run: what is decided, encoded and followed above every backend."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from uuid import UUID
+
+from .._clock import SYSTEM, Clock, aware
+from .._engines.base import Commits, Guard, Op
+from .._ids import new_ulid, run_uuid
+from .._json import decode, encode
+from ..errors import InvalidArgument, StorageClosed
+from ..event_types import EventType
+from ..journal.record import Record, expand
+from .feed import Hub
+
+PUBLISH = "events.publish"
+DELETE = "events.delete"
+
+_PAGE = 2048  # rows read at once where the caller wants all
+_LONGEST_NAME = 255
+
+
+def _now() -> datetime:
+    return aware(SYSTEM.wall())
+
+
+class StoredEvent(NamedTuple):
+    """An event as a backend keeps it: `payload` is a JSON text, `t` seconds since the epoch."""
+
+    sequence: int
+    event_type: str
+    payload: str
+    t: float
+    event_id: str
+
+
+class _Undecoded:
+    """What a stored event has not decoded yet: most followers read few of the payloads they pass."""
+
+    __slots__ = ("_row",)
+    _row: StoredEvent
+
+    if not TYPE_CHECKING:  # a checker would take any attribute for known
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "payload":
+                self.payload = decode(self._row.payload)
+            elif name == "timestamp":
+                self.timestamp = aware(self._row.t)
+            else:
+                raise AttributeError(f"an Event has no {name!r}", name=name, obj=self)
+            return getattr(self, name)
+
+
+@dataclass(slots=True)
+class Event(_Undecoded):
+    """One entry of a run's log; `sequence` counts from 0 for each run.
+
+    Read-only: all followers in this process are handed the same object. What comes from a store decodes
+    its payload and timestamp when they are first read; a payload holding a type that is not registered
+    here raises UnserialisableResult then.
+    """
+
+    run_id: UUID
+    event_type: str
+    payload: dict[str, Any] = field(default_factory=dict)
+    timestamp: datetime = field(default_factory=_now)
+    sequence: int = 0
+
+
+def _undecoded(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
+    new = object.__new__
+    events = []
+    for row in rows:
+        event = new(Event)
+        event.run_id, event.sequence, event.event_type = run_id, row[0], row[1]
+        event._row = row  # type: ignore[misc] # mypy does not see the slot of the base class
+        events.append(event)
+    return events
+
+
+def _derived(run_id: UUID, record: Record, since: int) -> list[Event]:
+    t = aware(record.t)
+    pairs = enumerate(expand(str(run_id), record), record.ev)
+    return [Event(run_id, event_type, payload, t, n) for n, (event_type, payload) in pairs if n >= since]
+
+
+def _starts_at(row: StoredEvent | Record) -> int:
+    return row.ev if isinstance(row, Record) else row.sequence
+
+
+def merged(stored: list[StoredEvent], records: list[Record], limit: int) -> Sequence[StoredEvent | Record]:
+    """The first `limit` of two lists, each sorted by sequence and not overlapping the other."""
+    if not records:
+        return stored
+    rows: list[StoredEvent | Record] = [*stored, *records]
+    rows.sort(key=_starts_at)
+    return rows[:limit]
+
+
+class EventBus(ABC):
+    """A log of events per run that can be read, and followed from any point without a gap.
+
+    Guarantees: (1) sequence numbers of a run are 0, 1, 2 … with none left out, in the order of the commits;
+    (2) an event id that the run already has is absorbed and keeps its old sequence; (3) `subscribe` yields
+    each event once and in order, whatever is published meanwhile; (4) a publisher never waits for a
+    follower; (5) `claim` is checked in the same commit as the write.
+
+    A backend of your own calls `super().__init__()` and provides three primitives. `testing.contracts.events`
+    proves it.
+
+    * `commit(guard, ops)`: the only write, all of `ops` or none. With a guard whose `token` is not the fence
+      stored for its `key`, nothing is written: LeaseLost, unless each op finds that it was applied before
+      (for a publish: all its event ids are there), which returns the old results. The ops are
+      `events.publish` (run_id, ((event_id, type, payload, t), …)) -> list of sequences, in one go the next
+      ones of the run except for ids it already has; `events.delete` (run_id,) -> None;
+      `fence.install` (key, token) -> True, refused with LeaseLost when the stored token is greater;
+      `fence.forget` (key,) -> None.
+    * `_rows(run_id, since, limit)`: stored events at or after `since`, sorted, at most `limit`.
+    * `_head(run_id)`: the sequence the next event will get; 0 for an unknown run.
+
+    run_id, event_id, type and payload are texts to keep as they are. A store that can tell when something
+    was committed overrides `listen`; otherwise followers look every `poll_interval` seconds.
+    """
+
+    #: Whether `_rows` also answers with the journal's records, whose events are then not published.
+    derives: ClassVar[bool] = False
+
+    def __init__(self, *, clock: Clock = SYSTEM, poll_interval: float = 0.1) -> None:
+        if not poll_interval > 0:
+            raise InvalidArgument(f"poll_interval={poll_interval!r} must be seconds above 0")
+        self.clock = clock
+        self.poll_interval = poll_interval
+        self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
+        self._closed = False
+
+    # -- what a backend provides
+
+    @abstractmethod
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Apply all of `ops` or none while `guard` holds; their results in order, once they are durable."""
+
+    @abstractmethod
+    async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+        """At most `limit` rows whose range of sequences ends after `since`, in order; one consistent view."""
+
+    @abstractmethod
+    async def _head(self, run_id: str) -> int:
+        """The sequence the run's next event will get."""
+
+    async def _heads(self, run_ids: Sequence[str]) -> list[int]:
+        """`_head` of several runs; worth overriding where each is a round trip."""
+        return [await self._head(run_id) for run_id in run_ids]
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake()`, from any thread, after commits that added events; returns the way to stop."""
+
+        async def poll() -> None:
+            while True:
+                await self.clock.sleep(self.poll_interval)
+                wake()
+
+        polling = asyncio.get_running_loop().create_task(poll(), name=f"agent-runtime-poll-{topic}")
+
+        def stop() -> None:
+            polling.cancel()
+
+        return stop
+
+    @property
+    def commits(self) -> Commits:
+        """What writes for this backend: the engine it shares with others, or itself."""
+        return cast(Commits, getattr(self, "engine", self))
+
+    # -- what a caller uses
+
+    async def publish(
+        self,
+        run_id: str | UUID,
+        event_type: str,
+        payload: dict[str, Any],
+        *,
+        claim: str | None = None,
+        event_id: str | None = None,
+    ) -> Event:
+        """Append one event, durably.
+
+        `claim` is the claim id that holds the run; without one this is an administrator's write. An
+        `event_id` the run already has is absorbed: the answer carries the sequence it has.
+        LeaseLost: the claim was superseded. UnserialisableResult: the payload has no JSON form. Nothing
+        is written then.
+        """
+        self._usable()
+        run = self._run(run_id)
+        op = self.publishing(run, [(event_id or new_ulid(self.clock), event_type, payload)])
+        guard = Guard(str(run), claim) if claim is not None else None
+        [[sequence]] = await self.commit(guard, [op])
+        id_, type_, text, t = op.args[1][0]
+        return _undecoded(run, [StoredEvent(sequence, type_, text, t, id_)])[0]
+
+    def publishing(self, run_id: str | UUID, events: Iterable[tuple[str, str, dict[str, Any]]]) -> Op:
+        """The write of (event id, type, payload) triples as a value, for a commit together with others."""
+        t = self.clock.wall()
+        rows = tuple(
+            (_name("event_id", id_), _name("event_type", type_), _text(payload), t) for id_, type_, payload in events
+        )
+        return Op(PUBLISH, (str(self._run(run_id)), rows))
+
+    async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
+        """The run's events from `since_sequence` on (inclusive), at most `limit` of them."""
+        self._usable()
+        cursor = _count("since_sequence", since_sequence)
+        left = None if limit is None else _count("limit", limit)
+        text = str(self._run(run_id))
+        found: list[Event] = []
+        while left is None or left > 0:
+            size = _PAGE if left is None else min(left, _PAGE)
+            page = await self._page(text, cursor, size)
+            found += page
+            if len(page) < size:
+                break
+            cursor = page[-1].sequence + 1
+            left = None if left is None else left - size
+        return found
+
+    async def head(self, run_id: str | UUID) -> int:
+        """The sequence number the run's next event will get."""
+        self._usable()
+        return await self._head(str(self._run(run_id)))
+
+    async def published(self, run_id: str | UUID) -> frozenset[str]:
+        """The ids of the events that were published for the run; derived ones have none."""
+        self._usable()
+        text = str(self._run(run_id))
+        found: set[str] = set()
+        since = 0
+        while rows := await self._rows(text, since, _PAGE):
+            found.update(row.event_id for row in rows if isinstance(row, StoredEvent))
+            last = rows[-1]
+            since = last.ev + last.nev if isinstance(last, Record) else last.sequence + 1
+        return frozenset(found)
+
+    def subscribe(self, run_id: str | UUID, since_sequence: int | None = None) -> AsyncGenerator[Event, None]:
+        """Follow a run: `async for event in bus.subscribe(run_id)`, with no await before it.
+
+        None yields what is published from the first step of the iteration on; a number replays from that
+        sequence (inclusive) and then follows. It never ends by itself: break out, or aclose() it. A
+        storage error ends it; subscribe again from the last sequence + 1. StorageClosed: the bus was closed.
+        """
+        since = None if since_sequence is None else _count("since_sequence", since_sequence)
+        return self._follow(str(self._run(run_id)), since)
+
+    async def close(self) -> None:
+        """Let go of the store; who still follows gets StorageClosed."""
+        self._closed = True
+        for hub in tuple(self._hubs.values()):
+            hub.close()
+
+    # -- below
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise StorageClosed("this event bus was closed")
+
+    def _run(self, run_id: str | UUID) -> UUID:
+        if isinstance(run_id, UUID):
+            return run_id
+        if not isinstance(run_id, str):
+            raise InvalidArgument(f"a run id is a UUID or a text, not {run_id!r:.80}")
+        return run_uuid(run_id, self.clock)[0]
+
+    async def _page(self, run_id: str, since: int, limit: int) -> list[Event]:
+        """At most `limit` events from `since` on; fewer only where the log ends."""
+        run = UUID(run_id)
+        rows = await self._rows(run_id, since, limit)
+        if not self.derives or Record not in set(map(type, rows)):
+            return _undecoded(run, cast(Sequence[StoredEvent], rows))
+        events: list[Event] = []
+        for row in rows:
+            events += _derived(run, row, since) if isinstance(row, Record) else _undecoded(run, (row,))
+        return events[:limit]
+
+    async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
+        self._usable()
+        hub = self._hub()
+        # Listening starts before the head is read: nothing can fall between the two.
+        feed = hub.join(run_id)
+        try:
+            head = await self._head(run_id)
+            cursor = head if since is None else since
+            feed.start(cursor, head)
+            while True:
+                events = await feed.after(cursor)
+                for event in events:
+                    yield event
+                cursor = events[-1].sequence + 1
+        finally:
+            hub.leave(feed)
+
+    def _hub(self) -> Hub:
+        loop = asyncio.get_running_loop()
+        hub = self._hubs.get(loop)
+        if hub is None:
+            hub = self._hubs[loop] = Hub(self, loop, lambda: self._forget(loop))
+        return hub
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._hubs.pop(loop, None)
+
+
+def _name(what: str, value: object) -> str:
+    name = value.value if isinstance(value, EventType) else value
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+        raise InvalidArgument(f"{what}={value!r:.80} must be a text of 1 to {_LONGEST_NAME} printable characters")
+    return name
+
+
+def _text(payload: object) -> str:
+    if not isinstance(payload, dict):
+        raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
+    return encode(payload)
+
+
+def _count(what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise InvalidArgument(f"{what}={value!r:.80} must be a whole number of 0 or more")
+    return value

@@ -1,0 +1,180 @@
+"""How the followers in one event loop share what is read: one reader a run, a bounded window, history for the slow."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from ..errors import StorageClosed
+
+if TYPE_CHECKING:
+    from .base import Event, EventBus
+
+WINDOW = 1024  # events kept for the followers of a run
+PAGE = 512  # events read at once
+
+_SEQUENCE = attrgetter("sequence")
+
+
+class Feed:
+    """One run as one event loop follows it.
+
+    The window holds every event from `floor` up to `tail`, the next to be read. There is no reader task:
+    the first follower to reach the tail reads for all, and hands over when it is cancelled.
+    """
+
+    def __init__(self, bus: EventBus, run_id: str) -> None:
+        self.run_id = run_id
+        self.followers = 0
+        self.floor = self.tail = -1
+        self.window: list[Event] = []
+        self.closed = False
+        self._bus = bus
+        self._unread = False
+        self._reading = False
+        self._changed = asyncio.Event()
+
+    def start(self, cursor: int, head: int) -> None:
+        """A follower comes in at `cursor` while `head` is the next sequence to be given."""
+        if self.tail < 0:
+            self.floor = self.tail = min(cursor, head)
+        self._unread = self._unread or self.tail < head
+
+    def mark(self) -> None:
+        """There may be something to read."""
+        self._unread = True
+        self._changed.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._changed.set()
+
+    async def after(self, cursor: int) -> list[Event]:
+        """The next events from `cursor` on, at least one of them."""
+        while True:
+            if self.closed:
+                raise StorageClosed("the event bus was closed while this run was followed")
+            if cursor < self.floor:
+                # Others had moved on: this one reads for itself, and lets them run between its pages.
+                await asyncio.sleep(0)
+                if page := await self._bus._page(self.run_id, cursor, PAGE):
+                    return page
+                cursor = self.floor
+            elif cursor < self.tail and (found := self.window[bisect_left(self.window, cursor, key=_SEQUENCE) :]):
+                return found
+            elif self._unread and not self._reading:
+                await self._read()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _read(self) -> None:
+        self._reading = True
+        try:
+            # Everybody takes what is in the window before it moves; wakes of the same tick become one read.
+            await asyncio.sleep(0)
+            self._unread = False
+            page = await self._bus._page(self.run_id, self.tail, PAGE)
+        except BaseException:
+            self._unread = True
+            raise
+        finally:
+            self._reading = False
+            self._changed.set()
+        if not page:
+            return
+        self.window += page
+        self.tail = page[-1].sequence + 1
+        self._unread = self._unread or len(page) >= PAGE
+        if len(self.window) > WINDOW:
+            del self.window[:-WINDOW]
+            self.floor = self.window[0].sequence
+
+
+class Hub:
+    """All that one event loop follows on one bus, woken once per tick however many commits there are."""
+
+    def __init__(self, bus: EventBus, loop: asyncio.AbstractEventLoop, drop: Callable[[], None]) -> None:
+        self.feeds: dict[str, Feed] = {}
+        self._bus = bus
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._drop = drop
+        self._ringing = False
+        self._look_again = False
+        self._looking: asyncio.Task[None] | None = None
+        self._stop = bus.listen("events", self._wake)
+
+    def join(self, run_id: str) -> Feed:
+        feed = self.feeds.get(run_id)
+        if feed is None:
+            feed = self.feeds[run_id] = Feed(self._bus, run_id)
+        feed.followers += 1
+        return feed
+
+    def leave(self, feed: Feed) -> None:
+        feed.followers -= 1
+        if feed.followers == 0:
+            del self.feeds[feed.run_id]
+            if not self.feeds:
+                self._end()
+
+    def close(self) -> None:
+        """Tell every follower, from any thread, that the bus is closed."""
+        self._tell(self._close_feeds)
+
+    def _close_feeds(self) -> None:
+        for feed in self.feeds.values():
+            feed.close()
+
+    def _end(self) -> None:
+        self._drop()
+        self._stop()
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        try:
+            if threading.get_ident() == self._thread:
+                self._loop.call_soon(callback)
+            else:
+                self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            # The loop was closed without ending its generators: nobody follows there any more.
+            self._drop()
+            self._stop()
+
+    def _wake(self) -> None:
+        if not self._ringing:
+            self._ringing = True
+            self._tell(self._rung)
+
+    def _rung(self) -> None:
+        # Cleared before anything is read: a commit that saw it set is seen by that read.
+        self._ringing = False
+        if len(self.feeds) == 1:
+            next(iter(self.feeds.values())).mark()
+        elif self.feeds:
+            self._look_again = True
+            if self._looking is None:
+                self._looking = self._loop.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Find out in one read which of many runs went on."""
+        try:
+            while self._look_again:
+                self._look_again = False
+                feeds = list(self.feeds.values())
+                try:
+                    heads = await self._bus._heads([feed.run_id for feed in feeds])
+                except Exception:  # noqa: BLE001 - every follower meets the error in its own read
+                    heads = [feed.tail + 1 for feed in feeds]
+                for feed, head in zip(feeds, heads, strict=True):
+                    if head > feed.tail:
+                        feed.mark()
+        finally:
+            self._looking = None

@@ -1,0 +1,101 @@
+"""An event bus in this process, gone when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+from .._engines.backed import OnMemory
+from .._engines.base import Concern, NotApplied, Op
+from .._engines.memory import MemoryTx
+from ..journal import memory as journal
+from ..journal.record import Record
+from .base import DELETE, PUBLISH, EventBus, StoredEvent, merged
+
+_CLEAR = "events.clear"
+
+Row = tuple[str, str, str, float]
+
+
+def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
+    stored, ids = _of(tx, "events", run_id), _of(tx, "event_ids", run_id)
+    sequences = []
+    for event_id, event_type, payload, t in rows:
+        sequence = ids.get(event_id)
+        if sequence is None:
+            sequence = journal.take_sequence(tx, run_id, 1)
+            tx.put(ids, event_id, sequence)
+            tx.put(stored, sequence, StoredEvent(sequence, event_type, payload, t, event_id))
+            tx.ring("events")
+        sequences.append(sequence)
+    return sequences
+
+
+def published(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
+    ids = tx.tables["event_ids"].get(run_id, {})
+    if not all(event_id in ids for event_id, *_ in rows):
+        raise NotApplied
+    return [ids[event_id] for event_id, *_ in rows]
+
+
+def delete(tx: MemoryTx, run_id: str) -> None:
+    tx.drop(tx.tables["events"], run_id)
+    tx.drop(tx.tables["event_ids"], run_id)
+
+
+def clear(tx: MemoryTx) -> None:
+    for run_id in [*tx.tables["events"]]:
+        delete(tx, run_id)
+        # The journal's records keep their sequence numbers.
+        if run_id not in tx.tables["journal"]:
+            tx.drop(tx.tables["head"], run_id)
+
+
+def rows(tx: MemoryTx, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+    records = journal.boundaries(tx, run_id, since, limit)
+    stored = tx.tables["events"].get(run_id, {})
+    end = records[-1].ev if len(records) == limit else journal.head(tx, run_id)
+    return merged(list(islice(filter(None, map(stored.get, range(since, end))), limit)), records, limit)
+
+
+def _of(tx: MemoryTx, table: str, run_id: str) -> dict[Any, Any]:
+    of_run: dict[Any, Any] | None = tx.tables[table].get(run_id)
+    if of_run is None:
+        of_run = {}
+        tx.put(tx.tables[table], run_id, of_run)
+    return of_run
+
+
+CONCERN = Concern(
+    "events",
+    {PUBLISH: publish, DELETE: delete, _CLEAR: clear},
+    {PUBLISH: published},
+    tables=("events", "event_ids"),
+)
+
+
+class InMemoryEventBus(OnMemory, EventBus):
+    """In this process, gone when it ends."""
+
+    derives = True
+    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+
+    async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+        found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)
+        return found
+
+    async def _head(self, run_id: str) -> int:
+        next_: int = await self.engine.read(journal.head, run_id)
+        return next_
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.engine.listen(topic, wake)
+
+    def clear(self) -> None:
+        """Forget every event that was published."""
+        self.engine.apply(None, [Op(_CLEAR)])
+
+    async def close(self) -> None:
+        await EventBus.close(self)
+        await self.engine.close()

@@ -1,0 +1,89 @@
+"""An event bus in one SQLite file, shared by all processes on this machine."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from .._engines.backed import OnSQLite
+from .._engines.base import Concern, NotApplied
+from .._engines.sqlite import SQLiteTx
+from ..journal import sqlite as journal
+from ..journal.record import Record
+from .base import DELETE, PUBLISH, EventBus, StoredEvent, merged
+
+MIGRATIONS = (
+    """CREATE TABLE arc_events (
+    run_id TEXT NOT NULL, seq INTEGER NOT NULL, type TEXT NOT NULL, payload TEXT NOT NULL, t REAL NOT NULL,
+    event_id TEXT NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
+)
+
+_INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
+_FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
+_ROWS = "SELECT seq, type, payload, t, event_id FROM arc_events WHERE run_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
+
+Row = tuple[str, str, str, float]
+
+
+def publish(tx: SQLiteTx, run_id: str, rows: Sequence[Row]) -> list[int]:
+    sequences = []
+    for event_id, event_type, payload, t in rows:
+        there = tx.execute(_FIND, (run_id, event_id)).fetchone()
+        if there is None:
+            sequence = journal.take_sequence(tx, run_id, 1)
+            tx.execute(_INSERT, (run_id, sequence, event_type, payload, t, event_id))
+            tx.ring("events")
+        sequences.append(sequence if there is None else there[0])
+    return sequences
+
+
+def published(tx: SQLiteTx, run_id: str, rows: Sequence[Row]) -> list[int]:
+    found = [tx.execute(_FIND, (run_id, event_id)).fetchone() for event_id, *_ in rows]
+    if None in found:
+        raise NotApplied
+    return [sequence for (sequence,) in found]
+
+
+def delete(tx: SQLiteTx, run_id: str) -> None:
+    tx.execute("DELETE FROM arc_events WHERE run_id = ?", (run_id,))
+
+
+def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+    stored = [StoredEvent._make(row) for row in view.execute(_ROWS, (run_id, since, limit))]
+    return merged(stored, journal.boundaries(view, run_id, since, limit), limit)
+
+
+def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
+    return [journal.head(view, run_id) for run_id in run_ids]
+
+
+CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, MIGRATIONS)
+
+
+class SQLiteEventBus(OnSQLite, EventBus):
+    """In one SQLite file, shared by all processes on this machine."""
+
+    derives = True
+    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+
+    async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+        found: Sequence[StoredEvent | Record] = await self.engine.read(rows, run_id, since, limit)
+        return found
+
+    async def _head(self, run_id: str) -> int:
+        next_: int = await self.engine.read(journal.head, run_id)
+        return next_
+
+    async def _heads(self, run_ids: Sequence[str]) -> list[int]:
+        found: list[int] = await self.engine.read(heads, run_ids)
+        return found
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.engine.listen(topic, wake)
+
+    async def close(self) -> None:
+        if not self._closed:
+            await EventBus.close(self)
+            await self.engine.close()

@@ -1,0 +1,1 @@
+"""The log of one run: boundary records and the sequence numbers of its events."""

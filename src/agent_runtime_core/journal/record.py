@@ -1,0 +1,139 @@
+"""A boundary record of a run, and the events that follow from it.
+
+The journal is append-only and the only truth about what a run has done. Each record is written once,
+with the claim that wrote it. STEP_*, PROGRESS and RUN_* events are not stored: a record keeps the
+range of event sequence numbers it stands for, and `expand` derives them on reading.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple, cast
+
+from .._ids import step_id
+from .._json import decode
+
+# Kinds of records.
+ATTEMPT: Final = "attempt"  # the run began to execute: name is the agent key
+RESUMED: Final = "resumed"  # a parked run went on
+STARTED: Final = "started"  # a try of a step began
+DONE: Final = "done"  # a step ended well; may carry the next one's start
+RETRYING: Final = "retrying"  # a try failed, another follows
+FAILED: Final = "failed"  # the last try failed
+SKIPPED: Final = "skipped"  # recorded steps were answered from here
+RESET: Final = "reset"  # an executor was told to begin anew: earlier records of that scope no longer count
+ENDED: Final = "ended"  # the run ended: name is the status
+REOPENED: Final = "reopened"  # a new generation: an earlier end no longer counts
+
+_EVENT_OF_STATUS = {
+    "succeeded": "run.succeeded",
+    "failed": "run.failed",
+    "dead": "run.failed",
+    "timed_out": "run.timed_out",
+    "cancelled": "run.cancelled",
+}
+
+
+class Record(NamedTuple):
+    """One boundary of a run. Texts are JSON as `_json.encode` writes it; times are seconds since the epoch."""
+
+    seq: int  # position in the journal; -1 lets the store choose the next
+    kind: str
+    name: str = ""
+    key: str = ""  # scope and occurrence or key: with the name, the identity of a step
+    attempt: int = 0
+    claim_id: str = ""
+    t: float = 0.0
+    result: str | None = None
+    error: str | None = None
+    state: str | None = None
+    pos: int = 0
+    total: int = 0
+    tries: int = 0
+    ms: int = 0
+    info: str | None = None  # JSON object of what only some kinds need
+    next: str | None = None  # JSON object: the step whose start this record carries
+    digest: str | None = None
+    ev: int = -1  # the first event sequence number of this record, set by the store
+    nev: int = 0  # how many events it stands for; 0 for quiet ones
+
+
+def count_events(kind: str, *, total: int, carries_next: bool = False) -> int:
+    """How many events a record of a step stands for: a start with a known total adds its progress."""
+    start = 2 if total else 1
+    if kind == STARTED:
+        return start
+    if kind == DONE:
+        return 1 + (start if carries_next else 0)
+    return 1
+
+
+def expand(run_id: str, record: Record) -> list[tuple[str, dict[str, Any]]]:
+    """The (event type, payload) pairs a record stands for, in order."""
+    if record.nev == 0:
+        return []
+    info = cast("dict[str, Any]", decode(record.info)) if record.info else {}
+    match record.kind:
+        case "attempt":
+            return [("run.started", {"agent_key": record.name, "attempt": record.attempt})]
+        case "resumed":
+            return [("run.resumed", {"agent_key": record.name, "attempt": record.attempt, **info})]
+        case "ended":
+            return [(_EVENT_OF_STATUS[record.name], info)]
+        case "skipped":
+            return [_skip(run_id, record, step) for step in info["steps"]]
+        case _:
+            return _step_events(run_id, record, info)
+
+
+def _skip(run_id: str, record: Record, step: list[Any]) -> tuple[str, dict[str, Any]]:
+    name, key, pos = step[:3]
+    payload = _about(run_id, name, key, pos, record.total) | {"reason": "already_completed"}
+    if len(step) > 3:
+        payload |= step[3]
+    return ("step.skipped", payload)
+
+
+def _about(run_id: str, name: str, key: str, pos: int, total: int) -> dict[str, Any]:
+    return {
+        "step_name": name,
+        "step_index": pos,
+        "total_steps": total or None,
+        "step_id": step_id(run_id, name, key),
+        "trace_id": run_id.replace("-", ""),
+    }
+
+
+def _begin(
+    about: dict[str, Any], attempt: int, tries: int, description: str | None
+) -> list[tuple[str, dict[str, Any]]]:
+    tried = {"attempt": attempt, "max_attempts": tries}
+    events = [("step.started", about | tried | {"description": description})]
+    if total := about["total_steps"]:
+        progress = about["step_index"] / total * 100
+        events.append(("progress.update", about | tried | {"progress_percent": progress, "description": description}))
+    return events
+
+
+def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    about = _about(run_id, record.name, record.key, record.pos, record.total)
+    tried = {"attempt": record.attempt, "max_attempts": record.tries}
+    match record.kind:
+        case "started":
+            return _begin(about, record.attempt, record.tries, info.get("description"))
+        case "retrying":
+            error = info["error"]
+            return [("step.retrying", about | tried | {"error": error, "retry_delay": info["retry_delay"]})]
+        case "failed":
+            return [("step.failed", about | {"attempts": record.attempt, "error": info["error"]})]
+    events = [("step.completed", about | tried | {"duration_ms": record.ms})]
+    if record.next is not None:
+        after: dict[str, Any] = json.loads(record.next)
+        about = _about(run_id, after["name"], after["key"], after["pos"], record.total)
+        events += _begin(about, 1, after["tries"], after.get("description"))
+    return events
+
+
+def event_id(record: Record, index: int) -> str:
+    """The id under which a derived event is published where the journal and the bus are apart."""
+    return f"j{record.seq}.{index}"

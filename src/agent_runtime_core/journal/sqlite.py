@@ -1,0 +1,127 @@
+"""The journal in SQLite tables."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from .._engines.base import Concern, NotApplied
+from .._engines.sqlite import SQLiteTx
+from ..errors import StorageCorrupt
+from .record import Record
+
+MIGRATIONS = (
+    """CREATE TABLE arc_journal (
+    run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL,
+    attempt INTEGER NOT NULL, claim_id TEXT NOT NULL, t REAL NOT NULL, result TEXT, error TEXT, state TEXT,
+    pos INTEGER NOT NULL, total INTEGER NOT NULL, tries INTEGER NOT NULL, ms INTEGER NOT NULL,
+    info TEXT, next TEXT, digest TEXT, ev INTEGER NOT NULL, nev INTEGER NOT NULL, crc INTEGER NOT NULL,
+    PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
+CREATE TABLE arc_head (run_id TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID""",
+)
+
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+_TAKE = "INSERT INTO arc_head VALUES (?1, ?2) ON CONFLICT (run_id) DO UPDATE SET next = next + ?2 RETURNING next"
+_COLUMNS = (
+    "SELECT seq, kind, name, key, attempt, claim_id, t, result, error, state, pos, total, tries, ms, "
+    "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?1"
+)
+_RECORDS = _COLUMNS + " AND seq > ?2 ORDER BY seq"
+_ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
+# Sequence numbers and positions grow together: looking back from the end, where a follower is, finds the start.
+_BOUNDARIES = _COLUMNS + (
+    " AND seq >= coalesce((SELECT seq FROM arc_journal WHERE run_id = ?1 AND nev > 0 AND ev <= ?2"
+    " ORDER BY seq DESC LIMIT 1), 0)"
+    " AND nev > 0 AND ev + nev > ?2 ORDER BY seq LIMIT ?3"
+)
+
+
+def take_sequence(tx: SQLiteTx, run_id: str, count: int) -> int:
+    """The first of `count` new event sequence numbers of the run."""
+    next_: int = tx.execute(_TAKE, (run_id, count)).fetchone()[0]
+    return next_ - count
+
+
+def head(view: sqlite3.Connection, run_id: str) -> int:
+    row = view.execute("SELECT next FROM arc_head WHERE run_id = ?", (run_id,)).fetchone()
+    return row[0] if row else 0
+
+
+def _crc(record: Record) -> int:
+    return zlib.crc32(f"{record.result}\0{record.error}\0{record.state}".encode())
+
+
+def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
+    """Append; the journal position. The same position by the same claim is the same record."""
+    if record.seq < 0:
+        last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
+        record = record._replace(seq=0 if last is None else last + 1)
+    ev = -1
+    if record.nev:
+        ev = take_sequence(tx, run_id, record.nev)
+        tx.rings.add("events")
+    try:
+        tx.execute(_INSERT, (run_id, *record[:17], ev, record.nev, _crc(record)))
+    except sqlite3.IntegrityError:
+        if record.nev:
+            tx.execute("UPDATE arc_head SET next = ? WHERE run_id = ?", (ev, run_id))
+        return applied(tx, run_id, record)
+    return record.seq
+
+
+def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
+    there = tx.execute(
+        "SELECT claim_id, kind, key FROM arc_journal WHERE run_id = ? AND seq = ?", (run_id, record.seq)
+    ).fetchone()
+    if there != (record.claim_id, record.kind, record.key):
+        raise NotApplied
+    return record.seq
+
+
+def transact(
+    tx: SQLiteTx, run_id: str, fn: Callable[..., Any], args: tuple[Any, ...], seal: Callable[[Any], Record]
+) -> str | None:
+    """Run a user's function and append `seal(its result)` in the same transaction; the recorded result."""
+    record = seal(tx.call(fn, args))
+    append(tx, run_id, record)
+    return record.result
+
+
+def transacted(tx: SQLiteTx, run_id: str, *_: Any) -> str | None:
+    raise NotApplied
+
+
+def delete(tx: SQLiteTx, run_id: str) -> None:
+    tx.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
+    tx.execute("DELETE FROM arc_head WHERE run_id = ?", (run_id,))
+
+
+def _read(row: tuple[Any, ...]) -> Record:
+    record = Record(*row[:19])
+    if _crc(record) != row[19]:
+        raise StorageCorrupt(f"journal record {record.seq} ({record.kind} {record.name!r}) does not match its checksum")
+    return record
+
+
+def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:
+    return [_read(row) for row in view.execute(_RECORDS, (run_id, after))]
+
+
+def ending(view: sqlite3.Connection, run_id: str) -> Record | None:
+    row = view.execute(_ENDING, (run_id,)).fetchone()
+    return _read(row) if row else None
+
+
+def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> list[Record]:
+    """Records that stand for events at or after `since`, in order."""
+    return [_read(row) for row in view.execute(_BOUNDARIES, (run_id, since, limit))]
+
+
+CONCERN = Concern(
+    "journal",
+    {"journal.append": append, "journal.transact": transact, "journal.delete": delete},
+    {"journal.append": applied, "journal.transact": transacted},
+    MIGRATIONS,
+)

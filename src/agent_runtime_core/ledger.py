@@ -1,0 +1,159 @@
+"""All writes of one claim on one run: the only module that commits across concerns.
+
+Where state, events and queue share an engine, what belongs together is one commit. Where they do not,
+the order is fixed, journal and state first, then events, then the queue's row, and every id is
+deterministic, so that the next claim can publish what a crash in between left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ._clock import Clock
+from ._engines.base import INSTALL, Commits, Guard, Op
+from ._json import encode
+from .errors import StorageBusy
+from .events.base import EventBus
+from .journal.record import Record, event_id, expand
+from .queue.base import RunQueue
+from .queue.row import RunRow, Settle
+from .state.base import StateStore
+
+BUSY_TRIES = 3  # a write that was not answered in time is repeated: its operations know themselves
+
+
+class Ledger:
+    """What a claim writes, guarded by it everywhere; `open` before the first read."""
+
+    def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
+        self.run_id, self.claim_id, self.clock = row.run_id, row.claim_id, clock
+        self.queue, self.bus, self.state = queue, bus, state
+        self.guard = Guard(row.run_id, row.claim_id)
+        self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
+        self._derives = bus.derives and self._bus is self._state
+        self._one = self._derives and self._state is self._queue
+        self._seq = 0
+        self.sealed = False
+
+    async def open(self) -> list[Record]:
+        """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not."""
+        for target in self._distinct():
+            if target is not self._queue:
+                await target.commit(None, [Op(INSTALL, (self.run_id, self.claim_id))])
+        records = await self.state.records(self.run_id)
+        self._seq = records[-1].seq + 1 if records else 0
+        if not self._derives and records:
+            await self._publish_missing(records)
+        return records
+
+    def _distinct(self) -> list[Commits]:
+        targets: list[Commits] = []
+        for target in (self._state, self._bus, self._queue):
+            if not any(target is known for known in targets):
+                targets.append(target)
+        return targets
+
+    async def _publish_missing(self, records: Sequence[Record]) -> None:
+        published = await self.bus.published(self.run_id)
+        rows = [row for record in records for row in self._rows(record) if row[0] not in published]
+        if rows:
+            await self._commit(self._bus, [self._publish(rows)])
+
+    def next_seq(self) -> int:
+        seq = self._seq
+        self._seq = seq + 1
+        return seq
+
+    # -- writing
+
+    def _rows(self, record: Record) -> list[tuple[str, str, str, float]]:
+        return [
+            (event_id(record, i), kind, encode(payload), record.t)
+            for i, (kind, payload) in enumerate(expand(self.run_id, record))
+        ]
+
+    def _publish(self, rows: Sequence[tuple[str, str, str, float]]) -> Op:
+        return Op("events.publish", (self.run_id, tuple(rows)))
+
+    async def write(
+        self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
+    ) -> list[list[Any]]:
+        """Commit operations of the three concerns; their results, in that order."""
+        parts: list[tuple[Commits, list[Op]]] = []
+        for target, ops in ((self._state, state), (self._bus, events), (self._queue, queue)):
+            if not ops:
+                continue
+            if parts and parts[-1][0] is target:
+                parts[-1][1].extend(ops)
+            else:
+                parts.append((target, list(ops)))
+        results: list[Any] = []
+        for target, ops in parts:
+            results += await self._commit(target, ops)
+        first, second = len(state), len(state) + len(events)
+        return [results[:first], results[first:second], results[second:]]
+
+    async def _commit(self, target: Commits, ops: Sequence[Op]) -> list[Any]:
+        for left in range(BUSY_TRIES - 1, -1, -1):
+            try:
+                return await target.commit(self.guard, ops)
+            except StorageBusy:
+                if not left:
+                    raise
+        raise AssertionError
+
+    def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
+        state = [Op("journal.append", (self.run_id, record)) for record in records]
+        if self._derives:
+            return state, []
+        rows = [row for record in records for row in self._rows(record)]
+        return state, [self._publish(rows)] if rows else []
+
+    async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
+        """Make boundary records durable, with what must land in the queue together with them."""
+        if self._one:
+            ops = [Op("journal.append", (self.run_id, record)) for record in records]
+            return (await self._commit(self._state, [*ops, *queue]))[len(ops) :]
+        state, events = self._with_events(records)
+        return (await self.write(state, events, queue))[2]
+
+    async def note(self, record: Record) -> None:
+        """Queue a record ahead of all later writes without waiting for it."""
+        state, events = self._with_events([record])
+        await self._post(self._state, state)
+        if events:
+            await self._post(self._bus, events)
+
+    async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
+        post = getattr(target, "post", None)
+        if post is not None:
+            post(self.guard, ops)
+        else:
+            await self._commit(target, ops)
+
+    async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
+        await self._commit(self._bus, [self._publish(rows)])
+
+    async def checkpoint(self, text: str, mark: str, row: tuple[str, str, str, float]) -> None:
+        """Save a checkpoint together with its event."""
+        now = row[3]
+        await self.write([Op("state.checkpoint", (self.run_id, text, mark, now))], [self._publish([row])])
+
+    async def status(self, status: str) -> None:
+        await self._post(self._state, [Op("state.status", (self.run_id, status, self.clock.wall()))])
+
+    async def transact(self, fn: Any, args: tuple[Any, ...], seal: Any) -> str | None:
+        """Run `fn` inside the commit of the record that `seal` makes of its result; the recorded result."""
+        text: str | None = (await self._commit(self._state, [Op("journal.transact", (self.run_id, fn, args, seal))]))[0]
+        return text
+
+    async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> RunRow:
+        """Leave the run as `how` says, with the records and queue operations that belong to it."""
+        state, events = self._with_events(records)
+        if records:
+            state.append(Op("state.status", (self.run_id, how.status, how.now)))
+        # Moved refuses the whole commit, so on one engine nothing of it lands.
+        done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])
+        row: RunRow = done[2][0]
+        return row

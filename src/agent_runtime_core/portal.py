@@ -1,0 +1,196 @@
+"""One event loop in a thread of its own for callers without one, and daemon threads for blocking functions.
+
+`call(async_fn, *args)` runs a coroutine function on that loop and waits for it, from any thread, also
+while another loop runs there (Jupyter). `in_thread` and `from_thread` cross in the other direction.
+All threads are daemons: nothing here keeps a process alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar, cast
+
+from .errors import AgentRuntimeError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+IDLE_THREADS = 8
+
+_home: contextvars.ContextVar[asyncio.AbstractEventLoop] = contextvars.ContextVar("agent_runtime_home")
+
+
+class PortalMisuse(AgentRuntimeError):
+    """A blocking call from the very loop that would have to answer it."""
+
+
+class _Portal:
+    """The loop thread; made on the first call, and anew in a forked child."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._run, args=(self._loop,), name="agent-runtime-portal", daemon=True).start()
+            return self._loop
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_forever()
+
+
+_portal = _Portal()
+
+
+def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `fn(*args, **kwargs)` on the portal's loop and wait for its result.
+
+    Ctrl-C cancels it and waits until it has let go. PortalMisuse from the portal's own loop.
+    """
+    loop = _portal.loop()
+    if _running() is loop:
+        raise PortalMisuse(f"portal.call({_name(fn)}) from the portal's own loop would wait for itself: await it")
+    return cast(T, _wait(_start(loop, fn, args, kwargs)))
+
+
+def from_thread(fn: Callable[P, Awaitable[T] | T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `fn` on the loop that this thread works for, and wait; only inside a plain step function or tool."""
+    loop = _home.get(None)
+    if loop is None:
+        raise PortalMisuse(f"from_thread({_name(fn)}) works inside a plain step function; elsewhere use portal.call")
+    if _running() is loop:
+        raise PortalMisuse(f"from_thread({_name(fn)}) from the loop itself would wait for itself: await it")
+
+    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        result = fn(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    return cast(T, _wait(_start(loop, run, args, kwargs)))
+
+
+def _name(fn: object) -> str:
+    return getattr(fn, "__qualname__", repr(fn))
+
+
+def _running() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class _Call(Future[Any]):
+    task: asyncio.Task[Any] | None = None
+
+
+def _start(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> _Call:
+    future, context = _Call(), contextvars.copy_context()
+
+    async def run() -> Any:
+        return await fn(*args, **kwargs)
+
+    def done(task: asyncio.Task[Any]) -> None:
+        if task.cancelled():
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        elif (error := task.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())
+
+    def begin() -> None:
+        future.task = loop.create_task(run())
+        future.task.add_done_callback(done)
+
+    loop.call_soon_threadsafe(begin, context=context)
+    return future
+
+
+def _wait(future: _Call) -> Any:
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        task = future.task
+        if task is not None and not future.done():
+            task.get_loop().call_soon_threadsafe(task.cancel)
+            settled = threading.Event()
+            future.add_done_callback(lambda _: settled.set())
+            settled.wait(10)
+        raise
+
+
+class _Threads:
+    """Daemon threads that run one blocking function at a time; grows as needed, keeps a few idle."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._pid = os.getpid()
+
+    def run(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._work, self._idle, self._pid = SimpleQueue(), 0, os.getpid()
+            if self._idle > 0:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._loop, args=(self._work,), name="agent-runtime-step", daemon=True).start()
+        self._work.put(job)
+
+    def _loop(self, work: SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            work.get()()
+            with self._lock:
+                if self._idle >= IDLE_THREADS:
+                    return
+                self._idle += 1
+
+
+_threads = _Threads()
+
+
+async def in_thread(fn: Callable[..., T], *args: Any) -> T:
+    """Run a blocking function in a daemon thread, with this task's context variables.
+
+    Cancelling stops the waiting, not the thread.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+    context.run(_home.set, loop)
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def job() -> None:
+        result, error = None, None
+        try:
+            result = context.run(fn, *args)
+        except BaseException as failure:  # noqa: BLE001 - it belongs to whoever awaits
+            error = RuntimeError(f"StopIteration: {failure}") if isinstance(failure, StopIteration) else failure
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # that loop is closed: nobody waits any more
+
+    _threads.run(job)
+    return await future

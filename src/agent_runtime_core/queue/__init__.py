@@ -1,0 +1,73 @@
+"""Who may execute which run: the queue, on every backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._load import load, pick
+from ..config import get_config
+
+if TYPE_CHECKING:
+    from .._engines.base import Guard, Op
+    from .base import QueuedRun, RunQueue
+    from .memory import InMemoryQueue
+    from .row import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+    from .rows import Rows, operations
+    from .sqlite import SQLiteQueue
+
+__all__ = [
+    "BACKENDS",
+    "ClaimRequest",
+    "Guard",
+    "InMemoryQueue",
+    "Mail",
+    "Moved",
+    "News",
+    "Op",
+    "QueuedRun",
+    "Rows",
+    "RunFilter",
+    "RunQueue",
+    "RunRow",
+    "SQLiteQueue",
+    "Settle",
+    "get_queue",
+    "operations",
+]
+
+BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue"}
+
+_LAZY = (
+    {name: f".._engines.base:{name}" for name in ("Guard", "Op")}
+    | {name: f".base:{name}" for name in ("QueuedRun", "RunQueue")}
+    | {name: f".row:{name}" for name in ("ClaimRequest", "Mail", "Moved", "News", "RunFilter", "RunRow", "Settle")}
+    | {name: f".rows:{name}" for name in ("Rows", "operations")}
+    | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
+)
+
+
+def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
+    """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+
+    `options` go to its constructor. SQLite's `path` is by default the configured one, or agent_runtime.db.
+    InvalidArgument (a ValueError): there is no such backend.
+    """
+    config = get_config()
+    name = config.queue_backend if backend is None else backend
+    if name == "sqlite" and "engine" not in options:
+        options.setdefault("durability", config.durability)
+        if "path" not in options and "db_path" not in options:
+            options["path"] = config.sqlite_path
+    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)
+    return queue
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = load(_LAZY[name], package=__name__)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

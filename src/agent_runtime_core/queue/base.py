@@ -1,0 +1,401 @@
+"""The queue of runs: who may execute what, since when, and how it ended."""
+
+from __future__ import annotations
+
+import datetime as _dt
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+from .._clock import SYSTEM, Clock, aware
+from .._engines.base import Commits, Guard, Op
+from .._ids import new_ulid, run_uuid
+from .._json import decode, digest, encode
+from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
+from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+
+
+@dataclass
+class QueuedRun:
+    """A run as it is handed to a worker: `attempt` counts from 1 and takes failures and crashes in."""
+
+    run_id: UUID
+    agent_key: str
+    input: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    attempt: int = 1
+    created_at: _dt.datetime = field(default_factory=lambda: aware(SYSTEM.wall()))
+    scheduled_at: _dt.datetime | None = None
+    claim_id: str = ""
+    row: RunRow | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, row: RunRow) -> QueuedRun:
+        return cls(
+            run_id=UUID(row.run_id),
+            agent_key=row.agent,
+            input=cast("dict[str, Any]", decode(row.input)),
+            metadata=cast("dict[str, Any]", decode(row.metadata)),
+            priority=row.priority,
+            attempt=row.attempt,
+            created_at=aware(row.created_at),
+            scheduled_at=aware(row.due_at) if row.due_at > 0 else None,
+            claim_id=row.claim_id,
+            row=row,
+        )
+
+
+def seconds(name: str, value: float, *, least: float = 0.0) -> float:
+    """A finite number of seconds of at least `least`, or InvalidArgument naming it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
+        raise InvalidArgument(f"{name} is a number of seconds of at least {least:g}, not {value!r}")
+    return float(value)
+
+
+class RunQueue(ABC):
+    """The authority on each run's life.
+
+    What it guarantees, on every backend:
+
+    1. `enqueue` returns after the run is stored; the same id or idempotency key stores nothing new.
+    2. A run is claimed by one worker at a time. A claim is known by its `claim_id`; every write of a
+       claim that was superseded or ended is refused with LeaseLost.
+    3. Claims come by priority, then in order of arrival; delayed runs when they are due. A run whose
+       lease ran out is claimed anew, which counts as a crash then and there.
+    4. Terminal states absorb: only `reopen` or `take` begin a new generation.
+    5. A message posted to a live run is kept, once per `msg_id`, and wakes a waiting one.
+
+    A backend brings two methods and inherits the rest: `commit(guard, ops)` applies operations named
+    `queue.*` (see `rows.Rows`, which decides them over any row store), all or nothing, refusing with
+    LeaseLost when `guard.token` is not the current claim of `guard.key`; `read(what, ...)` answers
+    row(run_id), row_by_key(key), find(RunFilter), children(run_id), mail(run_id, after),
+    news(run_ids) and next_due(). `listen(topic, wake)` is optional: without it workers poll.
+    """
+
+    def __init__(self, *, max_retries: int = 3, clock: Clock = SYSTEM) -> None:
+        if max_retries < 1:
+            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
+        self.max_retries = max_retries
+        self.clock = clock
+        self._handed: dict[tuple[str, str], str] = {}
+
+    @abstractmethod
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
+
+    @abstractmethod
+    async def read(self, what: str, *args: Any) -> Any: ...
+
+    @property
+    def commits(self) -> Commits:
+        """What writes for this backend: the engine it shares with others, or itself."""
+        return cast(Commits, getattr(self, "engine", self))
+
+    @property
+    def holder(self) -> str:
+        return str(getattr(self.commits, "holder", ""))
+
+    def lease_now(self) -> float:
+        return self.clock.boot()
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `wake()` after commits that rang "work" or "mail"; None where only polling helps."""
+        engine = getattr(self, "engine", None)
+        return engine.listen(topic, wake) if engine is not None else None
+
+    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
+        """Let go of what this backend holds."""
+
+    # -- entering
+
+    def new_row(
+        self,
+        run_id: UUID | str | None,
+        agent_key: str,
+        input: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        *,
+        delay: float = 0,
+        idempotency_key: str | None = None,
+        expires_in: float | None = None,
+        deadline: _dt.datetime | float | None = None,
+        parent_run_id: UUID | str | None = None,
+        origin: str = "",
+    ) -> RunRow:
+        """The row of a new run, checked and encoded; nothing is stored yet."""
+        if not isinstance(agent_key, str) or not agent_key or len(agent_key) > 512:
+            raise InvalidArgument(f"an agent key is a text of 1 to 512 characters, not {agent_key!r:.80}")
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
+            raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
+        if not isinstance(input, Mapping):
+            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
+        if idempotency_key is not None and not 0 < len(idempotency_key) <= 512:
+            raise InvalidArgument(f"an idempotency key has 1 to 512 characters, not {idempotency_key!r:.80}")
+        uid, run_key = run_uuid(run_id, self.clock)
+        now = self.clock.wall()
+        text = encode(dict(input))
+        return RunRow(
+            run_id=str(uid),
+            agent=agent_key,
+            input=text,
+            digest=digest(f"{agent_key}\0{text}"),
+            metadata=encode(dict(metadata or {})),
+            priority=priority,
+            created_at=now,
+            updated_at=now,
+            due_at=now + seconds("delay", delay) if delay else 0.0,
+            expires_at=None if expires_in is None else now + seconds("expires_in", expires_in),
+            deadline=_instant(deadline),
+            run_key=run_key,
+            idem_key=idempotency_key,
+            parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
+            origin=origin,
+        )
+
+    async def enqueue(
+        self,
+        run_id: UUID | str | None,
+        agent_key: str,
+        input: Mapping[str, Any],
+        metadata: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        **options: Any,
+    ) -> QueuedRun:
+        """Store a run and return it once it is durable; the one stored before under that id or key, if any.
+
+        `options`: delay and expires_in in seconds, deadline (wall time), idempotency_key,
+        parent_run_id. Another agent or input under the same id or key is an IdempotencyConflict.
+        """
+        row = self.new_row(run_id, agent_key, input, metadata, priority, **options)
+        stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
+        same_run(row, stored)
+        return QueuedRun.of(stored)
+
+    # -- claiming
+
+    def _want(self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int) -> ClaimRequest:
+        lease = seconds("lease_seconds", lease_seconds, least=0.001)
+        now = self.lease_now()
+        tickets = tuple(new_ulid(self.clock) for _ in range(count))
+        wanted = None if agents is None else tuple(agents)
+        return ClaimRequest(tickets, worker, self.holder, now + lease, now, self.clock.wall(), wanted)
+
+    async def claim_rows(
+        self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
+    ) -> list[RunRow]:
+        if limit < 1:
+            raise InvalidArgument(f"limit is at least 1, not {limit!r}")
+        if agent_keys is not None and not agent_keys:
+            return []
+        want = self._want(worker_id, lease_seconds, agent_keys, limit)
+        rows: list[RunRow] = (await self.commits.commit(None, [Op("queue.claim", (want,))]))[0]
+        return rows
+
+    async def claim(
+        self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
+    ) -> Any:
+        """The next run for this worker, or None; with `limit` above 1 a list of up to that many."""
+        rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
+        for row in rows:
+            self._handed[row.run_id, worker_id] = row.claim_id
+        runs = [QueuedRun.of(row) for row in rows]
+        return runs if limit > 1 else (runs[0] if runs else None)
+
+    async def take(
+        self, row: RunRow, worker_id: str, lease_seconds: float, *, insert: bool, reopen: bool
+    ) -> tuple[str, RunRow | None]:
+        """Claim that one run for this process, storing it first if new.
+
+        Answers ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row)
+        with another agent or input, or ("unknown", None).
+        """
+        want = self._want(worker_id, lease_seconds, None, 1)
+        answer: tuple[str, RunRow | None] = (
+            await self.commits.commit(None, [Op("queue.take", (row, insert, reopen, want))])
+        )[0]
+        return answer
+
+    # -- under a claim
+
+    def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
+        key = str(run_id)
+        token = claim_id or self._handed.get((key, worker_id))
+        if token is None:
+            raise LeaseLost(key, f"of {worker_id!r}")
+        return key, token
+
+    async def settle(self, run_id: str, how: Settle, ops: Sequence[Op] = ()) -> RunRow:
+        """Leave a claimed run as `how` says; Moved if its mailbox moved past `how.cursor`."""
+        op = Op("queue.settle", (run_id, how))
+        row: RunRow = (await self.commits.commit(Guard(run_id, how.claim_id), [op, *ops]))[0]
+        return row
+
+    async def release(
+        self,
+        run_id: UUID | str,
+        worker_id: str,
+        success: bool,
+        output: Mapping[str, Any] | None = None,
+        error: Any = None,
+        *,
+        claim_id: str | None = None,
+    ) -> None:
+        """End a claimed run as succeeded or failed; LeaseLost if this worker no longer holds it."""
+        key, token = self._claim_of(run_id, worker_id, claim_id)
+        row = await self.must_get(key)
+        how = self.keep(row, token)._replace(
+            status="succeeded" if success else "failed",
+            output=None if output is None else encode(dict(output)),
+            error=None if error is None else encode(error),
+        )
+        await self._settled(key, worker_id, how)
+
+    async def _settled(self, key: str, worker_id: str, how: Settle) -> None:
+        try:
+            await self.settle(key, how)
+        except Moved:
+            raise LeaseLost(key, how.claim_id) from None
+        if how.status != "running":
+            self._handed.pop((key, worker_id), None)
+
+    def keep(self, row: RunRow, claim_id: str) -> Settle:
+        """A Settle that changes nothing yet: counters as they are."""
+        return Settle(
+            claim_id, row.status, self.clock.wall(), failures=row.failures, crashes=row.crashes, stalls=row.stalls,
+            mark=row.mark,
+        )  # fmt: skip
+
+    async def extend_lease(
+        self, run_id: UUID | str, worker_id: str, lease_seconds: float, *, claim_id: str | None = None
+    ) -> bool:
+        """True while this worker holds the run; its lease then ends `lease_seconds` from now."""
+        until = self.lease_now() + seconds("lease_seconds", lease_seconds, least=0.001)
+        try:
+            claim = self._claim_of(run_id, worker_id, claim_id)
+        except LeaseLost:
+            return False
+        held: bool = (await self.commits.commit(None, [Op("queue.beat", ((claim,), until))]))[0][0][0]
+        return held
+
+    async def requeue_for_retry(
+        self, run_id: UUID | str, worker_id: str, error: Any, delay_seconds: float = 0, *, claim_id: str | None = None
+    ) -> bool:
+        """Give a failed attempt back for another one after `delay_seconds`.
+
+        False when that was the last of `max_retries` attempts, or for a worker that does not hold it.
+        """
+        delay = seconds("delay_seconds", delay_seconds)
+        try:
+            key, token = self._claim_of(run_id, worker_id, claim_id)
+        except LeaseLost:
+            return False
+        row = await self.must_get(key)
+        if row.attempt >= self.max_retries:
+            return False
+        how = self.keep(row, token)._replace(
+            status="pending",
+            due_at=self.clock.wall() + delay if delay else 0.0,
+            failures=row.failures + 1,
+            error=None if error is None else encode(error),
+        )
+        try:
+            await self._settled(key, worker_id, how)
+        except LeaseLost:
+            return False
+        return True
+
+    # -- from outside
+
+    async def post(
+        self, run_id: UUID | str, kind: str, name: str, payload: str, msg_id: str | None = None
+    ) -> tuple[str, int]:
+        """Put a message into a run's mailbox: (the status it had, the message's number or 0 if it has ended)."""
+        op = self.post_op(str(run_id), kind, name, payload, msg_id)
+        answer: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
+        return answer
+
+    def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
+        mail = Mail(kind, name, payload, msg_id or new_ulid(self.clock), self.clock.wall())
+        return Op("queue.post", (run_id, mail))
+
+    async def cancel(self, run_id: UUID | str) -> bool:
+        """Ask for a run to be cancelled; True if the request is recorded, False if the run is over or unknown.
+
+        A pending or waiting run is cancelled in that commit; a running one hears of it.
+        """
+        key, now = str(run_id), self.clock.wall()
+        try:
+            await self.commits.commit(
+                None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, "cancel"))]
+            )
+        except Moved:
+            status, _ = await self.post(key, "cancel", "", "null", "cancel")
+            return status in LIVE
+        return True
+
+    async def is_cancelled(self, run_id: UUID | str) -> bool:
+        """Whether the run was cancelled, or asked to be."""
+        row = await self.row(run_id)
+        return row is not None and (row.status == "cancelled" or row.cancel_at is not None)
+
+    # -- looking
+
+    async def row(self, run_id: UUID | str) -> RunRow | None:
+        row: RunRow | None = await self.read("row", str(run_id))
+        return row
+
+    async def must_get(self, run_id: UUID | str) -> RunRow:
+        row = await self.row(run_id)
+        if row is None:
+            raise UnknownRun(f"no run {run_id} is stored here")
+        return row
+
+    async def find(self, wanted: RunFilter) -> list[RunRow]:
+        rows: list[RunRow] = await self.read("find", wanted)
+        return rows
+
+    async def children(self, run_id: str) -> list[RunRow]:
+        rows: list[RunRow] = await self.read("children", run_id)
+        return rows
+
+    async def mail(self, run_id: str, after: int = 0) -> list[Mail]:
+        mail: list[Mail] = await self.read("mail", run_id, after)
+        return mail
+
+    async def news(self, run_ids: Sequence[str]) -> dict[str, News]:
+        """What changed about those runs, for holders and waiters; unknown ones are left out."""
+        news: dict[str, News] = await self.read("news", tuple(run_ids))
+        return news
+
+    async def next_due(self) -> float | None:
+        """The wall time at which the next delayed or waiting run becomes ready."""
+        due: float | None = await self.read("next_due")
+        return due
+
+
+def same_run(asked: RunRow, stored: RunRow) -> None:
+    """Refuse a stored run of another agent or input under the same id or key."""
+    if asked.digest == stored.digest:
+        return
+    from_key = asked.run_id != stored.run_id
+    what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
+    differs = (
+        f"agent {stored.agent!r}, now {asked.agent!r}"
+        if asked.agent != stored.agent
+        else f"input {stored.input:.80}, now {asked.input:.80}"
+    )
+    raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
+
+
+def _instant(deadline: _dt.datetime | float | None) -> float | None:
+    if deadline is None:
+        return None
+    if isinstance(deadline, _dt.datetime):
+        if deadline.tzinfo is None:
+            raise InvalidArgument(f"deadline {deadline!r} names no time zone: give an aware datetime")
+        return deadline.timestamp()
+    return seconds("deadline", deadline)

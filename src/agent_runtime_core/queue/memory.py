@@ -1,0 +1,152 @@
+"""A queue in this process, gone when it ends."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import ClassVar
+
+from .._engines.backed import OnMemory
+from .._engines.memory import MemoryTx
+from .base import RunQueue
+from .row import ClaimRequest, Mail, News, RunFilter, RunRow
+from .rows import Rows, concern
+
+TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail")
+
+
+class MemoryRows(Rows):
+    """Rows on dicts. Entries of the heaps are hints, checked against the row when they come up."""
+
+    tx: MemoryTx
+
+    def get(self, run_id: str) -> RunRow | None:
+        return self.tx.tables["runs"].get(run_id)
+
+    def by_key(self, idem_key: str) -> RunRow | None:
+        return self.get(self.tx.tables["keys"].get(idem_key, ""))
+
+    def add(self, row: RunRow) -> RunRow:
+        tables, put = self.tx.tables, self.tx.put
+        row = row._replace(n=tables["count"].get("", 0) + 1)
+        put(tables["count"], "", row.n)
+        if row.idem_key is not None:
+            put(tables["keys"], row.idem_key, row.run_id)
+        if row.parent_id is not None:
+            put(tables["children"], row.parent_id, (*tables["children"].get(row.parent_id, ()), row.run_id))
+        self.save(row)
+        return row
+
+    def save(self, row: RunRow) -> None:
+        tables = self.tx.tables
+        self.tx.put(tables["runs"], row.run_id, row)
+        if row.status == "pending" and row.due_at == 0:
+            heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.n, row.run_id))
+        elif row.status in ("pending", "waiting") and row.due_at > 0:
+            heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
+        if row.status == "running":
+            self.tx.put(tables["running"], row.run_id, None)
+        else:
+            self.tx.drop(tables["running"], row.run_id)
+
+    def drop(self, row: RunRow) -> None:
+        for table in ("runs", "mail", "children"):
+            self.tx.drop(self.tx.tables[table], row.run_id)
+        if row.idem_key is not None:
+            self.tx.drop(self.tx.tables["keys"], row.idem_key)
+
+    def promote(self, wall: float) -> None:
+        due = self.tx.tables["due"].get("", [])
+        while due and due[0][0] <= wall:
+            at, run_id = heapq.heappop(due)
+            row = self.get(run_id)
+            if row is not None and row.due_at == at and row.status in ("pending", "waiting"):
+                self.save(row._replace(status="pending", due_at=0.0))
+
+    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
+        return [
+            row
+            for row in running
+            if row.lease_until < want.lease_now
+            and row.origin == ""
+            and (want.agents is None or row.agent in want.agents)
+        ][:limit]
+
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        heaps = self.tx.tables["ready"]
+        found: list[RunRow] = []
+        while len(found) < limit:
+            tops = [heap for agent in (want.agents or tuple(heaps)) if (heap := self._tidy(heaps.get(agent)))]
+            if not tops:
+                break
+            found.append(self.tx.tables["runs"][heapq.heappop(min(tops))[2]])
+        return found
+
+    def _tidy(self, heap: list[tuple[int, int, str]] | None) -> list[tuple[int, int, str]] | None:
+        while heap:
+            row = self.get(heap[0][2])
+            if row is not None and (row.status, row.due_at, row.n) == ("pending", 0, heap[0][1]):
+                break
+            heapq.heappop(heap)
+        return heap
+
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        return next((m.seq for m in self.tx.tables["mail"].get(run_id, ()) if m.msg_id == msg_id), None)
+
+    def add_mail(self, run_id: str, mail: Mail) -> None:
+        box = self.tx.tables["mail"]
+        self.tx.put(box, run_id, (*box.get(run_id, ()), mail))
+
+
+def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
+    return MemoryRows(tx).get(run_id)
+
+
+def _by_key(tx: MemoryTx, key: str) -> RunRow | None:
+    return MemoryRows(tx).by_key(key)
+
+
+def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:
+    found = (row for row in tx.tables["runs"].values() if wanted.admits(row))
+    return sorted(found, key=lambda row: row.n)[: wanted.limit]
+
+
+def _children(tx: MemoryTx, run_id: str) -> list[RunRow]:
+    runs = tx.tables["runs"]
+    return [runs[child] for child in tx.tables["children"].get(run_id, ()) if child in runs]
+
+
+def _mail(tx: MemoryTx, run_id: str, after: int) -> list[Mail]:
+    return [mail for mail in tx.tables["mail"].get(run_id, ()) if mail.seq > after]
+
+
+def _news(tx: MemoryTx, run_ids: Sequence[str]) -> dict[str, News]:
+    rows = (tx.tables["runs"].get(run_id) for run_id in run_ids)
+    return {r.run_id: News(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows if r is not None}
+
+
+def _next_due(tx: MemoryTx) -> float | None:
+    due = tx.tables["due"].get("", [])
+    return due[0][0] if due else None
+
+
+class InMemoryQueue(OnMemory, RunQueue):
+    """A queue in this process, gone when it ends."""
+
+    concerns = (concern(MemoryRows, tables=TABLES),)
+
+    reads: ClassVar = {
+        "row": _get,
+        "row_by_key": _by_key,
+        "find": _find,
+        "children": _children,
+        "mail": _mail,
+        "news": _news,
+        "next_due": _next_due,
+    }
+
+    def clear(self) -> None:
+        """Forget every run."""
+        for table in TABLES:
+            self.engine.tables[table].clear()

@@ -1,0 +1,160 @@
+"""What a queue moves: the row of a run, a message of its mailbox, and what changes a row."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+LIVE = ("pending", "running", "waiting")
+
+
+class Moved(Exception):
+    """The row is no longer as the writer saw it; nothing was written: look again and decide anew."""
+
+
+class RunRow(NamedTuple):
+    """A run as its queue knows it. Times are wall seconds, but for `lease_until`, which is the engine's lease clock."""
+
+    run_id: str
+    agent: str
+    input: str = "{}"
+    digest: str = ""  # of agent and input: what an idempotency key must agree with
+    metadata: str = "{}"
+    priority: int = 0
+    created_at: float = 0.0
+    due_at: float = 0.0  # 0: now; else a delayed or waiting run becomes ready then
+    expires_at: float | None = None
+    deadline: float | None = None
+    run_key: str | None = None
+    idem_key: str | None = None
+    parent_id: str | None = None
+    origin: str = ""  # "inline": only its own process or an explicit call may take it
+    status: str = "pending"
+    generation: int = 1
+    failures: int = 0
+    crashes: int = 0
+    stalls: int = 0  # crashes in a row
+    mark: int = -1  # journal length when the last crash was counted
+    parked: int = 0  # it waited since it was last claimed
+    reason: str = ""  # what it waits for, or why it ended
+    claim_id: str = ""  # the last claim, current while running
+    worker: str = ""
+    holder: str = ""
+    lease_until: float = 0.0
+    claimed_at: float | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    updated_at: float = 0.0
+    cancel_at: float | None = None
+    output: str | None = None
+    error: str | None = None
+    mail_seq: int = 0
+    n: int = 0  # order of arrival, set by the store
+
+    @property
+    def attempt(self) -> int:
+        return 1 + self.failures + self.crashes
+
+
+class RunFilter(NamedTuple):
+    """Which rows to list, in order of arrival; `after` is the n of the last one seen."""
+
+    statuses: tuple[str, ...] | None = None
+    agent: str | None = None
+    since: float = 0.0  # created at or after, wall seconds
+    ended_before: float | None = None
+    after: int = 0
+    limit: int = 1000
+
+    def admits(self, row: RunRow) -> bool:
+        return (
+            (self.statuses is None or row.status in self.statuses)
+            and (self.agent is None or row.agent == self.agent)
+            and row.created_at >= self.since
+            and (self.ended_before is None or (row.ended_at is not None and row.ended_at < self.ended_before))
+            and row.n > self.after
+        )
+
+
+class News(NamedTuple):
+    """What a holder or a waiter watches of a run."""
+
+    status: str
+    claim_id: str
+    mail_seq: int
+    cancelled: bool
+
+
+class ClaimRequest(NamedTuple):
+    """One ticket (a fresh ULID) per run wanted; a run's claim id is its ticket, lifted above its last claim."""
+
+    tickets: tuple[str, ...]
+    worker: str
+    holder: str
+    lease_until: float
+    lease_now: float
+    wall: float
+    agents: tuple[str, ...] | None
+
+
+class Settle(NamedTuple):
+    """How a claim leaves its run. `cursor` >= 0: refuse (Moved) if the mailbox has moved past it."""
+
+    claim_id: str
+    status: str
+    now: float
+    due_at: float = 0.0
+    parked: int = 0
+    reason: str = ""
+    failures: int = 0
+    crashes: int = 0
+    stalls: int = 0
+    mark: int = -1
+    output: str | None = None
+    error: str | None = None
+    cursor: int = -1
+
+
+class Mail(NamedTuple):
+    """A message for a run: kind is signal, child or cancel; `msg_id` makes a repeat harmless."""
+
+    kind: str
+    name: str
+    payload: str
+    msg_id: str
+    t: float
+    seq: int = 0  # 1, 2, … per run, set by the store
+
+
+def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
+    """The row under a new claim; taking it from a holder that never let go counts as a crash, here and at once."""
+    crash = 1 if row.status == "running" else 0
+    return row._replace(
+        status="running",
+        claim_id=ticket,
+        worker=want.worker,
+        holder=want.holder,
+        lease_until=want.lease_until,
+        claimed_at=want.wall,
+        started_at=row.started_at or want.wall,
+        updated_at=want.wall,
+        due_at=0.0,
+        crashes=row.crashes + crash,
+        stalls=row.stalls + crash,
+    )
+
+
+def reopened(row: RunRow, now: float) -> RunRow:
+    """The row in a new generation: counters reset, what ended it forgotten."""
+    return row._replace(
+        status="pending", generation=row.generation + 1, failures=0, crashes=0, stalls=0, mark=-1, parked=0,
+        reason="", ended_at=None, expires_at=None, cancel_at=None, output=None, error=None, due_at=0.0, updated_at=now,
+    )  # fmt: skip
+
+
+def settled(row: RunRow, how: Settle) -> RunRow:
+    ended = how.now if how.status not in LIVE else None
+    return row._replace(
+        status=how.status, due_at=how.due_at, parked=how.parked, reason=how.reason, failures=how.failures,
+        crashes=how.crashes, stalls=how.stalls, mark=how.mark, output=how.output, error=how.error,
+        ended_at=ended, updated_at=how.now, lease_until=row.lease_until if how.status == "running" else 0.0,
+    )  # fmt: skip

@@ -1,0 +1,205 @@
+"""A queue in one SQLite file, shared by all processes on this machine."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import ClassVar
+
+from .._engines.backed import OnSQLite
+from .._engines.sqlite import SQLiteTx
+from .base import RunQueue
+from .row import ClaimRequest, Mail, News, RunFilter, RunRow
+from .rows import Rows, concern
+
+DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
+
+MIGRATIONS = (
+    """CREATE TABLE arc_runs (
+    run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, input TEXT NOT NULL, digest TEXT NOT NULL, metadata TEXT NOT NULL,
+    priority INTEGER NOT NULL, created_at REAL NOT NULL, due_at REAL NOT NULL, expires_at REAL, deadline REAL,
+    run_key TEXT, idem_key TEXT, parent_id TEXT, origin TEXT NOT NULL, status TEXT NOT NULL,
+    generation INTEGER NOT NULL, failures INTEGER NOT NULL, crashes INTEGER NOT NULL, stalls INTEGER NOT NULL,
+    mark INTEGER NOT NULL, parked INTEGER NOT NULL, reason TEXT NOT NULL, claim_id TEXT NOT NULL, worker TEXT NOT NULL,
+    holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
+    updated_at REAL NOT NULL, cancel_at REAL, output TEXT, error TEXT, mail_seq INTEGER NOT NULL,
+    n INTEGER PRIMARY KEY AUTOINCREMENT);
+CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n) WHERE status = 'pending' AND due_at = 0;
+CREATE INDEX arc_runs_any ON arc_runs (priority DESC, n) WHERE status = 'pending' AND due_at = 0;
+CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
+CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running';
+CREATE INDEX arc_runs_ended ON arc_runs (ended_at) WHERE ended_at IS NOT NULL;
+CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key) WHERE idem_key IS NOT NULL;
+CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL;
+CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
+    payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
+)
+
+_INSERT = (
+    "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL) RETURNING n"
+)
+_ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
+_BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
+_PROMOTE = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
+_EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ?1 AND origin = '' LIMIT ?2"
+_EXPIRED_OF = (
+    "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ?1 AND origin = '' AND agent = ?3 LIMIT ?2"
+)
+_HOLDERS = "SELECT DISTINCT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
+_FREE = "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?"
+_READY = (
+    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? ORDER BY priority DESC, n LIMIT ?"
+)
+_READY_ANY = "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 ORDER BY priority DESC, n LIMIT ?"
+_SAVE = (
+    "UPDATE arc_runs SET due_at=?, expires_at=?, origin=?, status=?, generation=?, failures=?, crashes=?, stalls=?,"
+    " mark=?, parked=?, reason=?, claim_id=?, worker=?, holder=?, lease_until=?, claimed_at=?, started_at=?,"
+    " ended_at=?, updated_at=?, cancel_at=?, output=?, error=?, mail_seq=? WHERE n=?"
+)
+_BEAT = (
+    "UPDATE arc_runs SET lease_until = ? WHERE run_id = ? AND claim_id = ? AND status = 'running' RETURNING cancel_at"
+)
+_FIND = (
+    "SELECT * FROM arc_runs WHERE (?1 IS NULL OR instr(?1, ',' || status || ',')) AND (?2 IS NULL OR agent = ?2)"
+    " AND created_at >= ?3 AND (?4 IS NULL OR ended_at < ?4) AND n > ?5 ORDER BY n LIMIT ?6"
+)
+
+
+def _fetch(rows: sqlite3.Cursor) -> list[RunRow]:
+    return [RunRow(*row) for row in rows]
+
+
+def _one(rows: sqlite3.Cursor) -> RunRow | None:
+    row = rows.fetchone()
+    return RunRow(*row) if row else None
+
+
+class SQLiteRows(Rows):
+    """Rows in the table `arc_runs`, in the writer thread's transaction."""
+
+    tx: SQLiteTx
+
+    def get(self, run_id: str) -> RunRow | None:
+        return _one(self.tx.execute(_ROW, (run_id,)))
+
+    def by_key(self, idem_key: str) -> RunRow | None:
+        return _one(self.tx.execute(_BY_KEY, (idem_key,)))
+
+    def add(self, row: RunRow) -> RunRow:
+        n: int = self.tx.execute(_INSERT, row[:-1]).fetchone()[0]
+        return row._replace(n=n)
+
+    def save(self, row: RunRow) -> None:
+        self.tx.execute(_SAVE, (row.due_at, row.expires_at, *row[13:]))
+
+    def drop(self, row: RunRow) -> None:
+        self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.n,))
+        self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
+
+    def promote(self, wall: float) -> None:
+        self.tx.execute(_PROMOTE, (wall,))
+
+    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        self._free_the_dead(want.lease_now)
+        if want.agents is None:
+            return _fetch(self.tx.execute(_EXPIRED, (want.lease_now, limit)))
+        found: list[RunRow] = []
+        for agent in want.agents:
+            found += _fetch(self.tx.execute(_EXPIRED_OF, (want.lease_now, limit, agent)))
+        return found[:limit]
+
+    def _free_the_dead(self, now: float) -> None:
+        """Let the leases of dead processes run out at once."""
+        engine = self.tx.engine
+        if 0 <= now - engine.dead_looked_at < DEAD_HOLDERS_EVERY:
+            return
+        engine.dead_looked_at = now
+        for holder in engine.dead_holders([row[0] for row in self.tx.execute(_HOLDERS)]):
+            self.tx.execute(_FREE, (holder,))
+
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        if want.agents is None:
+            return _fetch(self.tx.execute(_READY_ANY, (limit,)))
+        found: list[RunRow] = []
+        for agent in want.agents:
+            found += _fetch(self.tx.execute(_READY, (agent, limit)))
+        if len(want.agents) > 1:
+            found.sort(key=lambda row: (-row.priority, row.n))
+        return found[:limit]
+
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        row = self.tx.execute("SELECT seq FROM arc_mail WHERE run_id = ? AND msg_id = ?", (run_id, msg_id)).fetchone()
+        return row[0] if row else None
+
+    def add_mail(self, run_id: str, mail: Mail) -> None:
+        self.tx.execute(
+            "INSERT INTO arc_mail VALUES (?,?,?,?,?,?,?)",
+            (run_id, mail.seq, mail.kind, mail.name, mail.payload, mail.msg_id, mail.t),
+        )
+
+    def dead(self, holder: str) -> bool:
+        return bool(holder and self.tx.engine.dead_holders([holder]))
+
+    def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
+        found = [self.tx.execute(_BEAT, (lease_until, run_id, claim_id)).fetchone() for run_id, claim_id in claims]
+        return [(row is not None, row is not None and row[0] is not None) for row in found]
+
+
+def _get(view: sqlite3.Connection, run_id: str) -> RunRow | None:
+    return _one(view.execute(_ROW, (run_id,)))
+
+
+def _by_key(view: sqlite3.Connection, key: str) -> RunRow | None:
+    return _one(view.execute(_BY_KEY, (key,)))
+
+
+def _find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
+    statuses = None if wanted.statuses is None else "," + ",".join(wanted.statuses) + ","
+    return _fetch(
+        view.execute(_FIND, (statuses, wanted.agent, wanted.since, wanted.ended_before, wanted.after, wanted.limit))
+    )
+
+
+def _children(view: sqlite3.Connection, run_id: str) -> list[RunRow]:
+    return _fetch(view.execute("SELECT * FROM arc_runs WHERE parent_id = ? ORDER BY n", (run_id,)))
+
+
+def _mail(view: sqlite3.Connection, run_id: str, after: int) -> list[Mail]:
+    rows = view.execute(
+        "SELECT kind, name, payload, msg_id, t, seq FROM arc_mail WHERE run_id = ? AND seq > ? ORDER BY seq",
+        (run_id, after),
+    )
+    return [Mail(*row) for row in rows]
+
+
+def _news(view: sqlite3.Connection, run_ids: Sequence[str]) -> dict[str, News]:
+    found = {}
+    for run_id in run_ids:
+        row = view.execute(
+            "SELECT status, claim_id, mail_seq, cancel_at IS NOT NULL FROM arc_runs WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        if row is not None:
+            found[run_id] = News(row[0], row[1], row[2], bool(row[3]))
+    return found
+
+
+def _next_due(view: sqlite3.Connection) -> float | None:
+    due: float | None = view.execute("SELECT min(due_at) FROM arc_runs WHERE due_at > 0").fetchone()[0]
+    return due
+
+
+class SQLiteQueue(OnSQLite, RunQueue):
+    """A queue in one SQLite file, shared by all processes on this machine."""
+
+    concerns = (concern(SQLiteRows, MIGRATIONS),)
+
+    reads: ClassVar = {
+        "row": _get,
+        "row_by_key": _by_key,
+        "find": _find,
+        "children": _children,
+        "mail": _mail,
+        "news": _news,
+        "next_due": _next_due,
+    }

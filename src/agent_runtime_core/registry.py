@@ -1,0 +1,64 @@
+"""The agents this process knows, by key."""
+
+from __future__ import annotations
+
+from .errors import InvalidArgument
+from .interfaces import AgentRuntime
+
+__all__ = [
+    "DEFAULT",
+    "Registry",
+    "clear_registry",
+    "get_runtime",
+    "list_runtimes",
+    "register_runtime",
+    "unregister_runtime",
+]
+
+
+class Registry:
+    """Agents by their `key`; every method is one atomic step, so threads may share it."""
+
+    def __init__(self) -> None:
+        self._agents: dict[str, tuple[AgentRuntime]] = {}
+
+    def register(self, runtime: AgentRuntime) -> None:
+        """Add an agent; a key that is taken is an InvalidArgument (a ValueError)."""
+        if isinstance(runtime, type):
+            raise InvalidArgument(f"{runtime.__name__} is a class: register an agent, {runtime.__name__}()")
+        key = getattr(runtime, "key", None)
+        if not isinstance(key, str) or not key:
+            raise InvalidArgument(f"{type(runtime).__name__}.key is {key!r}: an agent needs a text as its key")
+        if not callable(getattr(runtime, "run", None)):
+            raise InvalidArgument(f"{type(runtime).__name__} has no method run(ctx): it is no agent")
+        # A tuple of its own: the same agent a second time is a mistake too.
+        entry = (runtime,)
+        if self._agents.setdefault(key, entry) is not entry:
+            raise InvalidArgument(f"an agent {key!r} is registered already: unregister_runtime({key!r}) first")
+
+    def get(self, key: str) -> AgentRuntime | None:
+        """The agent of that key, or None."""
+        entry = self._agents.get(key)
+        return entry[0] if entry else None
+
+    def keys(self) -> list[str]:
+        """In the order of registration."""
+        return list(self._agents)
+
+    def unregister(self, key: str) -> bool:
+        """False when no agent has that key."""
+        return self._agents.pop(key, None) is not None
+
+    def clear(self) -> None:
+        """Forget every agent."""
+        self._agents.clear()
+
+
+#: The registry of the functions below and of every runner that is given no other.
+DEFAULT = Registry()
+
+register_runtime = DEFAULT.register
+get_runtime = DEFAULT.get
+list_runtimes = DEFAULT.keys
+unregister_runtime = DEFAULT.unregister
+clear_registry = DEFAULT.clear

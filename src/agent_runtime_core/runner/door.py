@@ -1,0 +1,204 @@
+"""The door for durable steps alone: a run without an agent, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+
+from .._engines.base import Op
+from ..book import Book
+from ..context import Context
+from ..errors import IllegalTransition, LeaseLost, RunBusy, RunFailed
+from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..journal.record import Record
+from ..ledger import Ledger
+from ..outcome import error_payload
+from ..portal import call
+from ..queue.row import RunRow
+from ..status import RunStatus
+from .core import AgentRunner
+from .drive import Drive, describe
+from .settings import RunnerConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AGENT = "open_run"
+
+
+class _Nobody(AgentRuntime):
+    """Stands where an agent would: the code is the caller's block."""
+
+    key = AGENT
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        return RunResult()
+
+
+class _Finished(Ledger):
+    """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
+
+    async def open(self) -> list[Record]:
+        return await self.state.records(self.run_id)
+
+    async def note(self, record: Record) -> None:
+        return
+
+    async def emit(self, rows: Sequence[Any]) -> None:
+        return
+
+    async def checkpoint(self, text: str, mark: str, row: Any) -> None:
+        return
+
+    async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
+        raise IllegalTransition(
+            f"run {self.run_id} has succeeded, nothing can be added to it ({records[0].name!r}): use another run_id"
+        )
+
+    async def transact(self, fn: Any, args: tuple[Any, ...], seal: Any) -> str | None:
+        raise IllegalTransition(f"run {self.run_id} has succeeded, nothing can be added to it: use another run_id")
+
+
+class _Door(Drive):
+    """A claim whose code is the caller's."""
+
+    async def enter(self, ended: bool) -> Context:
+        if not ended:
+            self._hold()
+        else:
+            self.ledger = _Finished(self.row, *self.backends, self.clock)
+        book = Book(self.ledger, await self.ledger.open())
+        self.finished = ended
+        if not ended:
+            early = await self._before(book)
+            if early is not None:
+                early.raise_for_status()
+                self.finished = True
+            else:
+                await self._begin(book)
+        self.place.task = asyncio.current_task()
+        return Context(self.row, book, self.services, self.place)
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Commit how the block ended; raises what its caller should see instead of `error`."""
+        place = self.place
+        if self.finished:
+            return
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and (place.cancelled or self.lost) and task is not None:
+            task.uncancel()
+        if self.lost:
+            raise LeaseLost(*self.ledger.guard) from error
+        if error is None:
+            await self._end(RunStatus.SUCCEEDED, RunResult(), {"final_output": {}, "usage": {}})
+        elif place.cancelled:
+            await self._end(RunStatus.CANCELLED, RunResult(), {})
+            raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
+        elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
+            info = describe(error)
+            await self._end(RunStatus.FAILED, RunResult(error=info), error_payload(info) or {})
+        elif not isinstance(error, LeaseLost):
+            await self._give_back()
+
+    def close(self) -> None:
+        self.place.sealed = True
+        self.heart.drop(self.row.run_id)
+
+
+async def _open(
+    path_or_url: str | os.PathLike[str],
+    run_id: UUID | str | None,
+    input: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any] | None,
+    config: RunnerConfig | None,
+) -> tuple[AgentRunner, _Door, Context]:
+    config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
+    runner = AgentRunner.open(path_or_url, config=config)
+    try:
+        row = runner.queue.new_row(run_id, AGENT, input or {}, metadata, origin="inline")
+        outcome, there = await runner.take(row)
+        assert there is not None
+        if outcome == "held":
+            raise RunBusy(there.run_key or there.run_id, there.worker, there.claimed_at)
+        door = _door(runner, there)
+        return runner, door, await door.enter(outcome == "ended")
+    except BaseException:
+        await runner.close()
+        raise
+
+
+def _door(runner: AgentRunner, row: RunRow) -> _Door:
+    services = runner.services(inline=True)
+    return _Door(row, _Nobody(), runner.backends, runner.config, runner.heart, services, inline=True)
+
+
+async def _close(runner: AgentRunner, door: _Door, error: BaseException | None) -> None:
+    try:
+        await door.leave(error)
+    finally:
+        door.close()
+        await runner.close()
+
+
+@asynccontextmanager
+async def open_run(
+    path_or_url: str | os.PathLike[str],
+    run_id: UUID | str | None = None,
+    *,
+    input: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    config: RunnerConfig | None = None,
+) -> AsyncIterator[Context]:
+    """A run of your own code: `async with open_run("jobs.db", run_id="nightly") as ctx`.
+
+    A clean exit commits succeeded, an exception failed; the same id opens the run again, its recorded
+    steps kept, also after it succeeded (then nothing can be added). Cancelling gives the run back.
+    RunBusy(worker, since) while another live process holds it, IdempotencyConflict with another input.
+    There is no time limit but your own.
+    """
+    runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config)
+    try:
+        yield ctx
+    except BaseException as error:
+        await _close(runner, door, error)
+        raise
+    await _close(runner, door, None)
+
+
+class SyncRun:
+    """A run of your own code for callers without an event loop."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+
+    def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`run.call(executor.run, steps)`: await a coroutine function of this run, and give its result."""
+
+        async def run() -> T:
+            self.ctx.place.task = asyncio.current_task()
+            return await fn(*args, **kwargs)
+
+        return call(run)
+
+
+@contextmanager
+def open_run_sync(
+    path_or_url: str | os.PathLike[str],
+    run_id: UUID | str | None = None,
+    *,
+    input: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    config: RunnerConfig | None = None,
+) -> Iterator[SyncRun]:
+    """`open_run` for callers without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
+    runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config)
+    try:
+        yield SyncRun(ctx)
+    except BaseException as error:
+        call(_close, runner, door, error)
+        raise
+    call(_close, runner, door, None)

@@ -1,0 +1,333 @@
+"""One claimed run, driven until it is ended, parked, given back or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from .._engines.base import Op
+from .._json import encode
+from ..attempts import let_go
+from ..backends import Backends
+from ..book import Book
+from ..context import Context
+from ..errors import (
+    InvalidArgument,
+    JournalMismatch,
+    LeaseLost,
+    NotSupported,
+    StepCancelledError,
+    StepInDoubt,
+    UnserialisableResult,
+)
+from ..interfaces import AgentRuntime, ErrorInfo, RunResult
+from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
+from ..ledger import Ledger
+from ..outcome import decode_result, encode_result, error_payload, payload_of
+from ..queue.row import Moved, RunRow, Settle
+from ..retry import run_backoff
+from ..status import RunStatus
+from ..waits import Place, Services
+from .heart import Heart, Held
+from .settings import RunnerConfig
+
+log = logging.getLogger("agent_runtime_core")
+
+POISON = 3  # crashes in a row without a new record, after which a run is dead
+#: Another attempt would only fail the same way.
+FINAL_ERRORS = (JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported)
+
+
+class Drive:
+    """One claim on one run. `inline`: attempts go on here, under the same claim, instead of through the queue."""
+
+    def __init__(
+        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heart,
+        services: Services, *, inline: bool = False,
+    ) -> None:  # fmt: skip
+        self.row, self.agent, self.config, self.heart, self.services = row, agent, config, heart, services
+        self.backends, self.inline = backends, inline
+        self.clock = backends.queue.clock
+        self.ledger = Ledger(row, backends.queue, backends.bus, backends.state, self.clock)
+        self.place = Place()
+        self.lost = False
+        self.handing_back = False
+
+    async def run(self) -> RunResult | None:
+        """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
+        self._hold()
+        try:
+            return await self._run()
+        except (LeaseLost, Moved):
+            log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
+            return None
+        finally:
+            self.place.sealed = True
+            self.heart.drop(self.row.run_id)
+
+    def _hold(self) -> None:
+        row, config = self.row, self.config
+        ends = self.clock.boot() + config.run_timeout_seconds + config.grace_seconds
+        if self.inline or self.services.park_after is None or self.services.park_after > 0:
+            ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
+        loop = asyncio.get_running_loop()
+        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, self._lose))
+
+    # -- what the heart tells
+
+    def _cancel(self) -> None:
+        place = self.place
+        if place.cancelled or place.sealed:
+            return
+        place.cancelled = True
+        if place.task is not None:
+            place.task.cancel()
+
+    def _lose(self) -> None:
+        if not self.lost and not self.place.sealed:
+            self.lost = self.place.sealed = True
+            if self.place.task is not None:
+                self.place.task.cancel()
+
+    def hand_back(self) -> None:
+        """Stop the run and give it back for another worker, at no cost to it."""
+        self.handing_back = True
+        if self.place.task is not None:
+            self.place.task.cancel()
+
+    # -- attempts
+
+    async def _run(self) -> RunResult | None:
+        while True:
+            records = await self.ledger.open()
+            book = Book(self.ledger, records)
+            early = await self._before(book)
+            if early is not None:
+                return early
+            await self._begin(book)
+            outcome = await self._attempt(book)
+            if outcome is not _AGAIN:
+                result: RunResult | None = outcome
+                return result
+
+    async def _before(self, book: Book) -> RunResult | None:
+        """How the run ends without running any code, if it does."""
+        row = self.row
+        if book.ended is not None and book.ended.attempt == row.generation:
+            return await self._close(book.ended)
+        if row.stalls and await self._poisoned(book.length):
+            dead = ErrorInfo("Poisoned", f"{POISON} crashes in a row without progress", retriable=False)
+            return await self._end(RunStatus.DEAD, RunResult(error=dead), error_payload(dead) or {})
+        now = self.clock.wall()
+        if row.cancel_at is not None or self.place.cancelled:
+            return await self._end(RunStatus.CANCELLED, RunResult(), {})
+        if row.expires_at is not None and now > row.expires_at and book.length == 0:
+            return await self._late(
+                "Expired", f"the run was not begun within {row.expires_at - row.created_at:g} s", {}
+            )
+        if row.deadline is not None and now >= row.deadline:
+            return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": row.deadline})
+        return None
+
+    async def _poisoned(self, length: int) -> bool:
+        """Count a crash as one more in a row, or as the first since the run got further."""
+        row = self.row
+        stalls = 1 if length > row.mark else row.stalls
+        if stalls >= POISON and not self.inline:
+            return True
+        await self._keep(stalls=stalls, mark=length)
+        return False
+
+    async def _keep(self, **changes: Any) -> None:
+        """Change counters of the row under this claim."""
+        how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
+        row = await self.backends.queue.settle(self.row.run_id, how)
+        self.row = row._replace(parked=self.row.parked)
+
+    async def _begin(self, book: Book) -> None:
+        row = self.row
+        kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
+        await self.ledger.note(book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info))
+        await self.ledger.status(RunStatus.RUNNING.value)
+
+    async def _attempt(self, book: Book) -> Any:
+        """One attempt of the agent's `run`, and what came of it."""
+        ctx = Context(self.row, book, self.services, self.place)
+        task = asyncio.ensure_future(self.agent.run(ctx))
+        self.place.task = task
+        if self.place.cancelled or self.lost or self.handing_back:
+            task.cancel()
+        try:
+            on_time = await self._in_time(task)
+        except asyncio.CancelledError:
+            # The caller of execute() was cancelled: the run is not, and goes back.
+            task.cancel()
+            await let_go(task, self._what)
+            await self._give_back()
+            raise
+        if self.lost or self.place.parked:
+            if not task.done():
+                await let_go(task, self._what)
+            return None
+        if not on_time:
+            task.cancel()
+            await let_go(task, self._what)
+            if self.place.cancelled:
+                return await self._cancelled(ctx)
+            limit = self.config.run_timeout_seconds
+            return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit})
+        if task.cancelled():
+            return await self._stopped(ctx)
+        error = task.exception()
+        if error is None:
+            return await self._returned(ctx, task.result())
+        if isinstance(error, (LeaseLost, KeyboardInterrupt, SystemExit)):
+            raise error
+        return await self._raised(ctx, error)
+
+    @property
+    def _what(self) -> str:
+        return f"run {self.row.run_id} of agent {self.row.agent!r}"
+
+    async def _in_time(self, task: asyncio.Task[Any]) -> bool:
+        """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
+        boot, place, limit = self.clock.boot, self.place, self.config.run_timeout_seconds
+        began = boot()
+        while True:
+            waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
+            left = limit - (boot() - began - waited)
+            if self.row.deadline is not None:
+                left = min(left, self.row.deadline - self.clock.wall())
+            if left <= 0 and place.waiting_since is None:
+                return False
+            done, _ = await asyncio.wait({task}, timeout=max(left, 0.05))
+            if done:
+                return True
+            if place.cancelled or self.lost or place.parked or self.handing_back:
+                # Told to stop and still there: it gets a grace, then it is left to itself.
+                return await let_go(task, self._what)
+
+    # -- ends
+
+    async def _returned(self, ctx: Context, result: Any) -> Any:
+        if not isinstance(result, RunResult):
+            error = InvalidArgument(f"agent {self.row.agent!r} returned {result!r:.80}, not a RunResult")
+            return await self._raised(ctx, error)
+        if result.error is not None:
+            return await self._failed(result, result.error)
+        try:
+            return await self._end(
+                RunStatus.SUCCEEDED, result, {"final_output": result.final_output, "usage": result.usage}
+            )
+        except UnserialisableResult as error:
+            return await self._raised(ctx, error)
+
+    async def _stopped(self, ctx: Context) -> Any:
+        """The task was cancelled, by one of us or by the agent's own code."""
+        if self.place.cancelled:
+            return await self._cancelled(ctx)
+        if self.handing_back:
+            await self._give_back()
+            return None
+        error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
+        return await self._failed(RunResult(), error)
+
+    async def _cancelled(self, ctx: Context) -> RunResult:
+        hook: Callable[[Context], Any] | None = getattr(self.agent, "cancel", None)
+        if hook is not None:
+            try:
+                await hook(ctx)
+            except Exception:  # a hook that fails does not keep a run from being cancelled
+                log.exception("cancel() of agent %r failed", self.row.agent)
+        return await self._end(RunStatus.CANCELLED, RunResult(), {})
+
+    async def _late(self, kind: str, message: str, info: dict[str, Any]) -> RunResult:
+        error = ErrorInfo(kind, message, retriable=False)
+        return await self._end(RunStatus.TIMED_OUT, RunResult(error=error), info)
+
+    async def _raised(self, ctx: Context, error: BaseException) -> Any:
+        if isinstance(error, StepCancelledError) and self.place.cancelled:
+            return await self._cancelled(ctx)
+        info: ErrorInfo | None = None
+        hook = getattr(self.agent, "on_error", None)
+        if hook is not None:
+            try:
+                info = await hook(ctx, error)
+            except Exception:  # a hook that fails must not hide the error it was asked about
+                log.exception("on_error() of agent %r failed", self.row.agent)
+        if info is None:
+            info = describe(error)
+        if isinstance(error, FINAL_ERRORS):
+            info.retriable = False
+        return await self._failed(RunResult(), info)
+
+    async def _failed(self, result: RunResult, error: ErrorInfo) -> Any:
+        if not error.retriable or self.row.attempt >= self.config.max_retries:
+            result.error = error
+            return await self._end(RunStatus.FAILED, result, error_payload(error) or {})
+        delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
+        log.info("attempt %d of %s failed (%s); again in %g s", self.row.attempt, self._what, error.message, delay)
+        text = encode(error_payload(error))
+        if self.inline:
+            await self._keep(failures=self.row.failures + 1, stalls=0, error=text)
+            self.row = self.row._replace(parked=0)
+            await self.clock.sleep(delay)
+            return _AGAIN
+        how = self._settle("pending")._replace(
+            due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
+        )
+        await self.ledger.settle(how, ops=())
+        await self.ledger.status(RunStatus.PENDING.value)
+        return None
+
+    def _settle(self, status: str) -> Settle:
+        row = self.row
+        return Settle(
+            row.claim_id, status, self.clock.wall(), failures=row.failures, crashes=row.crashes, mark=row.mark
+        )
+
+    async def _give_back(self) -> None:
+        """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
+        how = self._settle("pending")._replace(parked=1, stalls=self.row.stalls, reason="handed back")
+        await self.ledger.settle(how)
+
+    async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any]) -> RunResult:
+        row = self.row
+        result.status, result.run_id = status, UUID(row.run_id)
+        record = Record(
+            self.ledger.next_seq(), ENDED, status.value, "", row.generation, row.claim_id, self.clock.wall(),
+            encode_result(result), info=encode(event), nev=1,
+        )  # fmt: skip
+        reason = "" if result.error is None else result.error.type
+        how = self._settle(status.value)._replace(stalls=row.stalls, reason=reason)
+        await self.ledger.settle(how, [record], self._tell_parent(result))
+        return result
+
+    def _tell_parent(self, result: RunResult) -> list[Op]:
+        row = self.row
+        if row.parent_id is None:
+            return []
+        payload = encode(payload_of(result))
+        msg_id = f"end:{row.run_id}:{row.generation}"
+        return [self.backends.queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id)]
+
+    async def _close(self, ended: Record) -> RunResult:
+        """The journal is finished but the row is not: an earlier claim fell between the two."""
+        result = decode_result(ended.result or "{}")
+        await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result))
+        return result
+
+
+def describe(error: BaseException) -> ErrorInfo:
+    return ErrorInfo(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+
+
+class _Again:
+    """Another attempt follows under the same claim."""
+
+
+_AGAIN = _Again()

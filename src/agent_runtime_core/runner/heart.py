@@ -1,0 +1,198 @@
+"""Keeping claims alive from a thread no event loop can starve, and hearing what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from .._engines.base import Op
+from ..errors import AgentRuntimeError
+from ..queue.base import RunQueue
+from ..queue.row import RunRow
+from ..waits import Place
+from .settings import RunnerConfig
+
+log = logging.getLogger("agent_runtime_core")
+
+LOOP_STALL = 60.0  # seconds without a tick of its loop after which a run is no longer kept alive
+NEWS_EVERY = 0.1  # seconds between looks where the queue cannot ring
+
+
+class Held:
+    """A claim this process holds."""
+
+    __slots__ = ("cancel", "ends", "loop", "lose", "place", "row", "seen")
+
+    def __init__(
+        self, row: RunRow, place: Place, loop: asyncio.AbstractEventLoop, ends: float,
+        cancel: Callable[[], None], lose: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.row, self.place, self.loop, self.ends = row, place, loop, ends
+        self.cancel, self.lose = cancel, lose
+        self.seen = row.mail_seq
+
+
+class Heart:
+    """Beats for all claims of a runner while there are any."""
+
+    def __init__(self, queue: RunQueue, config: RunnerConfig) -> None:
+        self._queue, self._config, self._clock = queue, config, queue.clock
+        self._held: dict[str, Held] = {}
+        self._lock = threading.Lock()
+        self._stop_beat: Callable[[], None] | None = None
+        self._stop_listening: Callable[[], None] | None = None
+        self._ticks: dict[asyncio.AbstractEventLoop, float] = {}
+        self._watchers: dict[asyncio.AbstractEventLoop, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+        self._answered = self._clock.boot()
+
+    # -- holding
+
+    def hold(self, held: Held) -> None:
+        with self._lock:
+            self._held[held.row.run_id] = held
+            if self._stop_beat is None:
+                self._answered = self._clock.boot()
+                self._stop_beat = self._start_beating()
+                self._stop_listening = self._queue.listen("mail", self._mail)
+        self._watch(held.loop)
+
+    def drop(self, run_id: str) -> None:
+        with self._lock:
+            self._held.pop(run_id, None)
+
+    def stop(self) -> None:
+        with self._lock:
+            for stop in (self._stop_beat, self._stop_listening):
+                if stop is not None:
+                    stop()
+            self._stop_beat = self._stop_listening = None
+        for _, task in self._watchers.values():
+            with contextlib.suppress(RuntimeError):
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        self._watchers.clear()
+
+    def _start_beating(self) -> Callable[[], None]:
+        beat = getattr(self._queue.commits, "beat", None)
+        if beat is not None:
+            stop: Callable[[], None] = beat(self.beat, self._config.beat_interval)
+            return stop
+        task = asyncio.get_running_loop().create_task(self._beat_here(), name="agent-runtime-beat")
+        return lambda: _cancel(task)
+
+    # -- beating
+
+    def beat(self) -> None:
+        """One beat, from the beat thread."""
+        held, claims = self._alive()
+        if not claims:
+            return
+        until = self._queue.lease_now() + self._config.lease_ttl_seconds
+        commit: Any = self._queue.commits
+        try:
+            answers = commit.commit_from_thread(None, [Op("queue.beat", (claims, until))])[0]
+        except AgentRuntimeError as error:
+            self._unanswered(held, error)
+            return
+        self._take(held, answers)
+
+    async def _beat_here(self) -> None:
+        """For a queue that can only be reached from the loop."""
+        while True:
+            await self._clock.sleep(self._config.beat_interval)
+            held, claims = self._alive()
+            if not claims:
+                continue
+            until = self._queue.lease_now() + self._config.lease_ttl_seconds
+            try:
+                answers = (await self._queue.commits.commit(None, [Op("queue.beat", (claims, until))]))[0]
+            except AgentRuntimeError as error:
+                self._unanswered(held, error)
+                continue
+            self._take(held, answers)
+
+    def _alive(self) -> tuple[list[Held], list[tuple[str, str]]]:
+        """The claims worth keeping: their loop still turns, and they are not past their time."""
+        now = self._clock.boot()
+        with self._lock:
+            held = [h for h in self._held.values() if now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL]
+        return held, [(h.row.run_id, h.row.claim_id) for h in held]
+
+    def _take(self, held: list[Held], answers: list[tuple[bool, bool]]) -> None:
+        self._answered = self._clock.boot()
+        for each, (ok, cancel) in zip(held, answers, strict=True):
+            if not ok:
+                self._tell(each, each.lose)
+            elif cancel:
+                self._tell(each, each.cancel)
+
+    def _unanswered(self, held: list[Held], error: AgentRuntimeError) -> None:
+        silent = self._clock.boot() - self._answered
+        log.warning("heartbeat failed for %.1f s: %s", silent, error)
+        if silent > self._config.lease_ttl_seconds * 2 / 3:
+            for each in held:
+                self._tell(each, each.lose)
+
+    @staticmethod
+    def _tell(held: Held, what: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed
+            held.loop.call_soon_threadsafe(what)
+
+    # -- hearing
+
+    def _mail(self) -> None:
+        """Some mailbox got a message: every loop with claims looks."""
+        for loop, (news, _) in tuple(self._watchers.items()):
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(news.set)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        known = self._watchers.get(loop)
+        if known is None or known[1].done():
+            news = asyncio.Event()
+            task = loop.create_task(self._follow(loop, news), name="agent-runtime-news")
+            self._watchers[loop] = (news, task)
+
+    async def _follow(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:
+        rings = self._stop_listening is not None
+        try:
+            while True:
+                self._ticks[loop] = self._clock.boot()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0 if rings else NEWS_EVERY):
+                        await news.wait()
+                mine = [h for h in self._held.values() if h.loop is loop]
+                if not mine:
+                    return
+                if news.is_set() or not rings:
+                    news.clear()
+                    await self._look(mine)
+        finally:
+            self._ticks.pop(loop, None)
+            if self._watchers.get(loop, (None,))[0] is news:
+                del self._watchers[loop]
+
+    async def _look(self, mine: list[Held]) -> None:
+        try:
+            news = await self._queue.news([h.row.run_id for h in mine])
+        except AgentRuntimeError as error:
+            log.warning("could not look for messages: %s", error)
+            return
+        for held in mine:
+            new = news.get(held.row.run_id)
+            if held.place.sealed:
+                continue
+            if new is None or new.claim_id != held.row.claim_id or new.status != "running":
+                held.lose()
+            elif new.cancelled:
+                held.cancel()
+            elif new.mail_seq > held.seen:
+                held.seen = new.mail_seq
+                held.place.mail.set()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()

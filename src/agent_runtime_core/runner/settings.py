@@ -1,0 +1,130 @@
+"""How a runner runs, and what it tells about a run."""
+
+from __future__ import annotations
+
+import datetime as _dt
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+from .._clock import aware
+from .._json import decode
+from ..config import RuntimeConfig
+from ..errors import InvalidArgument
+from ..queue.row import RunRow
+from ..status import TERMINAL, RunStatus
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Times are seconds. `max_retries` counts attempts: the third failure of 3 ends the run.
+
+    `run_timeout_seconds` is time under a claim in one attempt, waiting left out. `park_after` is how
+    long a wait stays in place before the run is parked. `grace_seconds` is what running work gets when
+    the worker is told to stop. `retention` says per status how long ended runs are kept by `vacuum`.
+    """
+
+    worker_id: str = "worker-1"
+    run_timeout_seconds: float = 300
+    heartbeat_interval_seconds: float = 30
+    lease_ttl_seconds: float = 60
+    max_retries: int = 3
+    retry_backoff_base: float = 2
+    retry_backoff_max: float = 300
+    park_after: float = 5.0
+    grace_seconds: float = 25.0
+    retention: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.worker_id or not isinstance(self.worker_id, str):
+            raise InvalidArgument(f"worker_id is a text that is not empty, not {self.worker_id!r}")
+        for name in ("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"):
+            self._number(name, above=True)
+        for name in ("retry_backoff_base", "retry_backoff_max", "park_after", "grace_seconds"):
+            self._number(name)
+        if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
+            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {self.max_retries!r}")
+        for status, kept in self.retention.items():
+            if status not in TERMINAL:
+                raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {status!r}")
+            if not kept >= 0:
+                raise InvalidArgument(f"retention of {status!r} is a number of seconds, not {kept!r}")
+
+    def _number(self, name: str, *, above: bool = False) -> None:
+        value = getattr(self, name)
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not fits or value < 0 or (above and value == 0):
+            raise InvalidArgument(
+                f"{name} is a number of seconds {'above' if above else 'of at least'} 0, not {value!r}"
+            )
+
+    @property
+    def beat_interval(self) -> float:
+        return min(self.heartbeat_interval_seconds, self.lease_ttl_seconds / 3)
+
+    @classmethod
+    def of(cls, config: RuntimeConfig) -> RunnerConfig:
+        """The runner's part of the process's configuration."""
+        return cls(
+            run_timeout_seconds=config.run_timeout_seconds,
+            heartbeat_interval_seconds=config.heartbeat_interval_seconds,
+            lease_ttl_seconds=config.lease_ttl_seconds,
+            max_retries=config.max_retries or 1,
+            retry_backoff_base=config.retry_backoff_base,
+            retry_backoff_max=config.retry_backoff_max,
+            park_after=config.park_after,
+        )
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as `get_run` and `runs` tell it; datetimes are aware UTC."""
+
+    run_id: UUID
+    run_key: str | None
+    agent_key: str
+    status: RunStatus
+    attempt: int
+    generation: int
+    input: dict[str, Any]
+    metadata: dict[str, Any]
+    priority: int
+    created_at: _dt.datetime
+    scheduled_at: _dt.datetime | None
+    started_at: _dt.datetime | None
+    ended_at: _dt.datetime | None
+    deadline: _dt.datetime | None
+    #: What a waiting run waits for, or why an ended one ended.
+    reason: str
+    #: Who holds it now, or held it last.
+    worker: str | None
+    parent_run_id: UUID | None
+    cancel_requested: bool
+
+    @classmethod
+    def of(cls, row: RunRow) -> RunInfo:
+        def when(seconds: float | None) -> _dt.datetime | None:
+            return aware(seconds) if seconds else None
+
+        return cls(
+            run_id=UUID(row.run_id),
+            run_key=row.run_key,
+            agent_key=row.agent,
+            status=RunStatus(row.status),
+            attempt=row.attempt,
+            generation=row.generation,
+            input=cast("dict[str, Any]", decode(row.input)),
+            metadata=cast("dict[str, Any]", decode(row.metadata)),
+            priority=row.priority,
+            created_at=aware(row.created_at),
+            scheduled_at=when(row.due_at),
+            started_at=when(row.started_at),
+            ended_at=when(row.ended_at),
+            deadline=when(row.deadline),
+            reason=row.reason,
+            worker=row.worker or None,
+            parent_run_id=None if row.parent_id is None else UUID(row.parent_id),
+            cancel_requested=row.cancel_at is not None,
+        )

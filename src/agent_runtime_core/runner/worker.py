@@ -1,0 +1,178 @@
+"""The working loop of a runner: claim, drive, wait for more, drain when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AgentRuntimeError, InvalidArgument
+from ..queue.row import RunRow
+
+if TYPE_CHECKING:
+    from .core import AgentRunner
+    from .drive import Drive
+
+log = logging.getLogger("agent_runtime_core")
+
+SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
+
+
+class Worker:
+    """One runner's slots, and the runs in them."""
+
+    def __init__(self, runner: AgentRunner) -> None:
+        self.runner = runner
+        self._busy = 0  # runs that use a slot: those that wait in place do not
+        self._slots = 1
+        self._drives: dict[asyncio.Task[Any], Drive] = {}
+        self._stopping = False
+        self._hurry = False
+        self._wake: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def once(self) -> bool:
+        rows = await self._claim(1)
+        if not rows:
+            return False
+        await self._start(rows[0])
+        return True
+
+    async def _claim(self, count: int) -> list[RunRow]:
+        runner = self.runner
+        return await runner.queue.claim_rows(
+            runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count
+        )
+
+    def _start(self, row: RunRow) -> asyncio.Task[Any]:
+        drive = self.runner._drive(row, self.runner.agent(row.agent), inline=False)
+        task = asyncio.ensure_future(drive.run())
+        self._busy += 1
+        self._drives[task] = drive
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._drives.pop(task, None)
+        self._busy -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error(
+                "a run could not be driven: %s; its lease runs out and it is claimed again", error, exc_info=error
+            )
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    @asynccontextmanager
+    async def idle(self) -> AsyncIterator[None]:
+        """A run waits in place: its slot is free meanwhile."""
+        self._busy -= 1
+        self._ring()
+        try:
+            yield
+        finally:
+            self._busy += 1
+
+    # -- the loop
+
+    async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
+        if concurrency < 1:
+            raise InvalidArgument(f"concurrency is at least 1, not {concurrency!r}")
+        if not poll_interval > 0:
+            raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
+        self._slots, self._stopping, self._hurry = concurrency, False, False
+        self._loop, wake = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = wake
+        stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
+        with self._signals(handle_signals):
+            try:
+                while not self._stopping:
+                    wake.clear()
+                    if not await self._fill():
+                        await self._sleep(wake, poll_interval)
+                await self.drain()
+            finally:
+                self._wake = None
+                if stop_listening is not None:
+                    stop_listening()
+
+    async def _fill(self) -> bool:
+        """Claim for the free slots; True if something was claimed."""
+        free = self._slots - self._busy
+        if free <= 0:
+            return False
+        try:
+            rows = await self._claim(free)
+        except AgentRuntimeError as error:
+            log.warning("could not claim: %s", error)
+            return False
+        for row in rows:
+            if self._stopping:
+                break
+            self._start(row)
+        return bool(rows) and len(rows) == free and not self._stopping
+
+    async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
+        """Until something may be claimable: a bell, a free slot, a timer that is due, or the next poll."""
+        clock, seconds = self.runner.queue.clock, poll_interval
+        if self._busy < self._slots:
+            with contextlib.suppress(AgentRuntimeError):
+                due = await self.runner.queue.next_due()
+                if due is not None:
+                    seconds = min(seconds, max(due - clock.wall(), 0.001))
+        waiting = asyncio.ensure_future(wake.wait())
+        timer = asyncio.ensure_future(clock.sleep(seconds))
+        try:
+            await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+            timer.cancel()
+
+    def _ring_from_thread(self) -> None:
+        if self._loop is not None and self._busy < self._slots:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._ring)
+
+    # -- stopping
+
+    def stop(self) -> None:
+        self._hurry = self._stopping
+        self._stopping = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._ring)
+
+    @contextlib.contextmanager
+    def _signals(self, wanted: bool) -> Any:
+        if not wanted or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, installed = asyncio.get_running_loop(), []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                loop.add_signal_handler(number, self.stop)
+                installed.append(number)
+        try:
+            yield
+        finally:
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+    async def drain(self) -> None:
+        """Let running work finish for the grace time, then give it back."""
+        grace = self.runner.config.grace_seconds
+        clock = self.runner.queue.clock
+        until = clock.boot() + grace
+        while self._drives and not self._hurry and clock.boot() < until:
+            await asyncio.wait(self._drives, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
+        for drive in tuple(self._drives.values()):
+            drive.hand_back()
+        if self._drives:
+            await asyncio.wait(self._drives, timeout=SHUTDOWN + self.runner.config.grace_seconds / 5)

@@ -1,0 +1,64 @@
+"""What runs have done and where they stand, on every backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._load import load, pick
+from ..config import get_config
+
+if TYPE_CHECKING:
+    from .._engines.base import Guard, Op
+    from ..journal.record import Record
+    from .base import StateRow, StateStore
+    from .memory import InMemoryStateStore
+    from .sqlite import SQLiteStateStore
+
+__all__ = [
+    "BACKENDS",
+    "Guard",
+    "InMemoryStateStore",
+    "Op",
+    "Record",
+    "SQLiteStateStore",
+    "StateRow",
+    "StateStore",
+    "get_state_store",
+]
+
+BACKENDS = {"memory": ".memory:InMemoryStateStore", "sqlite": ".sqlite:SQLiteStateStore"}
+
+_LAZY = {
+    "Guard": ".._engines.base:Guard",
+    "Op": ".._engines.base:Op",
+    "Record": "..journal.record:Record",
+    "StateRow": ".base:StateRow",
+    "StateStore": ".base:StateStore",
+} | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
+
+
+def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
+    """A state store by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+
+    `options` go to its constructor. SQLite's `path` is by default the configured one, or agent_runtime.db.
+    InvalidArgument (a ValueError): there is no such backend.
+    """
+    config = get_config()
+    name = config.state_store_backend if backend is None else backend
+    if name == "sqlite" and "engine" not in options:
+        options.setdefault("durability", config.durability)
+        if "path" not in options and "db_path" not in options:
+            options["path"] = config.sqlite_path
+    store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**options)
+    return store
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = load(_LAZY[name], package=__name__)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,96 @@
+"""What a run has done and where it stands: its journal, its last checkpoint, its status."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+
+from .._clock import SYSTEM, Clock
+from .._engines.base import Commits, Guard, Op
+from .._json import decode, encode
+from ..errors import InvalidArgument
+from ..journal.record import Record
+
+
+class StateRow(NamedTuple):
+    """The mutable part of a run's state; `mark` is the place in the run where the checkpoint was made."""
+
+    status: str | None = None
+    checkpoint: str | None = None
+    mark: str | None = None
+
+
+class StateStore(ABC):
+    """The journal, checkpoint and status of runs.
+
+    What it guarantees, on every backend:
+
+    1. The journal of a run is append-only: a position is written once; the same position by the same
+       claim is the same record, and repeating it changes nothing.
+    2. A write with a claim is refused with LeaseLost once that claim was superseded.
+    3. What is read is not shared with what was written: everything goes through its encoding.
+
+    A backend brings two methods: `commit(guard, ops)` applies `journal.append(run_id, Record)`,
+    `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)` and
+    `state.delete(run_id)`, and the fences `fence.install` and `fence.forget`, all or nothing, refusing
+    with LeaseLost where `guard.token` is not the fence of `guard.key`; `read(what, ...)` answers
+    records(run_id, after) in order, ending(run_id), the last record of kind "ended" or None, and
+    state(run_id) as a StateRow.
+    """
+
+    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
+
+    @abstractmethod
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
+
+    @abstractmethod
+    async def read(self, what: str, *args: Any) -> Any: ...
+
+    @property
+    def commits(self) -> Commits:
+        """What writes for this backend: the engine it shares with others, or itself."""
+        return cast(Commits, getattr(self, "engine", self))
+
+    #: Whether `ctx.transaction` can run a function inside the commit of its record.
+    transacts = False
+
+    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
+        """Let go of what this backend holds."""
+
+    async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
+        """Replace the run's checkpoint; with `claim`, only while that claim holds."""
+        if not isinstance(state, Mapping):
+            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {state!r:.80}")
+        key = str(run_id)
+        op = Op("state.checkpoint", (key, encode(dict(state)), None, self.clock.wall()))
+        await self.commits.commit(None if claim is None else Guard(key, claim), [op])
+
+    async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
+        """The last checkpoint saved, or None."""
+        text = (await self.state(str(run_id))).checkpoint
+        return None if text is None else cast("dict[str, Any]", decode(text))
+
+    async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
+        key = str(run_id)
+        guard = None if claim is None else Guard(key, claim)
+        await self.commits.commit(guard, [Op("state.status", (key, str(status), self.clock.wall()))])
+
+    async def get_run_status(self, run_id: UUID | str) -> str | None:
+        return (await self.state(str(run_id))).status
+
+    async def state(self, run_id: str) -> StateRow:
+        row: StateRow = await self.read("state", run_id)
+        return row
+
+    async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
+        """The run's journal past that position, in order."""
+        records: list[Record] = await self.read("records", str(run_id), after)
+        return records
+
+    async def ending(self, run_id: str) -> Record | None:
+        """The record of the run's last end, or None."""
+        record: Record | None = await self.read("ending", run_id)
+        return record

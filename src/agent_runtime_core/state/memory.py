@@ -1,0 +1,48 @@
+"""A state store in this process, gone when it ends."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .._engines.backed import OnMemory
+from .._engines.base import Concern
+from .._engines.memory import MemoryTx
+from ..journal import memory as journal
+from .base import StateRow, StateStore
+
+
+def checkpoint(tx: MemoryTx, run_id: str, text: str, mark: str | None, now: float) -> None:
+    row = tx.tables["state"].get(run_id, StateRow())
+    tx.put(tx.tables["state"], run_id, row._replace(checkpoint=text, mark=mark))
+
+
+def status(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
+    row = tx.tables["state"].get(run_id, StateRow())
+    tx.put(tx.tables["state"], run_id, row._replace(status=text))
+
+
+def delete(tx: MemoryTx, run_id: str) -> None:
+    tx.drop(tx.tables["state"], run_id)
+    journal.delete(tx, run_id)
+
+
+def _state(tx: MemoryTx, run_id: str) -> StateRow:
+    row: StateRow = tx.tables["state"].get(run_id, StateRow())
+    return row
+
+
+CONCERN = Concern(
+    "state", {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete}, tables=("state",)
+)
+
+
+class InMemoryStateStore(OnMemory, StateStore):
+    """A state store in this process, gone when it ends."""
+
+    concerns = (journal.CONCERN, CONCERN)
+    reads: ClassVar = {"state": _state, "records": journal.records, "ending": journal.ending}
+
+    def clear(self) -> None:
+        """Forget every run."""
+        for table in ("state", "journal", "head"):
+            self.engine.tables[table].clear()

@@ -1,0 +1,56 @@
+"""A state store in one SQLite file, shared by all processes on this machine."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import ClassVar
+
+from .._engines.backed import OnSQLite
+from .._engines.base import Concern
+from .._engines.sqlite import SQLiteTx
+from ..journal import sqlite as journal
+from .base import StateRow, StateStore
+
+MIGRATIONS = (
+    "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)",
+)
+
+
+def checkpoint(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
+    tx.execute(
+        "INSERT INTO arc_state VALUES (?1, NULL, ?2, ?3, ?4)"
+        " ON CONFLICT (run_id) DO UPDATE SET checkpoint = ?2, mark = ?3, t = ?4",
+        (run_id, text, mark, now),
+    )
+
+
+def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
+    tx.execute(
+        "INSERT INTO arc_state VALUES (?1, ?2, NULL, NULL, ?3) ON CONFLICT (run_id) DO UPDATE SET status = ?2, t = ?3",
+        (run_id, text, now),
+    )
+
+
+def delete(tx: SQLiteTx, run_id: str) -> None:
+    tx.execute("DELETE FROM arc_state WHERE run_id = ?", (run_id,))
+    journal.delete(tx, run_id)
+
+
+def _state(view: sqlite3.Connection, run_id: str) -> StateRow:
+    row = view.execute("SELECT status, checkpoint, mark FROM arc_state WHERE run_id = ?", (run_id,)).fetchone()
+    return StateRow(*row) if row else StateRow()
+
+
+CONCERN = Concern(
+    "state",
+    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
+    migrations=MIGRATIONS,
+)
+
+
+class SQLiteStateStore(OnSQLite, StateStore):
+    """A state store in one SQLite file, shared by all processes on this machine."""
+
+    concerns = (journal.CONCERN, CONCERN)
+    reads: ClassVar = {"state": _state, "records": journal.records, "ending": journal.ending}
+    transacts = True

@@ -1,0 +1,26 @@
+"""Durable steps: `StepExecutor` and what it works with."""
+
+from __future__ import annotations
+
+from .._json import register_type
+from ..attempts import Happened
+from ..errors import StepCancelledError, StepExecutionError, StepInDoubt
+from ..retry import Backoff
+from ..status import StepStatus
+from .executor import StepExecutor
+from .model import ExecutionState, State, Step, StepResult
+
+__all__ = [
+    "Backoff",
+    "ExecutionState",
+    "Happened",
+    "State",
+    "Step",
+    "StepCancelledError",
+    "StepExecutionError",
+    "StepExecutor",
+    "StepInDoubt",
+    "StepResult",
+    "StepStatus",
+    "register_type",
+]

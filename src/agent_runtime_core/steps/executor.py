@@ -1,0 +1,109 @@
+"""Lists of steps and fan-outs, each step recorded once and never run again after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..attempts import InDoubt, Policy, RetryOn
+from ..book import Book
+from ..errors import InvalidArgument
+from ..retry import Delay
+from .chain import Chain
+from .fanout import FanOut
+from .model import ExecutionState, Step, unique
+from .plain import PlainChain, PlainFanOut
+
+DEFAULT_KEY = "_step_executor_state"
+
+
+class StepExecutor:
+    """Runs steps over a run's context: our own, which has a journal, or anything with emit, checkpoint,
+    get_state and cancelled, whose checkpoint then keeps the whole state under `checkpoint_key`.
+
+    `cancel_check_interval` is how often, in seconds, such a foreign context is asked whether it was
+    cancelled while a step runs; ours tells by itself. At most `max_concurrency` items of a `map` run at once.
+    """
+
+    def __init__(
+        self,
+        ctx: Any,
+        *,
+        checkpoint_key: str = DEFAULT_KEY,
+        cancel_check_interval: float = 0.5,
+        max_concurrency: int = 16,
+    ) -> None:
+        if max_concurrency < 1:
+            raise InvalidArgument(f"max_concurrency is at least 1, not {max_concurrency!r}")
+        if not cancel_check_interval > 0:
+            raise InvalidArgument(
+                f"cancel_check_interval is a number of seconds above 0, not {cancel_check_interval!r}"
+            )
+        self.ctx = ctx
+        self.checkpoint_key = checkpoint_key
+        self.cancel_check_interval = cancel_check_interval
+        self.max_concurrency = max_concurrency
+        self._state = ExecutionState()
+
+    @property
+    def state(self) -> ExecutionState:
+        return self._state
+
+    def update_custom_state(self, values: Mapping[str, Any]) -> None:
+        """Add to the state that steps see; kept with the next step that succeeds."""
+        self._state.custom_state.update(values)
+
+    @property
+    def _book(self) -> Book | None:
+        book = getattr(self.ctx, "book", None)
+        return book if isinstance(book, Book) else None
+
+    @property
+    def _scope(self) -> str:
+        return "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
+
+    async def run(
+        self, steps: Sequence[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
+    ) -> dict[str, Any]:
+        """Run the steps in order; their results by name, those of skipped ones included.
+
+        A recorded step is not run again, in this process or after a crash; `resume=False` begins anew.
+        StepExecutionError after a step's last retry, StepCancelledError before a step of a cancelled
+        run, JournalMismatch where the list is not the one that was recorded.
+        """
+        unique(steps)
+        book = self._book
+        if book is None:
+            return await PlainChain(self).run(steps, initial_state, resume)
+        return await Chain(self, book, self._scope).run(steps, initial_state, resume)
+
+    async def map(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        items: Iterable[Any],
+        *,
+        key: Callable[[Any], str] | None = None,
+        retries: int = 0,
+        retry_delay: float = 1.0,
+        timeout: float | None = None,
+        retry_on: RetryOn = Exception,
+        backoff: Delay | None = None,
+        on_in_doubt: InDoubt = "retry",
+        returns: Any = None,
+    ) -> list[Any]:
+        """`fn(item)` for every item, some at once, each recorded by itself; the results in the items' order.
+
+        An item is known by its place, or by `key(item)`. When one fails for good, no other is begun,
+        those in flight are finished and recorded, and then its error is raised.
+        """
+        policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        listed = list(items)
+        keys = [str(i) if key is None else key(item) for i, item in enumerate(listed)]
+        if len(set(keys)) != len(keys):
+            twice = next(k for k in keys if keys.count(k) > 1)
+            raise InvalidArgument(f"map {name!r}: two items have the key {twice!r}: keys are unique")
+        book = self._book
+        if book is None:
+            return await PlainFanOut(self).run(name, fn, listed, keys, policy)
+        return await FanOut(self, book).run(name, fn, listed, keys, policy, returns)

@@ -1,0 +1,120 @@
+"""One function over many items, each item a step of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._json import arguments_digest, codec_for, encode
+from ..attempts import Policy, Work, call, callee, perform
+from ..book import Book
+from ..errors import StepCancelledError
+from ..journal.record import SKIPPED
+
+if TYPE_CHECKING:
+    from .executor import StepExecutor
+
+
+class FanOut:
+    """One pass over the items."""
+
+    def __init__(self, executor: StepExecutor, book: Book) -> None:
+        self.executor, self.book = executor, book
+        self.failed: BaseException | None = None
+
+    async def run(
+        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any
+    ) -> list[Any]:
+        self.fn, self.items, self.policy = fn, items, policy
+        self.how = callee(fn)
+        self.codec = (self.how.encode, self.how.decode) if returns is None else codec_for(returns)
+        self.keys = [f"m:{key}" for key in keys]
+        self.name = name
+        self.digests = [arguments_digest((item,), {})[0] for item in items]
+        self.results: list[Any] = [None] * len(items)
+        missing = await self._recorded()
+        self.queue = iter(missing)
+        workers = min(self.executor.max_concurrency, len(missing))
+        await self._all([self._worker(next(self.queue)) for _ in range(workers)])
+        if self.failed is not None:
+            raise self.failed
+        return self.results
+
+    async def _recorded(self) -> list[int]:
+        """Take what the journal has; the places of the items it has not."""
+        book, missing, skips = self.book, [], []
+        for index, key in enumerate(self.keys):
+            record = book.recorded(self.name, key)
+            if record is None:
+                missing.append(index)
+                continue
+            self.results[index] = None if record.result is None else self.codec[1](record.result)
+            skip: list[Any] = [record.name, key, index]
+            skips.append([*skip, {"input_changed": True}] if record.digest != self.digests[index] else skip)
+            book.passed(recorded=True)
+        if skips:
+            total = len(self.items)
+            await book.ledger.note(book.boundary_record(SKIPPED, nev=len(skips), total=total, info={"steps": skips}))
+        return missing
+
+    async def _all(self, workers: Sequence[Any]) -> None:
+        tasks = [asyncio.ensure_future(worker) for worker in workers]
+        if not tasks:
+            return
+        try:
+            await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            raise
+        for task in tasks:
+            task.result()
+
+    async def _worker(self, index: int) -> None:
+        carried = False
+        place: int | None = index
+        while place is not None and self.failed is None:
+            try:
+                if self.executor.ctx.cancelled():
+                    raise StepCancelledError(self.name)
+                place, carried = await self._one(place, carried)
+            except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are recorded
+                self.failed = self.failed or error
+                return
+
+    async def _one(self, index: int, begun: bool) -> tuple[int | None, bool]:
+        """Perform one item; the next one for this worker, and whether its start is recorded."""
+        book = self.book
+        name = book.former(self.name, self.keys[index])
+        following: list[int | None] = [None]
+
+        async def finish(work: Work, text: str, attempt: int, ms: int) -> None:
+            after = None
+            if self.failed is None:
+                following[0] = next(self.queue, None)
+                if following[0] is not None:
+                    after = self._start_of(following[0])
+            record = book.finished(
+                work.name, work.key, text, attempt=attempt, pos=index, total=len(self.items),
+                tries=self.policy.retries + 1, ms=ms, next=after, digest=self.digests[index],
+            )  # fmt: skip
+            await book.ledger.append(record)
+            book.done[work.name, work.key] = record
+
+        work = Work(
+            name, self.keys[index], lambda: call(self.fn, self.how, (self.items[index],), self.executor.ctx),
+            self.policy, encode=self.codec[0], decode=self.codec[1], pos=index, total=len(self.items),
+            digest=self.digests[index], begun=begun,
+        )  # fmt: skip
+        self.results[index] = await perform(book, work, finish)
+        book.passed(recorded=False)
+        place = following[0]
+        return place, place is not None and (self.name, self.keys[place]) not in book.begun
+
+    def _start_of(self, index: int) -> str | None:
+        name = self.book.former(self.name, self.keys[index])
+        if (name, self.keys[index]) in self.book.begun:
+            return None
+        return encode({"name": name, "key": self.keys[index], "pos": index, "tries": self.policy.retries + 1})

@@ -1,0 +1,131 @@
+"""A step, its result, and the state a list of steps carries along."""
+
+from __future__ import annotations
+
+import datetime as _dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._clock import SYSTEM, aware
+from .._ids import run_uuid
+from ..attempts import InDoubt, Policy, RetryOn
+from ..errors import InvalidArgument
+from ..retry import Delay
+from ..status import StepStatus
+
+
+@dataclass
+class Step:
+    """One named step of a list.
+
+    `fn(ctx, state)` is a coroutine function, or a plain one that runs in a thread. It is tried
+    `1 + retries` times, `retry_delay` seconds (or `backoff`) apart, each at most `timeout` seconds.
+    With `checkpoint=False` its record commits with the next checkpointed step; until then it runs
+    again on resume. `on_in_doubt` is asked when an earlier process began the step and never recorded
+    its end: "retry", "fail", "review", or a function that answers None or Happened(result).
+    `returns` names the type to rebuild, where the annotation of `fn` does not.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    retries: int = 0
+    retry_delay: float = 1.0
+    timeout: float | None = None
+    description: str | None = None
+    checkpoint: bool = True
+    retry_on: RetryOn = field(default=Exception, kw_only=True)
+    backoff: Delay | None = field(default=None, kw_only=True)
+    on_in_doubt: InDoubt = field(default="retry", kw_only=True)
+    returns: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise InvalidArgument(f"a step's name is a text that is not empty, not {self.name!r}")
+        if not callable(self.fn):
+            raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
+        self.policy()
+
+    def policy(self) -> Policy:
+        return Policy(self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
+
+
+@dataclass
+class StepResult:
+    """How a step ended."""
+
+    name: str
+    status: StepStatus
+    result: Any = None
+    error: str | None = None
+    attempts: int = 1
+    started_at: _dt.datetime | None = None
+    completed_at: _dt.datetime | None = None
+    duration_ms: float | None = None
+
+
+@dataclass
+class ExecutionState:
+    """Where a list of steps stands. `custom_state` is what its steps see as `state`."""
+
+    execution_id: str = field(default_factory=lambda: str(run_uuid(None, SYSTEM)[0]))
+    current_step_index: int = 0
+    completed_steps: list[str] = field(default_factory=list)
+    step_results: dict[str, Any] = field(default_factory=dict)
+    started_at: _dt.datetime = field(default_factory=lambda: aware(SYSTEM.wall()))
+    custom_state: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold, sharing nothing with this object's lists."""
+        return {
+            "execution_id": str(self.execution_id),
+            "current_step_index": self.current_step_index,
+            "completed_steps": list(self.completed_steps),
+            "step_results": dict(self.step_results),
+            "started_at": self.started_at.isoformat(),
+            "custom_state": dict(self.custom_state),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ExecutionState:
+        """The state that `to_dict` wrote; what is missing takes its default."""
+        state = cls()
+        state.execution_id = str(data.get("execution_id", state.execution_id))
+        state.current_step_index = int(data.get("current_step_index", 0))
+        state.completed_steps = list(data.get("completed_steps", ()))
+        state.step_results = dict(data.get("step_results", {}))
+        state.custom_state = dict(data.get("custom_state", {}))
+        if (started := data.get("started_at")) is not None:
+            state.started_at = started if isinstance(started, _dt.datetime) else _dt.datetime.fromisoformat(started)
+        return state
+
+
+class State(dict[str, Any]):
+    """What a step sees: values it may change, kept only if it succeeds, and `results` of earlier steps by name."""
+
+    results: Mapping[str, Any]
+
+    def __init__(self, values: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.results = results
+
+
+class ReadOnlyState(State):
+    """State where more than one step may run at once: results carry data, this does not."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise InvalidArgument("state is read-only where steps run side by side: return the value as the step's result")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+
+def unique(steps: Sequence[Step]) -> Sequence[Step]:
+    seen: set[str] = set()
+    for step in steps:
+        if not isinstance(step, Step):
+            raise InvalidArgument(f"a list of steps holds Step objects, not {step!r:.80}")
+        if step.name in seen:
+            raise InvalidArgument(f"two steps are called {step.name!r}: names in one list are unique")
+        seen.add(step.name)
+    return steps

@@ -1,0 +1,179 @@
+"""Steps over a context without a journal: its checkpoint keeps the whole state, its emit takes the events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from .._clock import SYSTEM
+from .._json import decode, encode
+from ..attempts import Policy, call, callee, let_go, limited
+from ..errors import InvalidArgument, StepCancelledError, StepExecutionError
+from .model import ExecutionState, State, Step
+
+if TYPE_CHECKING:
+    from .executor import StepExecutor
+
+
+class Plain:
+    """What both kinds of plain runs share: events, checkpoints, and the tries of one step."""
+
+    def __init__(self, executor: StepExecutor) -> None:
+        self.executor, self.ctx = executor, executor.ctx
+
+    @property
+    def kept(self) -> ExecutionState:
+        return self.executor._state
+
+    async def load(self, resume: bool) -> bool:
+        saved = (await self.ctx.get_state() or {}).get(self.executor.checkpoint_key) if resume else None
+        self.executor._state = ExecutionState.from_dict(saved or {})
+        return saved is not None
+
+    async def save(self) -> None:
+        whole = dict(await self.ctx.get_state() or {})
+        whole[self.executor.checkpoint_key] = decode(encode(self.kept.to_dict()))
+        await self.ctx.checkpoint(whole)
+
+    async def tries(
+        self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any]
+    ) -> tuple[Any, int]:
+        """The result of the first try that succeeds, and its number."""
+        emit, attempt = self.ctx.emit, 0
+        percent = about["step_index"] / about["total_steps"] * 100
+        while True:
+            attempt += 1
+            tried = {**about, "attempt": attempt, "max_attempts": policy.retries + 1}
+            await emit("step.started", {**tried, "description": description})
+            await emit("progress.update", {**tried, "progress_percent": percent, "description": description})
+            since = SYSTEM.boot()
+            try:
+                work = self._watched(run(), name)
+                value = await (work if policy.timeout is None else limited(work, policy.timeout, f"step {name!r}"))
+                result = decode(encode(value))
+            except StepCancelledError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
+                await self._failed(name, tried, policy, attempt, error)
+                continue
+            ms = int((SYSTEM.boot() - since) * 1000)
+            await emit("step.completed", {**tried, "duration_ms": ms})
+            return result, attempt
+
+    async def _failed(
+        self, name: str, tried: Mapping[str, Any], policy: Policy, attempt: int, error: Exception
+    ) -> None:
+        message = str(error) or type(error).__name__
+        delay = policy.delay(error, attempt, SYSTEM.random)
+        if delay is None:
+            about = {key: tried[key] for key in ("step_name", "step_index", "total_steps")}
+            await self.ctx.emit("step.failed", {**about, "attempts": attempt, "error": message})
+            if isinstance(error, InvalidArgument):
+                raise error
+            raise StepExecutionError(name, message, attempt) from error
+        await self.ctx.emit("step.retrying", {**tried, "error": message, "retry_delay": delay})
+        await asyncio.sleep(delay)
+
+    async def _watched(self, work: Any, name: str) -> Any:
+        """The result of `work`, ended early when the context says it was cancelled."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=self.executor.cancel_check_interval))[0]:
+                if self.ctx.cancelled():
+                    task.cancel()
+                    await let_go(task, f"step {name!r}")
+                    raise StepCancelledError(name)
+        except asyncio.CancelledError:
+            task.cancel()
+            await let_go(task, f"step {name!r}")
+            raise
+        return task.result()
+
+
+class PlainChain(Plain):
+    """A list of steps."""
+
+    async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
+        given = {**self.kept.custom_state, **(initial_state or {})}
+        if not await self.load(resume):
+            self.kept.custom_state = given
+        done = set(self.kept.completed_steps)
+        for index, step in enumerate(steps):
+            about = {"step_name": step.name, "step_index": index, "total_steps": len(steps)}
+            if step.name in done:
+                await self.ctx.emit("step.skipped", {**about, "reason": "already_completed"})
+                continue
+            if self.ctx.cancelled():
+                raise StepCancelledError(step.name)
+            await self._perform(index, step, about)
+        return dict(self.kept.step_results)
+
+    async def _perform(self, index: int, step: Step, about: Mapping[str, Any]) -> None:
+        committed = encode(dict(self.kept.custom_state))
+        how = callee(step.fn)
+
+        def run() -> Any:
+            # Each try sees the state as last committed.
+            values = cast("dict[str, Any]", decode(committed))
+            self.state = State(values, MappingProxyType(self.kept.step_results))
+            self.kept.custom_state = self.state
+            return call(step.fn, how, (self.ctx, self.state), self.ctx)
+
+        result, _ = await self.tries(step.name, about, step.policy(), step.description, run)
+        kept = self.kept
+        kept.custom_state = dict(self.state)
+        kept.step_results[step.name] = result
+        kept.completed_steps.append(step.name)
+        kept.current_step_index = index + 1
+        if step.checkpoint:
+            await self.save()
+
+
+class PlainFanOut(Plain):
+    """One function over many items; each result is kept in the checkpoint under `name[key]`."""
+
+    async def run(
+        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy
+    ) -> list[Any]:
+        await self.load(resume=True)
+        self.name, self.fn, self.policy, self.total = name, fn, policy, len(items)
+        self.queue = iter([(i, item, f"{name}[{key}]") for i, (item, key) in enumerate(zip(items, keys, strict=True))])
+        self.failed: Exception | None = None
+        workers = [asyncio.ensure_future(self._worker()) for _ in range(min(self.executor.max_concurrency, len(items)))]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+        if self.failed is not None:
+            raise self.failed
+        return [self.kept.step_results[f"{name}[{key}]"] for key in keys]
+
+    async def _worker(self) -> None:
+        for index, item, label in self.queue:
+            about = {"step_name": self.name, "step_index": index, "total_steps": self.total}
+            if self.failed is not None:
+                return
+            if label in self.kept.step_results:
+                await self.ctx.emit("step.skipped", {**about, "reason": "already_completed"})
+                continue
+            if self.ctx.cancelled():
+                self.failed = self.failed or StepCancelledError(self.name)
+                return
+            try:
+                result, _ = await self.tries(
+                    self.name,
+                    about,
+                    self.policy,
+                    None,
+                    partial(call, self.fn, callee(self.fn), (item,), self.ctx),
+                )
+            except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are kept
+                self.failed = self.failed or error
+                return
+            self.kept.step_results[label] = result
+            self.kept.completed_steps.append(label)
+            await self.save()

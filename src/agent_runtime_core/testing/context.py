@@ -1,0 +1,226 @@
+"""A run context in memory that notes what an agent does with it, gone with the test."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, TypeVar, overload
+from uuid import UUID
+
+from .._clock import SYSTEM, Clock, aware
+from .._ids import run_uuid, trace_id
+from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
+from ..event_types import EventType
+from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..registry import get_runtime
+from ..retry import Delay
+from ..tools.registry import ToolRegistry
+from ..tools.schema import place_context
+from ..tools.tool import Tool
+
+__all__ = ["MockRunContext", "create_test_context", "run_agent_test"]
+
+T = TypeVar("T")
+
+
+class MockRunContext:
+    """A run context that keeps everything in lists: `events` as (type, payload), `checkpoints`, `sleeps`.
+
+    Steps run once and at once, sleeping takes no time, and a wait is answered by an earlier `signal`.
+    """
+
+    def __init__(
+        self,
+        input_messages: list[Any] | None = None,
+        params: dict[str, Any] | None = None,
+        metadata: dict[str, Any] | None = None,
+        run_id: UUID | str | None = None,
+        conversation_id: UUID | None = None,
+        tool_registry: ToolRegistry | None = None,
+        *,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.input_messages = [] if input_messages is None else input_messages
+        self.params = {} if params is None else params
+        self.metadata = {} if metadata is None else metadata
+        self.run_id, self.run_key = run_uuid(run_id, clock)
+        self.conversation_id = conversation_id
+        self.tool_registry = ToolRegistry() if tool_registry is None else tool_registry
+        self.trace_id = trace_id(self.run_id)
+        self.attempt = 1
+        self.step_id: str | None = None
+        self.idempotency_key: str | None = None
+        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.checkpoints: list[dict[str, Any]] = []
+        self.sleeps: list[float] = []
+        self._clock = clock
+        self._signals: dict[str, deque[Any]] = {}
+        self._cancelled = False
+
+    @property
+    def tools(self) -> ToolRegistry:
+        return self.tool_registry
+
+    async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
+        self.events.append((_text(event_type), dict(payload)))
+
+    async def checkpoint(self, state: dict[str, Any]) -> None:
+        self.checkpoints.append(copy.deepcopy(state))
+
+    async def get_state(self) -> dict[str, Any] | None:
+        return copy.deepcopy(self.checkpoints[-1]) if self.checkpoints else None
+
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def is_cancelled(self) -> bool:
+        return self._cancelled
+
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *args: Any,
+        key: str | None = None,
+        retries: int = 0,
+        retry_delay: float = 1.0,
+        timeout: float | None = None,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        backoff: Delay | None = None,
+        on_in_doubt: str | Callable[..., Any] = "retry",
+        returns: Any = None,
+    ) -> Any:
+        """`fn(*args)`, once: retries, times and records are the real context's business."""
+        result = fn(*place_context(fn, self, args))
+        return await result if inspect.isawaitable(result) else result
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+
+    async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
+        """The payload of the earliest `signal` of that name not yet taken; WaitTimeout if there is none."""
+        waiting = self._signals.get(name)
+        if not waiting:
+            raise WaitTimeout(f"no signal {name!r} is there: call ctx.signal({name!r}, payload) before the agent runs")
+        return waiting.popleft()
+
+    async def approve(
+        self, name: str, details: Any = None, *, schema: dict[str, Any] | None = None, timeout: float | None = None
+    ) -> Any:
+        """The same as `wait_for_signal`: answer with `signal`."""
+        return await self.wait_for_signal(name, timeout=timeout)
+
+    async def call(self, agent: AgentRuntime | str, input: dict[str, Any]) -> RunResult:
+        """Run the agent now, in a MockRunContext of its own."""
+        found = get_runtime(agent) if isinstance(agent, str) else agent
+        if found is None:
+            raise UnknownAgent(f"no agent {agent!r} is registered: register_runtime(...) first")
+        child = MockRunContext(
+            input.get("messages"),
+            input.get("params"),
+            conversation_id=input.get("conversation_id"),
+            tool_registry=_tools_of(found),
+            clock=self._clock,
+        )
+        return await found.run(child)
+
+    async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        raise NotSupported("MockRunContext has no database: test a transaction with a runner on a SQLite file")
+
+    async def now(self) -> datetime:
+        return aware(self._clock.wall())
+
+    async def random(self) -> float:
+        return self._clock.random.random()
+
+    async def uuid4(self) -> UUID:
+        return run_uuid(None, self._clock)[0]
+
+    def get_events(self, event_type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
+        """What was emitted, as (type, payload); of one type only if given."""
+        wanted = None if event_type is None else _text(event_type)
+        return [event for event in self.events if wanted in (None, event[0])]
+
+    def get_checkpoints(self) -> list[dict[str, Any]]:
+        return list(self.checkpoints)
+
+    def signal(self, name: str, payload: Any = None) -> None:
+        """Answer a coming `wait_for_signal` or `approve` of that name."""
+        self._signals.setdefault(name, deque()).append(payload)
+
+    def cancel(self) -> None:
+        """From now on the run reads as cancelled."""
+        self._cancelled = True
+
+    def clear(self) -> None:
+        """Forget events, checkpoints, sleeps and signals, and the cancellation."""
+        for noted in (self.events, self.checkpoints, self.sleeps, self._signals):
+            noted.clear()
+        self._cancelled = False
+
+
+def create_test_context(
+    message: str | None = None,
+    *,
+    input_messages: list[Any] | None = None,
+    tools: Iterable[Tool] | ToolRegistry | None = None,
+    metadata: dict[str, Any] | None = None,
+    params: dict[str, Any] | None = None,
+) -> MockRunContext:
+    """A context whose input is one user message, or `input_messages`."""
+    if message is not None and input_messages is not None:
+        raise InvalidArgument("give a message or input_messages=, not both")
+    messages = input_messages if message is None else [{"role": "user", "content": message}]
+    return MockRunContext(messages, params, metadata, tool_registry=_registry(tools))
+
+
+@overload
+async def run_agent_test(
+    agent: AgentRuntime,
+    message: str,
+    *,
+    tools: Iterable[Tool] | ToolRegistry | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> tuple[RunResult, MockRunContext]: ...
+
+
+@overload
+async def run_agent_test(agent: AgentRuntime, message: RunContext) -> RunResult: ...
+
+
+async def run_agent_test(
+    agent: AgentRuntime,
+    message: str | RunContext,
+    *,
+    tools: Iterable[Tool] | ToolRegistry | None = None,
+    metadata: dict[str, Any] | None = None,
+) -> RunResult | tuple[RunResult, MockRunContext]:
+    """Run an agent once: on a text it gives (result, context), on a context the result alone."""
+    if isinstance(message, str):
+        registry = _tools_of(agent) if tools is None else tools
+        ctx = create_test_context(message, tools=registry, metadata=metadata)
+        return await agent.run(ctx), ctx
+    if tools is not None or metadata is not None:
+        raise InvalidArgument("tools= and metadata= belong to the context: give them to create_test_context")
+    return await agent.run(message)
+
+
+def _tools_of(agent: Any) -> ToolRegistry | None:
+    tools = getattr(agent, "tools", None)
+    return tools if isinstance(tools, ToolRegistry) else None
+
+
+def _registry(tools: Iterable[Tool] | ToolRegistry | None) -> ToolRegistry:
+    if isinstance(tools, ToolRegistry):
+        return tools
+    registry = ToolRegistry()
+    for tool in tools or ():
+        registry.register(tool)
+    return registry
+
+
+def _text(event_type: EventType | str) -> str:
+    return event_type.value if isinstance(event_type, EventType) else str(event_type)

@@ -1,0 +1,410 @@
+"""What every event bus must do; run each of `CASES` on your own with `await case(make)`.
+
+`make()` gives a new and empty bus each time. A case raises AssertionError where the bus breaks the
+contract; `check(make)` runs them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from ..._engines.base import INSTALL, Op
+from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
+from ...events.base import DELETE, Event, EventBus
+
+Make = Callable[[], EventBus]
+Case = Callable[[Make], Awaitable[None]]
+
+CASES: list[Case] = []
+
+RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
+OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
+PATIENCE = 20.0  # seconds after which what should have come counts as missing
+READY = 0.1  # seconds after its first step within which a subscription hears everything
+
+
+def case(function: Case) -> Case:
+    CASES.append(function)
+    return function
+
+
+async def check(make: Make) -> None:
+    """Run every case."""
+    for each in CASES:
+        await each(make)
+
+
+def same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise AssertionError(f"{what}: expected {expected!r:.400}, found {found!r:.400}")
+
+
+@contextlib.contextmanager
+def refused(error: type[Exception], what: str) -> Any:
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"{what}: {error.__name__} was not raised")
+
+
+@contextlib.asynccontextmanager
+async def opened(make: Make) -> AsyncIterator[EventBus]:
+    bus = make()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield bus
+    finally:
+        await bus.close()
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def fill(bus: EventBus, count: int, first: int = 0, run_id: UUID = RUN) -> None:
+    """Publish `count` events in one commit."""
+    events = [(f"e{n}", "tick", {"n": n}) for n in range(first, first + count)]
+    await bus.commit(None, [bus.publishing(run_id, events)])
+
+
+async def take(events: AsyncGenerator[Event, None], count: int) -> list[Event]:
+    found: list[Event] = []
+    async for event in events:
+        found.append(event)
+        if len(found) == count:
+            break
+    return found
+
+
+def sequences(events: Sequence[Event]) -> list[int]:
+    return [event.sequence for event in events]
+
+
+@case
+async def sequences_count_from_zero_for_each_run(make: Make) -> None:
+    async with opened(make) as bus:
+        published = [await bus.publish(RUN, "tick", {"n": n}) for n in range(3)]
+        other = await bus.publish(OTHER, "tick", {})
+        same(sequences(published), [0, 1, 2], "sequences of one run")
+        same(other.sequence, 0, "first sequence of another run")
+        found = await bus.get_events(RUN)
+        same(found, published, "the log and what publish answered")
+        same([event.run_id for event in found], [RUN] * 3, "the run of each event")
+        same([event.event_type for event in found], ["tick"] * 3, "the type of each event")
+        same(found[0].timestamp.utcoffset(), dt.timedelta(0), "offset of a timestamp")
+        same(await bus.get_events(str(OTHER)), [other], "a run named by text")
+
+
+@case
+async def sequences_have_no_gap_under_32_publishers(make: Make) -> None:
+    async with opened(make) as bus:
+
+        async def publish(worker: int) -> list[int]:
+            return sequences([await bus.publish(RUN, "tick", {"worker": worker, "n": n}) for n in range(8)])
+
+        answers = await asyncio.gather(*(publish(worker) for worker in range(32)))
+        found = await bus.get_events(RUN)
+        same(sequences(found), list(range(256)), "sequences in the log")
+        for worker, answer in enumerate(answers):
+            mine = [event for event in found if event.payload["worker"] == worker]
+            same([event.payload["n"] for event in mine], list(range(8)), f"order of publisher {worker}")
+            same(sequences(mine), answer, f"answers to publisher {worker}")
+
+
+@case
+async def get_events_is_inclusive_and_limited(make: Make) -> None:
+    async with opened(make) as bus:
+        same(await bus.get_events(RUN), [], "the log of an unknown run")
+        await fill(bus, 3)
+        same(sequences(await bus.get_events(RUN, since_sequence=1)), [1, 2], "since 1 of 3")
+        same(sequences(await bus.get_events(RUN, 0, limit=2)), [0, 1], "limit 2")
+        same(await bus.get_events(RUN, limit=0), [], "limit 0")
+        same(await bus.get_events(RUN, 3), [], "since the head")
+        for wrong in (-1, True, 1.5):
+            with refused(InvalidArgument, f"since_sequence={wrong}"):
+                await bus.get_events(RUN, wrong)  # type: ignore[arg-type]
+
+
+@case
+async def a_long_log_is_read_whole(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 5000)
+        same(sequences(await bus.get_events(RUN)), list(range(5000)), "5,000 events read at once")
+        same(sequences(await bus.get_events(RUN, 10, 3000)), list(range(10, 3010)), "3,000 from the tenth")
+        same(len(await bus.published(RUN)), 5000, "published ids")
+
+
+@case
+async def a_subscription_is_live_within_a_tenth_of_a_second(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 2)
+        follower = asyncio.create_task(take(bus.subscribe(RUN), 2))
+        await asyncio.sleep(READY)
+        await fill(bus, 2, first=2)
+        same(sequences(await follower), [2, 3], "what a live subscription saw")
+
+
+@case
+async def replay_goes_over_into_following_without_a_gap(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 100)
+
+        async def publish() -> None:
+            for n in range(100, 200):
+                await bus.publish(RUN, "tick", {"n": n})
+                await asyncio.sleep(0)
+
+        publisher = asyncio.create_task(publish())
+        found = await take(bus.subscribe(RUN, since_sequence=40), 160)
+        await publisher
+        same(sequences(found), list(range(40, 200)), "replayed and followed")
+        same([event.payload["n"] for event in found], list(range(40, 200)), "their payloads")
+
+
+@case
+async def a_late_joiner_misses_nothing(make: Make) -> None:
+    async with opened(make) as bus:
+        live = asyncio.create_task(take(bus.subscribe(RUN, 0), 3000))
+        await fill(bus, 2999)
+        late = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 3000))
+        await turns()
+        await bus.publish(RUN, "tick", {"n": 2999})
+        same(sequences(await live), list(range(3000)), "who was there from the beginning")
+        same(sequences(await late), list(range(3000)), "who came late")
+
+
+@case
+async def a_subscription_from_a_later_sequence_waits_for_it(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 1)
+        ahead = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=4), 1))
+        behind = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 6))
+        await turns()
+        for n in range(1, 6):
+            await bus.publish(RUN, "tick", {"n": n})
+        same(sequences(await ahead), [4], "from sequence 4 on")
+        same(sequences(await behind), list(range(6)), "from the beginning, beside it")
+
+
+@case
+async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
+    async with opened(make) as bus:
+        first = await bus.publish(RUN, "tick", {}, event_id="a")
+        await bus.publish(RUN, "tick", {}, event_id="b")
+        again = await bus.publish(RUN, "tick", {}, event_id="a")
+        same((first.sequence, again.sequence), (0, 0), "the sequence of a repeated event id")
+        mixed = bus.publishing(RUN, [("b", "tick", {}), ("c", "tick", {}), ("c", "tick", {})])
+        same(await bus.commit(None, [mixed]), [[1, 2, 2]], "a batch of old and new ids")
+        same((await bus.publish(OTHER, "tick", {}, event_id="a")).sequence, 0, "the same id in another run")
+        same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
+        same(await bus.published(RUN), frozenset("abc"), "published ids")
+
+
+@case
+async def a_stale_claim_is_refused(make: Make) -> None:
+    async with opened(make) as bus:
+        with refused(LeaseLost, "a claim that was never installed"):
+            await bus.publish(RUN, "tick", {}, claim="01A")
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        await bus.publish(RUN, "tick", {}, claim="01A", event_id="mine")
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
+        with refused(LeaseLost, "a superseded claim"):
+            await bus.publish(RUN, "tick", {}, claim="01A", event_id="late")
+        with refused(LeaseLost, "installing an older claim"):
+            await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        repeated = await bus.publish(RUN, "tick", {}, claim="01A", event_id="mine")
+        same(repeated.sequence, 0, "the repeat of a write that had landed")
+        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 1, "the claim that holds the run")
+        same((await bus.publish(RUN, "tick", {})).sequence, 2, "an administrator's write")
+        same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
+
+
+@case
+async def a_commit_is_all_or_nothing(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01B"))])
+        ops = [bus.publishing(RUN, [("a", "tick", {})]), Op(INSTALL, (str(OTHER), "01A"))]
+        with refused(LeaseLost, "an operation that is refused"):
+            await bus.commit(None, ops)
+        same(await bus.get_events(RUN), [], "the log after a refused commit")
+        same((await bus.publish(RUN, "tick", {})).sequence, 0, "the first sequence after it")
+
+
+@case
+async def a_deleted_run_is_gone(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 3)
+        await bus.publish(OTHER, "tick", {})
+        await bus.commit(None, [Op(DELETE, (str(RUN),))])
+        same(await bus.get_events(RUN), [], "the log of a deleted run")
+        same(await bus.published(RUN), frozenset(), "its published ids")
+        same(len(await bus.get_events(OTHER)), 1, "the log of another run")
+
+
+@case
+async def leaving_cleans_up(make: Make) -> None:
+    async with opened(make) as bus:
+        listening = 0
+        listen = bus.listen
+
+        def counted(topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+            nonlocal listening
+            listening += 1
+            stop = listen(topic, wake)
+
+            def stopped() -> None:
+                nonlocal listening
+                listening -= 1
+                stop()
+
+            return stopped
+
+        setattr(bus, "listen", counted)  # noqa: B010 - a checker forbids assigning to a method
+        await fill(bus, 3)
+        tasks = asyncio.all_tasks()
+        async for _ in bus.subscribe(RUN, 0):
+            break
+        closed = bus.subscribe(RUN, 0)
+        await anext(closed)
+        await closed.aclose()
+        waiting = [asyncio.create_task(take(bus.subscribe(run_id), 1)) for run_id in (RUN, RUN, OTHER)]
+        await asyncio.sleep(READY)
+        same(listening > 0, True, "somebody listens while somebody waits")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await turns()
+        same(asyncio.all_tasks() - tasks, set(), "tasks left behind")
+        same(listening, 0, "listeners left behind")
+
+
+@case
+async def one_follower_leaving_does_not_disturb_the_others(make: Make) -> None:
+    async with opened(make) as bus:
+        followers = [asyncio.create_task(take(bus.subscribe(RUN, 0), 50)) for _ in range(5)]
+        await turns()
+        for n in range(50):
+            await bus.publish(RUN, "tick", {"n": n})
+            if n in (10, 20, 30):
+                followers[n // 10].cancel()
+        for follower in (followers[0], followers[4]):
+            same(sequences(await follower), list(range(50)), "a follower that stayed")
+
+
+@case
+async def payloads_come_back_as_they_were(make: Make) -> None:
+    payload: dict[str, Any] = {
+        "tree": {"a": [1, 2.5, True, None, "é\ud800"], "$": "a dollar"},
+        "uuid": RUN,
+        "when": dt.datetime(2026, 11, 21, 12, 30, 1, 5, tzinfo=dt.UTC),
+        "day": dt.date(2026, 11, 21),
+        "took": dt.timedelta(milliseconds=1500),
+        "price": Decimal("1.10"),
+        "raw": b"\x00\xff",
+        "set": {1, 2},
+        "pair": (1, "two"),
+    }
+    async with opened(make) as bus:
+        published = await bus.publish(RUN, "tick", payload)
+        [found] = await bus.get_events(RUN)
+        [followed] = await take(bus.subscribe(RUN, 0), 1)
+        for event in (published, found, followed):
+            same(event.payload, payload, "the payload")
+            for key, value in payload.items():
+                same(type(event.payload[key]), type(value), f"the type of {key}")
+
+
+@case
+async def a_payload_is_no_alias_of_the_callers(make: Make) -> None:
+    async with opened(make) as bus:
+        payload = {"items": [1]}
+        published = await bus.publish(RUN, "tick", payload)
+        payload["items"].append(2)
+        published.payload["items"].append(3)
+        [found] = await bus.get_events(RUN)
+        same(found.payload, {"items": [1]}, "the stored payload")
+
+
+@case
+async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> None:
+    async with opened(make) as bus:
+        for payload in ({"x": object()}, {"x": float("nan")}, {1: "x"}):
+            with refused(UnserialisableResult, f"payload {payload!r}"):
+                await bus.publish(RUN, "tick", payload)  # type: ignore[arg-type]
+        with refused(InvalidArgument, "a payload that is no dict"):
+            await bus.publish(RUN, "tick", [1])  # type: ignore[arg-type]
+        for wrong in ("", "a\0b", "x" * 300):
+            with refused(InvalidArgument, f"event type {wrong!r}"):
+                await bus.publish(RUN, wrong, {})
+        with refused(InvalidArgument, "an empty run id"):
+            await bus.publish("", "tick", {})
+        same(await bus.get_events(RUN), [], "the log")
+        same((await bus.publish(RUN, "tick", {})).sequence, 0, "the first sequence")
+
+
+@case
+async def all_followers_see_the_same_order(make: Make) -> None:
+    async with opened(make) as bus:
+        followers = [asyncio.create_task(take(bus.subscribe(RUN, 0), 60)) for _ in range(2)]
+
+        async def publish(worker: int) -> None:
+            for n in range(10):
+                await bus.publish(RUN, "tick", {"from": (worker, n)})
+
+        await asyncio.gather(*(publish(worker) for worker in range(6)))
+        one, two = [await follower for follower in followers]
+        same(one, two, "what two followers saw")
+        same(one, await bus.get_events(RUN), "what they saw and the log")
+
+
+@case
+async def runs_are_followed_apart(make: Make) -> None:
+    async with opened(make) as bus:
+        runs = [UUID(int=n) for n in range(1, 21)]
+        followers = [asyncio.create_task(take(bus.subscribe(run_id, 0), 3)) for run_id in runs]
+        await turns()
+        for n in range(3):
+            for run_id in runs:
+                await bus.publish(run_id, "tick", {"n": n})
+        for run_id, follower in zip(runs, followers, strict=True):
+            found = await follower
+            same({event.run_id for event in found}, {run_id}, "whose events a follower saw")
+            same(sequences(found), [0, 1, 2], "which events it saw")
+
+
+@case
+async def a_slow_follower_holds_nobody_up_and_misses_nothing(make: Make) -> None:
+    async with opened(make) as bus:
+        slow = bus.subscribe(RUN, 0)
+        await fill(bus, 1)
+        same((await anext(slow)).sequence, 0, "the first event")
+        fast = asyncio.create_task(take(bus.subscribe(RUN, 0), 4000))
+        for first in range(1, 4001, 500):
+            await fill(bus, 500, first=first)
+            await turns()
+        same(sequences(await fast), list(range(4000)), "what a fast follower saw")
+        same(sequences(await take(slow, 3999)), list(range(1, 4000)), "what the slow one saw")
+        await slow.aclose()
+
+
+@case
+async def closing_ends_subscriptions_and_refuses_more(make: Make) -> None:
+    async with opened(make) as bus:
+        waiting = asyncio.create_task(take(bus.subscribe(RUN), 1))
+        await asyncio.sleep(READY)
+        await bus.close()
+        with refused(StorageClosed, "a follower of a closed bus"):
+            await waiting
+        with refused(StorageClosed, "publishing on a closed bus"):
+            await bus.publish(RUN, "tick", {})
+        with refused(StorageClosed, "reading a closed bus"):
+            await bus.get_events(RUN)
+        await bus.close()

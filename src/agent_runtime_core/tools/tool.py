@@ -1,0 +1,70 @@
+"""One function a model may call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import InvalidArgument
+from .schema import describe, parameters_of
+
+__all__ = ["Tool", "ToolDefinition"]
+
+
+@dataclass
+class Tool:
+    """A function with what a model needs to know of it. `parameters` is JSON Schema.
+
+    A tool without side effects may run beside others and again; one that requires confirmation
+    waits for a person.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    handler: Callable[..., Any]
+    has_side_effects: bool = False
+    requires_confirmation: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_function(
+        cls,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: dict[str, Any] | None = None,
+        has_side_effects: bool = False,
+        requires_confirmation: bool = False,
+        metadata: dict[str, Any] | None = None,
+    ) -> Tool:
+        """A tool from a function's name, docstring and type hints (a Google-style "Args:" describes parameters).
+
+        A parameter annotated `RunContext` receives the context and is left out of the schema.
+        """
+        if not callable(fn):
+            raise InvalidArgument(f"{fn!r} is no function")
+        plain = fn.func if isinstance(fn, functools.partial) else fn
+        found = name or getattr(plain, "__name__", "")
+        if not found or found == "<lambda>":
+            raise InvalidArgument(f"{fn!r} has no name that a model could call it by: give name=")
+        return cls(
+            name=found,
+            description=describe(plain)[0] if description is None else description,
+            parameters=parameters_of(fn) if parameters is None else parameters,
+            handler=fn,
+            has_side_effects=has_side_effects,
+            requires_confirmation=requires_confirmation,
+            metadata={} if metadata is None else metadata,
+        )
+
+    def to_openai_format(self) -> dict[str, Any]:
+        """This tool as OpenAI's chat API takes it."""
+        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": about}
+
+
+ToolDefinition = Tool

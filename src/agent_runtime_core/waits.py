@@ -1,0 +1,268 @@
+"""Waiting: in place at first, then parked, so that a run that waits for days holds no worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ._clock import Clock
+from ._engines.base import Op
+from ._ids import child_run_id, step_id
+from ._json import decode, encode
+from .attempts import Happened
+from .book import FRAME, Book
+from .errors import InvalidArgument, RunFailed, WaitTimeout
+from .interfaces import AgentRuntime, RunResult
+from .journal.record import Record
+from .outcome import payload_of, result_of
+from .queue.row import Mail, Moved, RunRow, Settle
+from .tools.registry import ToolRegistry
+
+_LATE = object()
+
+
+@dataclass
+class Services:
+    """What a runner lends to the contexts it makes."""
+
+    clock: Clock
+    tools: ToolRegistry
+    #: Seconds a wait stays in place before the run is parked; None: always in place.
+    park_after: float | None = None
+    #: Runs a child in this process: (agent, its run id, input, the parent's id); None: workers do.
+    call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str], Awaitable[RunResult]] | None = None
+    #: Entered while a run waits in place, so that its worker can do something else.
+    idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
+
+
+@dataclass
+class Place:
+    """What a context shares with the runner that drives it."""
+
+    cancelled: bool = False
+    parked: bool = False
+    sealed: bool = False
+    mail: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Any] | None = None
+    waited: float = 0.0  # seconds spent waiting in place
+    waiting_since: float | None = None
+
+
+class Waits:
+    """The waits of one context, and its mailbox."""
+
+    def __init__(
+        self, book: Book, row: RunRow, services: Services, place: Place, emit: Callable[..., Awaitable[None]]
+    ) -> None:
+        self._book, self._row, self._services, self._place, self._emit = book, row, services, place, emit
+        self._clock = services.clock
+        self._ledger = book.ledger
+        self._mail: list[Mail] = []
+        self._cursor = 0
+        self._used = {mail for record in book.done.values() if (mail := _consumed(record))}
+
+    # -- what agents wait for
+
+    async def sleep(self, seconds: float) -> None:
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e11:
+            raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {seconds!r}")
+        name, key = "sleep", self._book.occurrence("w", "sleep")
+        if self._replayed(name, key) is not None:
+            return
+        until = await self._begin(name, key, seconds)
+        assert until is not None
+        await self._wait(lambda: None, until, "sleep")
+        await self._end(name, key, None)
+
+    async def signal(self, name: str, timeout: float | None) -> Any:
+        return await self._message("signal", name, timeout, f"signal {name}")
+
+    async def approve(self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None) -> Any:
+        request = {"name": name, "details": details, "schema": schema}
+        return await self._message(
+            "signal", name, timeout, f"approval {name}", lambda: self._emit("approval.requested", request)
+        )
+
+    async def review(self, name: str, key: str) -> Happened | None:
+        """Park until somebody says what became of a step in doubt."""
+        step = step_id(self._row.run_id, name, key)
+        request = {"step_name": name, "step_id": step, "signal": f"in_doubt:{name}"}
+        answer = await self._message(
+            "signal", f"in_doubt:{name}", None, "in_doubt", lambda: self._emit("step.in_doubt", request)
+        )
+        outcome = answer.get("outcome") if isinstance(answer, dict) else answer
+        if outcome == "retry":
+            return None
+        if outcome == "done" and isinstance(answer, dict):
+            return Happened(answer.get("result"))
+        raise RunFailed(f"step {name!r} was reviewed as failed", "failed", answer)
+
+    async def child(self, agent: AgentRuntime | str, input: dict[str, Any], key: str | None) -> RunResult:
+        agent_key = agent if isinstance(agent, str) else agent.key
+        book = self._book
+        place = f"k:{key}" if key is not None else book.occurrence("c", agent_key)
+        name = f"call:{agent_key}"
+        record = self._replayed(name, place)
+        if record is None:
+            record = await self._child(name, place, agent, agent_key, input)
+        return result_of(cast("dict[str, Any]", decode(record.result or "{}"))).raise_for_status()
+
+    async def _child(
+        self, name: str, place: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any]
+    ) -> Record:
+        book, queue = self._book, self._ledger.queue
+        child = str(child_run_id(step_id(self._row.run_id, name, place)))
+        inline = self._services.call_agent
+        row = queue.new_row(
+            child, agent_key, input, None, self._row.priority, parent_run_id=self._row.run_id,
+            origin="inline" if inline else "",
+        )  # fmt: skip
+        if (name, place) not in book.begun:
+            record = book.started(name, place, quiet=True, info={"child": child})
+            await self._ledger.append(record, queue=[] if inline else [Op("queue.insert", (row,))])
+        elif inline is None:
+            await self._ledger.write(queue=[Op("queue.insert", (row,))])
+        if inline is not None:
+            ended = payload_of(await inline(agent, child, input, self._row.run_id))
+            return await self._end(name, place, ended)
+        mail = await self._wait(lambda: self._find("child", child), None, f"child {child}")
+        return await self._end(name, place, decode(mail.payload), mail)
+
+    # -- records of waits
+
+    def _replayed(self, name: str, key: str) -> Record | None:
+        record = self._book.done.get((name, key))
+        if record is not None:
+            self._book.passed(recorded=True)
+        return record
+
+    async def _begin(self, name: str, key: str, seconds: float | None) -> float | None:
+        """When the wait is over at the latest: as first recorded, or from now."""
+        book = self._book
+        if (name, key) in book.begun:
+            return book.until.get((name, key))
+        until = None if seconds is None else self._clock.wall() + seconds
+        await self._ledger.note(book.started(name, key, quiet=True, info={"until": until}))
+        return until
+
+    async def _end(self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False) -> Record:
+        book = self._book
+        info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
+        record = book.finished(name, key, encode(value), quiet=True, info=encode(info) if info else None)
+        await self._ledger.append(record)
+        book.done[name, key] = record
+        if mail is not None:
+            self._used.add(mail.seq)
+        book.passed(recorded=False)
+        return record
+
+    async def _message(
+        self,
+        kind: str,
+        wanted: str,
+        timeout: float | None,
+        reason: str,
+        ask: Callable[[], Awaitable[None]] | None = None,
+    ) -> Any:
+        if not isinstance(wanted, str) or not wanted:
+            raise InvalidArgument(f"a signal's name is a text that is not empty, not {wanted!r}")
+        if timeout is not None and not 0 <= timeout < 1e11:
+            raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
+        name = f"{kind}:{wanted}"
+        key = self._book.occurrence("w", name)
+        record = self._replayed(name, key)
+        if record is None:
+            if ask is not None and (name, key) not in self._book.begun:
+                await ask()
+            until = await self._begin(name, key, timeout)
+            mail = await self._wait(lambda: self._find(kind, wanted), until, reason)
+            if mail is _LATE:
+                record = await self._end(name, key, None, late=True)
+            else:
+                record = await self._end(name, key, decode(mail.payload), mail)
+        if record.info is not None and json.loads(record.info).get("late"):
+            raise WaitTimeout(f"no {reason} came within {timeout:g} s")
+        return decode(record.result or "null")
+
+    # -- the mailbox
+
+    async def _look(self) -> None:
+        self._place.mail.clear()
+        new = await self._ledger.queue.mail(self._row.run_id, self._cursor)
+        if new:
+            self._mail += new
+            self._cursor = new[-1].seq
+
+    def _find(self, kind: str, name: str) -> Mail | None:
+        for mail in self._mail:
+            if mail.kind == kind and mail.name == name and mail.seq not in self._used:
+                return mail
+        return None
+
+    # -- waiting itself
+
+    async def _wait(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
+        """Until there is such a message, or `until` (wall seconds): the message, or _LATE."""
+        boot, park_after = self._clock.boot, self._services.park_after
+        park_at = None if park_after is None or FRAME.get() is not None else boot() + park_after
+        while True:
+            await self._look()
+            mail = found()
+            if mail is not None:
+                return mail
+            left = None if until is None else until - self._clock.wall()
+            if left is not None and left <= 0:
+                return _LATE
+            if park_at is not None and self._book.running == 0:
+                if boot() >= park_at:
+                    await self._park(until, reason)
+                    continue
+                left = park_at - boot() if left is None else min(left, park_at - boot())
+            elif park_at is not None:
+                left = min(left or 0.05, 0.05)  # a sibling step is in flight: look again when it may be done
+            await self._pause(left)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Until mail comes, or `seconds` on the injected clock; the worker's slot is free meanwhile."""
+        waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._place.mail.wait())]
+        if seconds is not None:
+            waits = [*waits, asyncio.ensure_future(self._clock.sleep(seconds))]
+        place, alone = self._place, self._place.waiting_since is None and self._book.running == 0
+        if alone:
+            place.waiting_since = self._clock.boot()
+        idle = self._services.idle() if alone and self._services.idle is not None else nullcontext()
+        try:
+            async with idle:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            if alone and place.waiting_since is not None:
+                place.waited += self._clock.boot() - place.waiting_since
+                place.waiting_since = None
+
+    async def _park(self, until: float | None, reason: str) -> None:
+        """Give the run back as waiting. Returns only if a message came between the last look and the commit."""
+        row = self._row
+        how = Settle(
+            row.claim_id, "waiting", self._clock.wall(), due_at=until or 0.0, parked=1, reason=reason,
+            failures=row.failures, crashes=row.crashes, stalls=row.stalls, mark=row.mark, cursor=self._cursor,
+        )  # fmt: skip
+        try:
+            await self._ledger.settle(how)
+        except Moved:
+            return
+        place = self._place
+        place.parked = place.sealed = True
+        assert place.task is not None
+        place.task.cancel()
+        await asyncio.get_running_loop().create_future()
+
+
+def _consumed(record: Record) -> int:
+    info = record.info
+    return int(json.loads(info).get("mail", 0)) if info is not None and '"mail"' in info else 0

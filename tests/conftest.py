@@ -1,0 +1,49 @@
+"""What every test gets: a loop and a time limit for coroutine tests, and no setting left behind by another test."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+LIMIT_SECONDS = 60.0
+SLOW_LIMIT_SECONDS = 300.0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    limit = SLOW_LIMIT_SECONDS if pyfuncitem.get_closest_marker("slow") else LIMIT_SECONDS
+
+    async def within_the_limit() -> None:
+        guard = asyncio.timeout(limit)
+        try:
+            async with guard:
+                await test(**arguments)
+        except TimeoutError:
+            if not guard.expired():
+                raise
+            pytest.fail(f"still running after {limit:g} s")
+
+    asyncio.run(within_the_limit(), debug=False)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in os.environ:
+        if name.startswith("AGENT_RUNTIME_") or name in {"OPENAI_API_KEY", "ANTHROPIC_API_KEY"}:
+            monkeypatch.delenv(name)
+    yield
+    # Only what the test itself loaded: importing the library here would hide what its import costs.
+    if registry := sys.modules.get("agent_runtime_core.registry"):
+        registry.clear_registry()
+    if config := sys.modules.get("agent_runtime_core.config"):
+        config.reset_config()

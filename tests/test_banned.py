@@ -1,0 +1,182 @@
+"""Calls and imports the library does without: unsafe ones, blind ones, and clocks or chance outside the clock."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "agent_runtime_core"
+
+MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "unittest", "random"}
+BUILTINS = {"eval", "exec", "print", "__import__"}
+ATTRIBUTES = {
+    "asyncio.wait_for": "use asyncio.timeout and check .expired()",
+    "unittest.mock": "a fake stands at the seam",
+    "time.time": "ask a Clock",
+    "time.time_ns": "ask a Clock",
+    "datetime.now": "ask a Clock",
+    "datetime.utcnow": "ask a Clock",
+    "datetime.today": "ask a Clock",
+    "uuid.uuid1": "ask a Clock",
+    "uuid.uuid4": "ask a Clock",
+    "os.urandom": "ask a Clock",
+}
+METHODS = {"run_until_complete": "use the portal"}
+EXECUTES = {"execute", "executemany", "executescript"}
+CLOCK_FILE = "_clock.py"
+
+
+def banned(text: str) -> list[str]:
+    """What `text` uses and should not, each with its line."""
+    tree = ast.parse(text)
+    constants: set[str] = set()
+    for name, value in _assignments(tree.body):
+        if value is not None and _is_constant(value, constants):
+            constants.add(name)
+    built: set[str] = set()
+    for name, value in _assignments(ast.walk(tree)):
+        if value is None or _is_built(value, constants, built):
+            built.add(name)
+    return [f"{line}: {problem}" for node in ast.walk(tree) for line, problem in _problems(node, constants, built)]
+
+
+def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names with the value they get; None for one that is added to."""
+    for node in nodes:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                yield name, value
+            case ast.AugAssign(target=ast.Name(id=name), op=ast.Add() | ast.Mod()):
+                yield name, None
+
+
+def _problems(node: ast.AST, constants: set[str], built: set[str]) -> list[tuple[int, str]]:
+    match node:
+        case ast.Import(names=names):
+            return [(node.lineno, each.name) for each in names if each.name.split(".")[0] in MODULES]
+        case ast.ImportFrom(module=str(module), names=names, level=0):
+            if module.split(".")[0] in MODULES:
+                return [(node.lineno, module)]
+            imported = [f"{module}.{each.name}" for each in names]
+            return [(node.lineno, f"{each}: {ATTRIBUTES[each]}") for each in imported if each in ATTRIBUTES]
+        case ast.Call(func=ast.Name(id=name)) if name in BUILTINS:
+            return [(node.lineno, f"{name}()")]
+        case ast.Call(func=ast.Attribute(attr=method), args=[sql, *_]) if method in EXECUTES:
+            unsafe = _is_built(sql, constants, built) and not _is_pragma(sql)
+            return [(node.lineno, f"SQL built from strings in .{method}()")] if unsafe else []
+        case ast.Attribute(attr=method) if method in METHODS:
+            return [(node.lineno, f"{method}: {METHODS[method]}")]
+        case ast.Attribute(value=owner, attr=name):
+            used = f"{ast.unparse(owner).split('.')[-1]}.{name}"
+            return [(node.lineno, f"{used}: {ATTRIBUTES[used]}")] if used in ATTRIBUTES else []
+    return []
+
+
+def _is_built(node: ast.expr, constants: set[str], built: set[str]) -> bool:
+    """Whether this text is put together at run time; joined constants are one constant."""
+    match node:
+        case ast.JoinedStr() | ast.BinOp(op=ast.Add() | ast.Mod()):
+            return not _is_constant(node, constants)
+        case ast.Call(func=ast.Attribute(value=ast.Constant() | ast.Name(), attr="format" | "join" | "replace")):
+            return True
+        case ast.IfExp(body=body, orelse=orelse):
+            return _is_built(body, constants, built) or _is_built(orelse, constants, built)
+        case ast.Name(id=name):
+            return name in built
+    return False
+
+
+def _is_constant(node: ast.expr, constants: set[str]) -> bool:
+    match node:
+        case ast.Constant():
+            return True
+        case ast.Name(id=name):
+            return name in constants
+        case ast.JoinedStr(values=values):
+            return all(_is_constant(each, constants) for each in values)
+        case ast.FormattedValue(value=value):
+            return _is_constant(value, constants)
+        case ast.BinOp(left=left, right=right):
+            return _is_constant(left, constants) and _is_constant(right, constants)
+    return False
+
+
+def _is_pragma(node: ast.expr) -> bool:
+    """SQLite takes no parameters in a PRAGMA."""
+    match node:
+        case ast.JoinedStr(values=[ast.Constant(value=str(start)), *_]):
+            return start.startswith("PRAGMA ")
+    return False
+
+
+def test_the_library_uses_nothing_banned() -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{problem}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if path.name != CLOCK_FILE
+        for problem in banned(path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "import marshal as m",
+        "from shelve import open",
+        "from yaml import load",
+        "import unittest.mock",
+        "from unittest import mock",
+        "from random import choice",
+        "eval('1')",
+        "exec('1')",
+        "print('x')",
+        "asyncio.wait_for(x, 1)",
+        "from asyncio import wait_for",
+        "loop.run_until_complete(x)",
+        "time.time()",
+        "datetime.now(UTC)",
+        "datetime.datetime.utcnow()",
+        "uuid.uuid4()",
+        "from uuid import UUID, uuid4",
+        "db.execute(f'SELECT * FROM {table}')",
+        "db.execute('SELECT * FROM %s' % table)",
+        "db.execute('SELECT * FROM {}'.format(table))",
+        "db.executemany('DELETE FROM ' + table, rows)",
+        "db.executescript('A' + 'B' + table)",
+        "sql = f'SELECT {x}'\ndb.execute(sql)",
+        "def f(db, table):\n    sql = f'SELECT {table}'\n    db.execute(sql)",
+        "sql = 'SELECT 1'\nsql += where\ndb.execute(sql)",
+        "db.execute('A' if x else f'{y}')",
+        "db.execute('SELECT ' + ','.join(columns))",
+    ],
+)
+def test_a_banned_use_is_found(text: str) -> None:
+    assert len(banned(text)) == 1, banned(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "db.execute('SELECT ?', (1,))",
+        "db.execute('SELECT ' + '1')",
+        "db.execute(SQL)",
+        "db.execute(f'SELECT 1')",
+        "db.execute(f'PRAGMA busy_timeout={n}')",
+        "C = 'a, b'\nS = f'SELECT {C} ' + 'FROM t'\ndef f(db):\n    db.execute(S)\n    db.execute(S + ' LIMIT 1')",
+        "ctx.uuid4()\nctx.random()\nctx.now()",
+        "clock.wall()",
+        "asyncio.timeout(1)",
+        "from uuid import UUID",
+        "regex.exec('x')",
+    ],
+)
+def test_what_is_allowed_passes(text: str) -> None:
+    assert banned(text) == []

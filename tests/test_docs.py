@@ -1,0 +1,228 @@
+"""Every Python block of the README and the docs compiles and runs, in order, one namespace to a file.
+
+A comment line before a block directs it:
+
+    <!-- docs: skip-run REASON -->    compile it only; REASON says why it cannot run here
+    <!-- docs: setup FILE -->         run FILE (from the root of the repository) in the namespace first
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import importlib
+import re
+import sys
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import cast
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# Which test runs which example.
+EXAMPLES = {"digest.py": "tests/acceptance/test_digest.py"}
+
+_FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
+_DIRECTIVE = re.compile(r"<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
+
+
+class DocsError(Exception):
+    """A page says something this runner cannot follow."""
+
+
+@dataclass
+class Block:
+    line: int
+    text: str
+    skip_run: bool = False
+    setup: list[str] = field(default_factory=list)
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The Python blocks of a page with their directives; DocsError for a directive that is unknown or stands alone."""
+    found: list[Block] = []
+    skip_run = False
+    setup: list[str] = []
+    lines = iter(enumerate(page.splitlines(), 1))
+    for number, line in lines:
+        if directive := _DIRECTIVE.fullmatch(line.strip()):
+            verb, rest = directive["verb"], directive["rest"]
+            if verb not in {"skip-run", "setup"} or not rest:
+                raise DocsError(
+                    f"line {number}: {line.strip()!r} is no directive: write 'skip-run REASON' or 'setup FILE'"
+                )
+            skip_run = skip_run or verb == "skip-run"
+            if verb == "setup":
+                setup.append(rest)
+            continue
+        fence = _FENCE.fullmatch(line)
+        if fence:
+            body = _body(lines, fence["fence"], len(fence["indent"]))
+            if fence["info"].strip().split(" ")[0] in {"python", "py", "python3"}:
+                found.append(Block(number + 1, body, skip_run, setup))
+                skip_run, setup = False, []
+        if line.strip() and (skip_run or setup):
+            raise DocsError(f"line {number}: the directive above belongs to no Python block")
+    if skip_run or setup:
+        raise DocsError("the last directive belongs to no Python block")
+    return found
+
+
+def _body(lines: Iterator[tuple[int, str]], fence: str, indent: int) -> str:
+    body: list[str] = []
+    for _, line in lines:
+        if line.strip().startswith(fence) and not line.strip().strip(fence[0]):
+            return "\n".join(body) + "\n"
+        body.append(line[indent:])
+    raise DocsError(f"a block opened with {fence!r} is never closed")
+
+
+def compiled(text: str, where: str, first_line: int) -> CodeType:
+    """Code of a block, with its own line numbers; top-level await is fine."""
+    padded = "\n" * (first_line - 1) + text
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    return cast("CodeType", compile(padded, where, "exec", flags=flags, dont_inherit=True))
+
+
+def run_page(text: str, where: str, root: Path = ROOT) -> dict[str, object]:
+    """Run a page's blocks as the main module of this process; gives the namespace they leave."""
+    main = ModuleType("__main__")
+    before, sys.modules["__main__"] = sys.modules["__main__"], main
+    try:
+        with asyncio.Runner(debug=False) as runner:
+            for block in blocks_of(text):
+                for name in block.setup:
+                    _run(compiled((root / name).read_text("utf-8"), name, 1), main, runner)
+                code = compiled(block.text, where, block.line)
+                if not block.skip_run:
+                    _run(code, main, runner)
+    finally:
+        sys.modules["__main__"] = before
+    return vars(main)
+
+
+def _run(code: CodeType, main: ModuleType, runner: asyncio.Runner) -> None:
+    outcome = FunctionType(code, vars(main))()
+    # Only a block that awaits is run in the loop: one that calls asyncio.run() itself must not be.
+    if asyncio.iscoroutine(outcome):
+        runner.run(cast("Coroutine[object, object, object]", outcome))
+
+
+def imported_names(text: str) -> list[tuple[str, str]]:
+    """(module, name) of what a block imports from this library."""
+    return [
+        (node.module, alias.name)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "agent_runtime_core"
+        for alias in node.names
+    ]
+
+
+def _id(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page.read_text("utf-8"), page.name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_id)
+def test_every_name_a_block_imports_exists(page: Path) -> None:
+    for block in blocks_of(page.read_text("utf-8")):
+        for module, name in imported_names(block.text):
+            assert hasattr(importlib.import_module(module), name), f"line {block.line}: {module} has no {name}"
+
+
+def test_the_readme_has_blocks() -> None:
+    assert len(blocks_of((ROOT / "README.md").read_text("utf-8"))) > 5
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    for example, test in EXAMPLES.items():
+        texts = {
+            node.value
+            for node in ast.walk(ast.parse((ROOT / test).read_text("utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        assert any(example in text for text in texts), f"{test} does not run examples/{example}"
+
+
+def _page(*blocks: str) -> str:
+    return "# A page\n\n" + "\n\n".join(f"```python\n{block}\n```" for block in blocks)
+
+
+def test_blocks_share_a_namespace() -> None:
+    assert run_page(_page("a = 1", "b = a + 1"), "page.md")["b"] == 2
+
+
+def test_a_block_may_await_and_another_may_own_a_loop() -> None:
+    page = _page(
+        "import asyncio\nlock = asyncio.Lock()\nawait lock.acquire()",
+        "async def main():\n    return 7\nseven = asyncio.run(main())",
+        "lock.release()\nloop_is_kept = await asyncio.sleep(0, True)",
+    )
+    left = run_page(page, "page.md")
+    assert left["seven"] == 7
+    assert left["loop_is_kept"] is True
+
+
+def test_a_block_is_the_main_module() -> None:
+    page = _page("from __future__ import annotations\nclass C:\n    x: int\nmodule = C.__module__\nname = __name__")
+    before = sys.modules["__main__"]
+    left = run_page(page, "page.md")
+    assert left["module"] == left["name"] == "__main__"
+    assert sys.modules["__main__"] is before
+
+
+def test_a_failing_block_fails_at_its_line() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page(_page("a = 1", "1 / 0"), "page.md")
+    last = caught.traceback[-1]
+    assert (last.path, last.lineno + 1) == ("page.md", 8)
+
+
+def test_a_skipped_block_is_compiled_and_not_run() -> None:
+    left = run_page("<!-- docs: skip-run needs a server -->\n\n" + _page("a = 1 / 0").removeprefix("# A page\n\n"), "p")
+    assert "a" not in left
+    with pytest.raises(SyntaxError):
+        run_page("<!-- docs: skip-run needs a server -->\n```python\na = = 1\n```\n", "p")
+
+
+def test_setup_runs_in_the_namespace(tmp_path: Path) -> None:
+    (tmp_path / "before.py").write_text("a = 41\n")
+    page = "<!-- docs: setup before.py -->\n```python\nb = a + 1\n```\n"
+    assert run_page(page, "p", tmp_path)["b"] == 42
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- docs: skip -->\n```python\n```\n",
+        "<!-- docs: skip-run -->\n```python\n```\n",
+        "<!-- docs: skip-run why -->\nWords.\n```python\n```\n",
+        "<!-- docs: skip-run why -->\n```bash\n```\n",
+        "<!-- docs: skip-run why -->\n",
+        "```python\na = 1\n",
+    ],
+)
+def test_a_directive_or_block_nobody_can_follow_is_refused(page: str) -> None:
+    with pytest.raises(DocsError):
+        blocks_of(page)
+
+
+def test_other_blocks_are_left_alone() -> None:
+    page = "```bash\nrm -r /\n```\n\n````markdown\n```python\n1 / 0\n```\n````\n\n  ```python\n  a = 1\n  ```\n"
+    assert [(block.line, block.text) for block in blocks_of(page)] == [(12, "a = 1\n")]
+
+
+def test_imported_names_are_read() -> None:
+    text = "from agent_runtime_core.queue import A, B as C\nfrom json import loads\nimport agent_runtime_core"
+    assert imported_names(text) == [("agent_runtime_core.queue", "A"), ("agent_runtime_core.queue", "B")]

@@ -1,0 +1,124 @@
+"""Every public name is there, documented, in order, and where users import it from."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+import agent_runtime_core
+
+ROOT = agent_runtime_core.__name__
+
+# Where existing code and the README import each name from.
+VOCABULARY = (
+    "AgentRuntime RunContext RunResult Message Tool ToolDefinition ToolRegistry EventType ErrorInfo LLMClient "
+    "LLMResponse LLMStreamChunk TraceSink"
+)
+WHERE = {
+    "": f"__version__ {VOCABULARY} RuntimeConfig configure get_config register_runtime get_runtime list_runtimes "
+    "unregister_runtime clear_registry AgentRunner RunnerConfig RunContextImpl Step StepExecutor StepResult StepStatus "
+    "ExecutionState StepExecutionError StepCancelledError MockRunContext create_test_context run_agent_test "
+    "RunStatus RunInfo open_run open_run_sync AgentRuntimeError LeaseLost RunBusy",
+    ".interfaces": VOCABULARY,
+    ".queue": "InMemoryQueue SQLiteQueue RedisQueue get_queue RunQueue QueuedRun",
+    ".events": "InMemoryEventBus SQLiteEventBus RedisEventBus get_event_bus EventBus Event",
+    ".state": "InMemoryStateStore SQLiteStateStore RedisStateStore get_state_store StateStore",
+    ".tracing": "NoopTraceSink get_trace_sink",
+    ".config": "RuntimeConfig configure get_config reset_config",
+    ".registry": "register_runtime get_runtime list_runtimes unregister_runtime clear_registry",
+    ".runner": "AgentRunner RunnerConfig RunInfo open_run open_run_sync",
+    ".steps": "Step StepExecutor StepResult StepStatus ExecutionState StepExecutionError StepCancelledError",
+    ".testing": "MockRunContext create_test_context run_agent_test",
+    ".tools": "Tool ToolDefinition ToolRegistry",
+}
+# Names of what is not built yet: a stub of one would be worse than none.
+ABSENT = ("ToolCallingAgent", "MockLLMClient", "MockLLMResponse", "LLMEvaluator", "PersistenceManager", "Conversation")
+
+
+def _public_modules() -> Iterator[str]:
+    yield ROOT
+    for found in pkgutil.walk_packages(agent_runtime_core.__path__, f"{ROOT}."):
+        if not any(part.startswith("_") for part in found.name.split(".")):
+            yield found.name
+
+
+MODULES = sorted(_public_modules())
+
+
+def _exports(name: str) -> tuple[ModuleType, list[str]]:
+    module = importlib.import_module(name)
+    return module, list(getattr(module, "__all__", ()))
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Constants, then classes, then the rest, as the linter sorts them."""
+    rank = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return rank, name
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_export_is_there_documented_and_in_order(name: str) -> None:
+    module, exports = _exports(name)
+    assert module.__doc__, f"{name} has no docstring"
+    assert exports == sorted(exports, key=_order)
+    assert len(exports) == len(set(exports))
+    for each in exports:
+        value = getattr(module, each)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            assert value.__doc__, f"{name}.{each} has no docstring"
+
+
+@pytest.mark.parametrize("name", [ROOT, *(f"{ROOT}{module}" for module in WHERE if module)])
+def test_a_package_says_what_it_exports(name: str) -> None:
+    module, exports = _exports(name)
+    if hasattr(module, "__path__"):
+        assert exports
+        assert set(exports) <= set(dir(module))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in WHERE.items() for name in names.split()]
+)
+def test_the_name_imports_from_where_users_look(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(f"{ROOT}{module}"), name)
+
+
+def test_one_name_is_one_thing_everywhere() -> None:
+    seen: dict[str, object] = {}
+    for module, names in WHERE.items():
+        for name in names.split():
+            value = getattr(importlib.import_module(f"{ROOT}{module}"), name)
+            assert seen.setdefault(name, value) is value, name
+    assert agent_runtime_core.ToolDefinition is agent_runtime_core.Tool
+
+
+def test_the_whole_error_tree_is_at_the_top() -> None:
+    errors = importlib.import_module(f"{ROOT}.errors")
+    tree = {
+        name
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, agent_runtime_core.AgentRuntimeError)
+    }
+    assert tree <= set(agent_runtime_core.__all__)
+    assert all(name in (errors.__doc__ or "") for name in tree)
+
+
+def test_the_lazy_table_names_what_is_exported() -> None:
+    table = vars(agent_runtime_core)["_WHERE"]
+    assert sorted([*table, "__version__"], key=_order) == agent_runtime_core.__all__
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    for name in [*ABSENT, "_hidden"]:
+        assert name not in dir(agent_runtime_core)
+        with pytest.raises(AttributeError, match=f"module 'agent_runtime_core' has no attribute '{name}'"):
+            getattr(agent_runtime_core, name)
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert importlib.import_module("importlib.metadata").version("agent-runtime-core") == agent_runtime_core.__version__

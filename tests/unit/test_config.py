@@ -1,0 +1,156 @@
+"""Settings: their sources, their order, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from agent_runtime_core.config import RuntimeConfig, configure, get_config, reset_config
+from agent_runtime_core.errors import InvalidArgument, UnknownSetting
+
+
+def test_the_defaults() -> None:
+    assert dataclasses.asdict(get_config()) == {
+        "model_provider": "openai",
+        "default_model": "gpt-4o",
+        "openai_api_key": None,
+        "anthropic_api_key": None,
+        "backend_url": None,
+        "queue_backend": "memory",
+        "event_bus_backend": "memory",
+        "state_store_backend": "memory",
+        "redis_url": None,
+        "sqlite_path": None,
+        "durability": "full",
+        "run_timeout_seconds": 300,
+        "heartbeat_interval_seconds": 30,
+        "lease_ttl_seconds": 60,
+        "max_retries": 3,
+        "retry_backoff_base": 2,
+        "retry_backoff_max": 300,
+        "park_after": 5.0,
+    }
+
+
+def test_the_program_wins_over_the_environment_and_that_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_DEFAULT_MODEL", "from-env")
+    monkeypatch.setenv("AGENT_RUNTIME_MODEL_PROVIDER", "anthropic")
+    config = configure(default_model="from-program")
+    assert (config.default_model, config.model_provider, config.max_retries) == ("from-program", "anthropic", 3)
+    assert get_config() is config
+
+
+def test_configure_starts_afresh() -> None:
+    configure(max_retries=7)
+    assert configure(default_model="x").max_retries == 3
+
+
+def test_reset_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert get_config().redis_url is None
+    monkeypatch.setenv("AGENT_RUNTIME_REDIS_URL", "redis://a")
+    assert get_config().redis_url is None
+    reset_config()
+    assert get_config().redis_url == "redis://a"
+
+
+def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: dict[str, object] = {}
+    for field in dataclasses.fields(RuntimeConfig):
+        value: object = 7 if isinstance(field.default, (int, float)) else "normal"
+        keys = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
+        monkeypatch.setenv(keys.get(field.name, f"AGENT_RUNTIME_{field.name.upper()}"), str(value))
+        wanted[field.name] = value
+    assert dataclasses.asdict(configure()) == wanted
+
+
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_MAX_RETRIES", " ")
+    assert configure().max_retries == 3
+
+
+def test_an_unknown_setting_names_the_nearest_and_changes_nothing() -> None:
+    before = configure(max_retries=7)
+    with pytest.raises(UnknownSetting, match=r"'modle_provider': did you mean 'model_provider'\?") as caught:
+        configure(modle_provider="openai")
+    assert isinstance(caught.value, ValueError)
+    assert get_config() is before
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("MAX_RETRIES", "three"),
+        ("MAX_RETRIES", "1.5"),
+        ("MAX_RETRIES", "-1"),
+        ("LEASE_TTL_SECONDS", "0"),
+        ("LEASE_TTL_SECONDS", "nan"),
+        ("RUN_TIMEOUT_SECONDS", "-3"),
+        ("HEARTBEAT_INTERVAL_SECONDS", "inf"),
+        ("RETRY_BACKOFF_MAX", "9" * 5000),
+        ("PARK_AFTER", "-0.1"),
+        ("DURABILITY", "most"),
+    ],
+)
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(f"AGENT_RUNTIME_{name}", text)
+    with pytest.raises(InvalidArgument, match=f"^AGENT_RUNTIME_{name}=.* cannot be used: it must be"):
+        configure()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_retries", -1),
+        ("max_retries", True),
+        ("max_retries", 2.0),
+        ("run_timeout_seconds", 0),
+        ("run_timeout_seconds", "300"),
+        ("retry_backoff_base", float("nan")),
+        ("park_after", None),
+        ("queue_backend", ""),
+        ("queue_backend", None),
+        ("sqlite_path", 3),
+        ("durability", "FULL"),
+    ],
+)
+def test_a_bad_value_is_named(name: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{name}="):
+        configure(**{name: value})
+
+
+def test_seconds_may_be_fractions_and_waits_may_park_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_LEASE_TTL_SECONDS", "0.5")
+    config = configure(park_after=0, heartbeat_interval_seconds=0.1)
+    assert (config.lease_ttl_seconds, config.park_after, config.heartbeat_interval_seconds) == (0.5, 0, 0.1)
+
+
+def test_keys_fall_back_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(openai_api_key="sk-given")
+    assert config.get_anthropic_api_key() is None
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-env")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-env")
+    assert config.get_openai_api_key() == "sk-given"
+    assert config.get_anthropic_api_key() == "sk-ant-env"
+    assert configure().get_openai_api_key() == "sk-env"
+
+
+def test_no_secret_is_in_the_text_of_the_configuration() -> None:
+    text = repr(
+        configure(
+            openai_api_key="sk-secret",
+            anthropic_api_key="sk-ant-secret",
+            redis_url="redis://user:secret@host:6379/0",
+            backend_url="rediss://host/0?password=secret&x=1",
+        )
+    )
+    assert "secret" not in text
+    assert "redis://***@host:6379/0" in text
+    assert "openai_api_key='***'" in text
+    assert "sqlite:///a@b" in repr(configure(backend_url="sqlite:///a@b"))
+
+
+def test_no_secret_is_in_an_error() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        configure(openai_api_key=b"sk-secret")
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import random
+import re
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_runtime_core import _ids
+from agent_runtime_core._clock import Clock
+from agent_runtime_core.errors import InvalidArgument
+
+ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
+
+
+class SetClock(Clock):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seed=7)
+        self.seconds = seconds
+
+    def wall(self) -> float:
+        return self.seconds
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.integers(0, 2**128 - 1), st.integers(0, 2**128 - 1))
+def test_ulid_text_sorts_as_the_numbers_do_and_parses_back(one: int, other: int) -> None:
+    texts = _ids.ulid_text(one), _ids.ulid_text(other)
+    assert (texts[0] < texts[1]) == (one < other)
+    assert ULID.fullmatch(texts[0])
+    assert _ids.parse_ulid(texts[0]) == one
+    assert _ids.parse_ulid(texts[0].lower()) == one
+
+
+def test_ulid_text_is_the_published_example() -> None:
+    # From the ULID specification: the time part of 01ARZ3NDEKTSV4RRFFQ69G5FAV is this millisecond.
+    assert _ids.parse_ulid("01ARZ3NDEKTSV4RRFFQ69G5FAV") >> 80 == 1469922850259
+    assert _ids.ulid_text(2**128 - 1) == "7" + "Z" * 25
+    assert _ids.ulid_text(0) == "0" * 26
+
+
+@pytest.mark.parametrize("bits", [-1, 2**128])
+def test_a_number_that_no_ulid_holds_is_refused(bits: int) -> None:
+    with pytest.raises(InvalidArgument, match="128 bits"):
+        _ids.ulid_text(bits)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0" * 25,
+        "0" * 27,
+        "8" + "0" * 25,
+        "0" * 25 + "U",
+        "0" * 25 + "\u017f",
+        " " + "0" * 25,
+        "0_" * 13,
+        "0" * 26 + "\n",
+    ],
+)
+def test_text_that_is_no_ulid_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no ULID"):
+        _ids.parse_ulid(text)
+
+
+def test_a_new_ulid_carries_the_time_and_80_bits_of_chance() -> None:
+    clock = SetClock(1_700_000_000.123)
+    made = [_ids.parse_ulid(_ids.new_ulid(clock)) for _ in range(200)]
+    assert {bits >> 80 for bits in made} == {1_700_000_000_123}
+    assert len({bits & (1 << 80) - 1 for bits in made}) == 200
+    assert _ids.new_ulid(SetClock(5.0)) == _ids.new_ulid(SetClock(5.0))
+
+
+def test_a_new_ulid_is_above_the_last_one_when_the_clock_went_back() -> None:
+    clock = SetClock(1_700_000_000.0)
+    last = _ids.new_ulid(clock)
+    clock.seconds -= 3600
+    tails = set()
+    for _ in range(100):
+        following = _ids.new_ulid(clock, after=last)
+        assert following > last
+        last = following
+        tails.add(last[10:])
+    # Chance, not the next number: a store rolled back must not hand out one token twice.
+    assert len(tails) == 100
+
+
+def test_a_new_ulid_takes_the_clock_where_that_is_above() -> None:
+    assert _ids.parse_ulid(_ids.new_ulid(SetClock(9.0), after=_ids.ulid_text(0))) >> 80 == 9000
+
+
+@pytest.mark.parametrize(("seconds", "ms"), [(-5.0, 0), (1e15, 2**48 - 1)])
+def test_a_wall_time_that_no_ulid_holds_is_cut(seconds: float, ms: int) -> None:
+    assert _ids.parse_ulid(_ids.new_ulid(SetClock(seconds))) >> 80 == ms
+
+
+def test_nothing_is_above_the_last_ulid_of_all() -> None:
+    with pytest.raises(InvalidArgument, match="no ULID above"):
+        _ids.new_ulid(SetClock(1.0), after="7" + "Z" * 25)
+
+
+def test_step_ids_are_stable_and_told_apart() -> None:
+    # A stored journal depends on this very text.
+    assert _ids.step_id("run", "fetch", "0") == _ids.step_id("run", "fetch", "0") == "0QSS2XTRQJCP8GFCT43ZGJQTME"
+    parts = [("a", "b", "c"), ("ab", "", "c"), ("", "ab", "c"), ("a", "bc", ""), ("a", "", "bc"), ("1:1", "a", "b")]
+    assert len({_ids.step_id(*three) for three in parts}) == len(parts)
+    assert ULID.fullmatch(_ids.step_id("r", "\ud800", "\0"))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.tuples(st.text(), st.text(), st.text()), st.tuples(st.text(), st.text(), st.text()))
+def test_step_ids_are_equal_only_for_equal_parts(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
+    assert (_ids.step_id(*one) == _ids.step_id(*other)) == (one == other)
+
+
+def test_a_run_id_that_is_a_uuid_stays_one() -> None:
+    run_id = UUID("0F8FAD5B-d9cb-469f-a165-70867728950e")
+    assert _ids.run_uuid(run_id, Clock(1)) == (run_id, None)
+    assert _ids.run_uuid(str(run_id), Clock(1)) == (run_id, None)
+    assert _ids.run_uuid(str(run_id).upper(), Clock(1)) == (run_id, None)
+
+
+def test_another_string_always_maps_to_the_same_uuid() -> None:
+    # Part of every store: it may never change.
+    assert _ids.run_uuid("run-123", Clock(1)) == (UUID("5a3120bf-3353-54b5-a92c-269a638dfbd3"), "run-123")
+    key = "é" * 512
+    run_id, run_key = _ids.run_uuid(key, Clock(2))
+    assert (run_id.version, run_key) == (5, key)
+    assert _ids.run_uuid("run-124", Clock(1))[0] != _ids.run_uuid("run-123", Clock(1))[0]
+    # Only the canonical text is a UUID; this is a string like another.
+    assert _ids.run_uuid("0f8fad5bd9cb469fa16570867728950e", Clock(1))[1] is not None
+
+
+def test_a_fresh_run_id_comes_from_the_clock() -> None:
+    one, key = _ids.run_uuid(None, Clock(3))
+    assert (one.version, one.variant, key) == (4, "specified in RFC 4122", None)
+    assert one == _ids.run_uuid(None, Clock(3))[0] == UUID(int=random.Random(3).getrandbits(128), version=4)
+    assert one != _ids.run_uuid(None, Clock(4))[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("", "pass None"),
+        ("x" * 513, "513 characters"),
+        ("a\0b", r"'a\\x00b'.*at 1"),
+        ("a\n", r"control characters"),
+        ("\x85", r"control characters"),
+        ("\ud800", r"lone surrogates"),
+        (7, "pass str"),
+    ],
+)
+def test_a_run_id_that_cannot_be_kept_is_refused(value: object, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told) as caught:
+        _ids.run_uuid(value, Clock(1))  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 300
+
+
+def test_a_child_run_has_one_id_that_no_run_key_has() -> None:
+    step = _ids.step_id("run", "call", "0")
+    assert _ids.child_run_id(step) == _ids.child_run_id(step)
+    assert _ids.child_run_id(step).version == 5
+    assert _ids.child_run_id(step) != _ids.child_run_id(_ids.step_id("run", "call", "1"))
+    assert _ids.child_run_id(step) != _ids.run_uuid(step, Clock(1))[0]
+
+
+def test_a_trace_id_is_the_run_id_in_32_hex_digits() -> None:
+    assert _ids.trace_id(UUID("0f8fad5b-d9cb-469f-a165-70867728950e")) == "0f8fad5bd9cb469fa16570867728950e"
+
+
+def test_a_ticket_that_is_not_above_the_last_one_moves_above_it_and_keeps_its_chance() -> None:
+    low, high = _ids.ulid_text(5 << 80 | 77), _ids.ulid_text(9 << 80 | 3)
+    assert _ids.above(high, low) == high
+    assert _ids.above(low, high) == _ids.ulid_text(10 << 80 | 77) > high
+    assert _ids.above(high, high) == _ids.ulid_text(10 << 80 | 3)

@@ -1,0 +1,130 @@
+"""The lazy loader: what it finds, and what it says when there is nothing to find."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agent_runtime_core._load import load, pick
+from agent_runtime_core.errors import InvalidArgument, MissingDependency
+
+HOUSE = "agent_runtime_core"
+TABLE = {"memory": ".errors:LeaseLost", "redis": ".errors:RunBusy"}
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of somebody else's with one module, on the path for this test."""
+    package = tmp_path / "their_pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "queue.py").write_text("class TheirQueue: ...\nclass Other: ...\nnumber = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("their_pkg", "their_pkg.queue"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    importlib.invalidate_caches()
+    return package
+
+
+def test_an_attribute_by_its_dotted_name() -> None:
+    assert load(f"{HOUSE}.errors:LeaseLost") is sys.modules[f"{HOUSE}.errors"].LeaseLost
+
+
+def test_a_relative_name_starts_at_the_package() -> None:
+    assert load(".errors:LeaseLost", package=HOUSE) is sys.modules[f"{HOUSE}.errors"].LeaseLost
+
+
+def test_without_a_colon_it_is_the_module() -> None:
+    found = load("json.decoder")
+    assert isinstance(found, ModuleType)
+    assert found.__name__ == "json.decoder"
+
+
+@pytest.mark.parametrize("dotted", ["", ":Name", "json:", ".errors:LeaseLost", "."])
+def test_a_name_of_nothing_is_refused(dotted: str) -> None:
+    with pytest.raises(InvalidArgument, match="names nothing to load"):
+        load(dotted)
+
+
+def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delitem(sys.modules, "redis.asyncio", raising=False)
+    with pytest.raises(MissingDependency) as caught:
+        load("redis.asyncio:Redis", needed_by="RedisQueue")
+    assert str(caught.value) == "RedisQueue needs the 'redis' package: pip install 'agent-runtime-core[redis]'"
+    assert isinstance(caught.value, ImportError)
+
+
+def test_a_missing_package_of_nobody_s_extra_names_itself() -> None:
+    with pytest.raises(MissingDependency) as caught:
+        load("no_such_package_at_all.queue:TheirQueue")
+    assert str(caught.value) == (
+        "TheirQueue needs the 'no_such_package_at_all' package: pip install no_such_package_at_all"
+    )
+
+
+def test_what_the_loaded_module_itself_lacks_is_the_dependency(theirs: Path) -> None:
+    (theirs / "queue.py").write_text("import no_such_package_at_all\nclass TheirQueue: ...\n")
+    with pytest.raises(MissingDependency, match="TheirQueue needs the 'no_such_package_at_all' package"):
+        load("their_pkg.queue:TheirQueue")
+    (theirs / "other.py").write_text("import json.no_such_module\n")
+    with pytest.raises(MissingDependency, match=r"needs the module 'json\.no_such_module'"):
+        load("their_pkg.other:TheirQueue")
+
+
+def test_an_error_inside_the_module_is_not_called_missing(theirs: Path) -> None:
+    (theirs / "queue.py").write_text("1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        load("their_pkg.queue:TheirQueue")
+
+
+def test_an_unknown_module_names_what_is_there(theirs: Path) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        load("their_pkg.queeu:TheirQueue")
+    assert str(caught.value) == "'their_pkg' has no module 'queeu'; did you mean 'queue'? there is queue"
+
+
+def test_a_module_is_no_package() -> None:
+    with pytest.raises(InvalidArgument, match=r"'json\.decoder' has no module 'inner'; there is nothing"):
+        load("json.decoder.inner:Name")
+
+
+def test_an_unknown_attribute_names_what_is_there(theirs: Path) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        load("their_pkg.queue:TheirQueu")
+    assert str(caught.value) == (
+        "module 'their_pkg.queue' has no 'TheirQueu'; did you mean 'TheirQueue'? there is Other, TheirQueue, number"
+    )
+
+
+def test_pick_reads_the_table() -> None:
+    assert pick(TABLE, "memory", package=HOUSE, what="queue backend") is sys.modules[f"{HOUSE}.errors"].LeaseLost
+
+
+def test_pick_takes_somebody_else_s_class(theirs: Path) -> None:
+    found = pick(TABLE, "their_pkg.queue:TheirQueue", package=HOUSE, what="queue backend")
+    assert found.__name__ == "TheirQueue"
+
+
+def test_pick_names_the_nearest_backend() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        pick(TABLE, "redsi", package=HOUSE, what="queue backend")
+    assert str(caught.value) == (
+        "no queue backend is called 'redsi'; did you mean 'redis'? there is memory, redis, "
+        "or 'their_package.module:Class'"
+    )
+    assert isinstance(caught.value, ValueError)
+
+
+def test_pick_names_all_when_nothing_is_near() -> None:
+    with pytest.raises(InvalidArgument, match="'postgres'; there is memory, redis, or"):
+        pick(TABLE, "postgres", package=HOUSE, what="queue backend")
+
+
+def test_pick_refuses_what_is_no_class(theirs: Path) -> None:
+    with pytest.raises(InvalidArgument, match="is no class and so no queue backend: it is 7"):
+        pick(TABLE, "their_pkg.queue:number", package=HOUSE, what="queue backend")

@@ -1,0 +1,98 @@
+"""The agents of a process, by key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
+from agent_runtime_core.registry import (
+    DEFAULT,
+    Registry,
+    clear_registry,
+    get_runtime,
+    list_runtimes,
+    register_runtime,
+    unregister_runtime,
+)
+
+
+class Agent(AgentRuntime):
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        return RunResult()
+
+
+def test_registered_agents_are_found_by_key_in_order() -> None:
+    b, a = Agent("b"), Agent("a")
+    register_runtime(b)
+    register_runtime(a)
+    assert get_runtime("a") is a
+    assert list_runtimes() == ["b", "a"]
+    assert DEFAULT.get("b") is b
+
+
+def test_an_unknown_key_is_none() -> None:
+    assert get_runtime("nobody") is None
+
+
+def test_a_key_twice_is_refused_and_the_first_stays() -> None:
+    first = Agent("a")
+    register_runtime(first)
+    for again in (first, Agent("a")):
+        with pytest.raises(ValueError, match="'a' is registered already"):
+            register_runtime(again)
+    assert get_runtime("a") is first
+
+
+def test_unregister_tells_whether_there_was_one() -> None:
+    register_runtime(Agent("a"))
+    assert unregister_runtime("a") is True
+    assert unregister_runtime("a") is False
+    register_runtime(Agent("a"))
+    clear_registry()
+    assert list_runtimes() == []
+
+
+def test_a_registry_of_its_own_shares_nothing() -> None:
+    mine = Registry()
+    mine.register(Agent("a"))
+    assert mine.keys() == ["a"]
+    assert list_runtimes() == []
+
+
+def test_an_agent_of_any_class_will_do() -> None:
+    class Quacks:
+        key = "duck"
+
+        async def run(self, ctx: Any) -> Any: ...
+
+    duck: Any = Quacks()
+    register_runtime(duck)
+    assert get_runtime("duck") is duck
+
+
+def test_what_is_no_agent_is_refused() -> None:
+    wrong: Any = Agent
+    with pytest.raises(InvalidArgument, match=r"register an agent, Agent\(\)"):
+        register_runtime(wrong)
+    for key in ("", None):
+        nameless: Any = Agent(key)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="needs a text as its key"):
+            register_runtime(nameless)
+
+    class Idle:
+        key = "idle"
+
+    idle: Any = Idle()
+    with pytest.raises(InvalidArgument, match=r"has no method run\(ctx\)"):
+        register_runtime(idle)
+    assert list_runtimes() == []
