@@ -25,10 +25,9 @@ WHERE = {
     "ExecutionState StepExecutionError StepCancelledError MockRunContext create_test_context run_agent_test "
     "RunStatus RunInfo open_run open_run_sync AgentRuntimeError LeaseLost RunBusy",
     ".interfaces": VOCABULARY,
-    ".queue": "InMemoryQueue SQLiteQueue RedisQueue get_queue RunQueue QueuedRun",
-    ".events": "InMemoryEventBus SQLiteEventBus RedisEventBus get_event_bus EventBus Event",
-    ".state": "InMemoryStateStore SQLiteStateStore RedisStateStore get_state_store StateStore",
-    ".tracing": "NoopTraceSink get_trace_sink",
+    ".queue": "InMemoryQueue SQLiteQueue get_queue RunQueue QueuedRun",
+    ".events": "InMemoryEventBus SQLiteEventBus get_event_bus EventBus Event",
+    ".state": "InMemoryStateStore SQLiteStateStore get_state_store StateStore",
     ".config": "RuntimeConfig configure get_config reset_config",
     ".registry": "register_runtime get_runtime list_runtimes unregister_runtime clear_registry",
     ".runner": "AgentRunner RunnerConfig RunInfo open_run open_run_sync",

@@ -411,7 +411,9 @@ def _finite(text: str) -> float:
     return number
 
 
-_DECODER: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+_START: Final = json.decoder.WHITESPACE.match  # type: ignore[attr-defined]
+# Called directly: the method around it looks for space twice.
+_SCAN: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).scan_once  # type: ignore[attr-defined]
 
 
 def decode(text: str) -> object:
@@ -420,14 +422,16 @@ def decode(text: str) -> object:
     Raises UnserialisableResult for text that is no JSON, and for a type that this process has not registered.
     """
     try:
-        value = _DECODER.decode(text)
+        value, end = _SCAN(text, _START(text, 0).end())
+        if end != len(text) and text[end:].strip():
+            raise ValueError(f"there is more after character {end}")
         # One character is found many times faster than three.
         return _revived(value, None) if "$" in text and '"$"' in text else value
     except RecursionError as error:
         raise UnserialisableResult("$", "nested too deeply to be read here") from error
     except UnserialisableResult:
         raise
-    except ValueError as error:
+    except (ValueError, StopIteration) as error:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
 
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from ._json import codec_for, decode, encode, returns_of
@@ -91,6 +91,9 @@ class Policy:
         return bool(self.retry_on(error))
 
 
+PLAIN_POLICY = Policy()
+
+
 @dataclass(frozen=True)
 class Callee:
     """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
@@ -127,12 +130,17 @@ def _inspect(fn: Callable[..., Any]) -> Callee:
     return Callee(is_async, context_parameter(fn) is not None, to_text, from_text)
 
 
-async def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> Any:
-    """Call a step function once."""
+def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
+    """Call a step function once: what to await."""
     if how.takes_context:
         args = place_context(fn, ctx, args)
     if how.is_async:
-        return await fn(*args)
+        return cast("Awaitable[Any]", fn(*args))
+    return threaded(fn, args)
+
+
+async def threaded(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Run a plain step function in a thread, and await what it gives if that is awaitable."""
     result = await in_thread(fn, *args)
     return await result if inspect.isawaitable(result) else result
 
@@ -178,7 +186,7 @@ async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
 
 
 class Work:
-    """What `perform` needs to know of a step."""
+    """What `perform` needs to know of a step; `call(attempt)` is one try."""
 
     __slots__ = (
         "begun", "call", "decode", "description", "digest", "encode", "info", "key", "name", "policy", "pos", "quiet",
@@ -186,7 +194,7 @@ class Work:
     )  # fmt: skip
 
     def __init__(
-        self, name: str, key: str, call: Callable[[], Awaitable[Any]], policy: Policy, *,
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], policy: Policy, *,
         encode: Callable[[object], str] = encode, decode: Callable[[str], object] = decode, pos: int = 0,
         total: int = 0, description: str | None = None, digest: str | None = None, info: str | None = None,
         begun: bool = False, quiet: bool = False,
@@ -197,11 +205,11 @@ class Work:
         self.begun, self.quiet = begun, quiet  # begun: an earlier record of this claim carries its start
 
 
-#: Makes and writes the DONE record of (work, encoded result, attempt, ms).
-Finish = Callable[[Work, str, int, int], Awaitable[None]]
+#: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
+Seal = Callable[[Work, str, int, int], Sequence[Record]]
 
 
-async def perform(book: Book, work: Work, finish: Finish) -> Any:
+async def perform(book: Book, work: Work, seal: Seal) -> Any:
     """Run a step that has no record yet until it has one; its result as a resumed run would read it.
 
     StepExecutionError after the last try, StepInDoubt where the policy says so.
@@ -214,7 +222,9 @@ async def perform(book: Book, work: Work, finish: Finish) -> Any:
         known = await _resolve(book, work)
         if known is not None:
             text = work.encode(known.result)
-            await finish(work, text, 1, 0)
+            if records := seal(work, text, 1, 0):
+                await ledger.append(*records)
+                book.done[identity] = records[-1]
             return work.decode(text)
     attempt, begun = 1, work.begun
     frame = Frame(book, work.name, work.key, attempt)
@@ -228,9 +238,9 @@ async def perform(book: Book, work: Work, finish: Finish) -> Any:
             since = clock.boot()
             try:
                 if policy.timeout is None:
-                    value = await work.call()
+                    value = await work.call(attempt)
                 else:
-                    value = await limited(work.call(), policy.timeout, f"step {work.name!r}")
+                    value = await limited(work.call(attempt), policy.timeout, f"step {work.name!r}")
                 text = work.encode(value)
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
                 delay = policy.delay(error, attempt, clock.random)
@@ -238,7 +248,9 @@ async def perform(book: Book, work: Work, finish: Finish) -> Any:
                 attempt += 1
                 frame.attempt, frame.emitted = attempt, 0
                 continue
-            await finish(work, text, attempt, int((clock.boot() - since) * 1000))
+            if records := seal(work, text, attempt, int((clock.boot() - since) * 1000)):
+                await ledger.append(*records)
+                book.done[identity] = records[-1]
             return value if type(value) in _PLAIN else work.decode(text)
     finally:
         book.running -= 1

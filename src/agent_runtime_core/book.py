@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from ._ids import step_id
 from ._json import encode
@@ -14,6 +14,21 @@ from .journal.record import DONE, STARTED, Record, count_events
 from .ledger import Ledger
 
 Identity = tuple[str, str]  # (name, key)
+
+
+class Performed(Protocol):
+    """What a DONE record takes from the step it is of."""
+
+    name: str
+    key: str
+    pos: int
+    total: int
+    info: str | None
+    digest: str | None
+    quiet: bool
+
+    @property
+    def policy(self) -> Any: ...
 
 
 class Frame:
@@ -158,16 +173,21 @@ class Book:
         )  # fmt: skip
 
     def finished(
-        self, name: str, key: str, result: str | None, *, attempt: int = 1, state: str | None = None, pos: int = 0,
-        total: int = 0, tries: int = 1, ms: int = 0, info: str | None = None, next: str | None = None,
-        digest: str | None = None, quiet: bool = False,
+        self, work: Performed, result: str | None, attempt: int = 1, ms: int = 0, *, state: str | None = None,
+        next: str | None = None,
     ) -> Record:  # fmt: skip
-        ledger = self.ledger
+        """The DONE record of a step."""
+        ledger, total = self.ledger, work.total
         return Record(
-            ledger.next_seq(), DONE, name, key, attempt, ledger.claim_id, self.wall(), result, None, state,
-            pos, total, tries, ms, info, next, digest, -1,
-            0 if quiet else count_events(DONE, total=total, carries_next=next is not None),
+            ledger.next_seq(), DONE, work.name, work.key, attempt, ledger.claim_id, self.wall(), result, None, state,
+            work.pos, total, work.policy.retries + 1, ms, work.info, next, work.digest, -1,
+            0 if work.quiet else 1 if next is None else 3 if total else 2,
         )  # fmt: skip
+
+    def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:
+        """A DONE record that stands for no events: of a wait, a child, a recorded value."""
+        ledger = self.ledger
+        return Record(ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info)
 
     def unfinished(
         self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as _dt
-import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 from uuid import UUID
@@ -12,7 +11,7 @@ from uuid import UUID
 from ._clock import aware
 from ._ids import trace_id
 from ._json import arguments_digest, codec_for, decode, digest, encode
-from .attempts import InDoubt, Policy, RetryOn, Work, call, callee, perform
+from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
 from .event_types import EventType
@@ -155,7 +154,9 @@ class Context:
         arguments use the record, and say so in a STEP_SKIPPED event, unless `on_changed_input="raise"`.
         """
         await self._open()
-        policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        policy = PLAIN_POLICY
+        if retries or timeout is not None or on_in_doubt != "retry":
+            policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         if on_changed_input not in ("use", "raise"):
             raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {on_changed_input!r}")
         how = callee(fn)
@@ -169,11 +170,11 @@ class Context:
             raise StepCancelledError(name)
         beside = self.book.running > 0
         work = Work(
-            self.book.former(name, place), place, functools.partial(call, fn, how, args, self), policy,
+            self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
             encode=to_text, decode=from_text, pos=self._take_pos(), description=description, digest=mark,
             info='{"beside":true}' if beside else None,
         )  # fmt: skip
-        value = await perform(self.book, work, self._finish)
+        value = await perform(self.book, work, self._seal)
         self.book.passed(recorded=False)
         return value
 
@@ -210,13 +211,8 @@ class Context:
         skip = [record.name, record.key, record.pos, {"input_changed": True}]
         await self._ledger.note(self.book.boundary_record(SKIPPED, nev=1, info={"steps": [skip]}))
 
-    async def _finish(self, work: Work, text: str, attempt: int, ms: int) -> None:
-        record = self.book.finished(
-            work.name, work.key, text, attempt=attempt, pos=work.pos, tries=work.policy.retries + 1, ms=ms,
-            info=work.info, digest=work.digest, quiet=work.quiet,
-        )  # fmt: skip
-        await self._ledger.append(record)
-        self.book.done[work.name, work.key] = record
+    def _seal(self, work: Work, text: str, attempt: int, ms: int) -> tuple[Record]:
+        return (self.book.finished(work, text, attempt, ms),)
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """A step whose plain `fn(conn, *args)` runs inside the commit of its own record: exactly once.
@@ -238,8 +234,10 @@ class Context:
             pos = self._take_pos()
             name = self.book.former(name, place)
 
-            def seal(value: Any) -> Record:
-                return self.book.finished(name, place, how.encode(value), pos=pos, digest=mark)
+            work = Work(name, place, _never, PLAIN_POLICY, pos=pos, digest=mark)
+            # Its place is taken here: the writer thread only fills in the result.
+            record = self.book.finished(work, None)
+            seal = _sealing(record, how.encode)
 
             try:
                 text = await self._ledger.transact(fn, args, seal)
@@ -263,7 +261,7 @@ class Context:
             self.book.passed(recorded=True)
             return decode(record.result or "null")
         value = make()
-        await self._ledger.note(self.book.finished(name, place, encode(value), quiet=True))
+        await self._ledger.note(self.book.noted(name, place, encode(value)))
         return value
 
     async def now(self) -> _dt.datetime:
@@ -310,6 +308,14 @@ class Context:
         """
         await self._open()
         return await self.waits.child(agent, input, key)
+
+
+def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[object], Record]:
+    return lambda value: record._replace(result=to_text(value))
+
+
+async def _never(attempt: int) -> Any:
+    raise AssertionError(attempt)
 
 
 def _uuid(value: Any) -> UUID | None:

@@ -20,7 +20,7 @@ from .queue.base import RunQueue
 from .queue.row import RunRow, Settle
 from .state.base import StateStore
 
-BUSY_TRIES = 3  # a write that was not answered in time is repeated: its operations know themselves
+BUSY_TRIES = 2  # a write that was not answered in time is repeated: its operations know themselves
 
 
 class Ledger:
@@ -33,8 +33,8 @@ class Ledger:
         self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
         self._derives = bus.derives and self._bus is self._state
         self._one = self._derives and self._state is self._queue
+        self._posts = getattr(self._state, "post", None) if self._one else None
         self._seq = 0
-        self.sealed = False
 
     async def open(self) -> list[Record]:
         """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not."""
@@ -113,13 +113,23 @@ class Ledger:
     async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
         """Make boundary records durable, with what must land in the queue together with them."""
         if self._one:
-            ops = [Op("journal.append", (self.run_id, record)) for record in records]
-            return (await self._commit(self._state, [*ops, *queue]))[len(ops) :]
+            run_id, ops = self.run_id, []
+            for record in records:
+                ops.append(Op("journal.append", (run_id, record)))
+            ops += queue
+            try:
+                results = await self._state.commit(self.guard, ops)
+            except StorageBusy:
+                results = await self._commit(self._state, ops)
+            return results[len(records) :] if queue else []
         state, events = self._with_events(records)
         return (await self.write(state, events, queue))[2]
 
     async def note(self, record: Record) -> None:
         """Queue a record ahead of all later writes without waiting for it."""
+        if self._posts is not None:
+            self._posts(self.guard, [Op("journal.append", (self.run_id, record))])
+            return
         state, events = self._with_events([record])
         await self._post(self._state, state)
         if events:

@@ -152,7 +152,7 @@ class Waits:
     async def _end(self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False) -> Record:
         book = self._book
         info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
-        record = book.finished(name, key, encode(value), quiet=True, info=encode(info) if info else None)
+        record = book.noted(name, key, encode(value), encode(info) if info else None)
         await self._ledger.append(record)
         book.done[name, key] = record
         if mail is not None:

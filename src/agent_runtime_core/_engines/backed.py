@@ -20,6 +20,7 @@ class Backed:
 
     engine: Engine
     concerns: ClassVar[Sequence[Concern]]
+    _let_go = False
     reads: ClassVar[Mapping[str, Callable[..., Any]]]
 
     def __init__(self, **options: Any) -> None:
@@ -33,7 +34,9 @@ class Backed:
         return await self.engine.read(self.reads[what], *args)
 
     async def close(self) -> None:
-        await self.engine.close()
+        if not self._let_go:
+            self._let_go = True
+            await self.engine.close()
 
 
 class OnMemory(Backed):
@@ -63,6 +66,8 @@ class OnSQLite(Backed):
             raise InvalidArgument(f"path={path!r} and db_path={db_path!r} name the same thing; give one")
         super().__init__(clock=engine.clock if engine is not None else clock, **options)
         where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
-        self.engine: SQLiteEngine = engine or SQLiteEngine.open(where, durability=durability, clock=clock)
+        self.engine: SQLiteEngine = (
+            engine.share() if engine is not None else SQLiteEngine.open(where, durability=durability, clock=clock)
+        )
         for concern in self.concerns:
             self.engine.add(concern)

@@ -85,13 +85,16 @@ class MemoryEngine(Engine):
             tx = MemoryTx(self.tables)
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
                 return self._replay(tx, guard, ops)
+            results = []
             try:
-                results = [self._ops[name](tx, *args) for name, args in ops]
+                for name, args in ops:
+                    results.append(self._ops[name](tx, *args))
             except BaseException:
                 tx.rollback()
                 raise
         for topic in tx.rings:
-            self.ring(topic)
+            if self._listeners.get(topic):
+                self.ring(topic)
         return results
 
     def _replay(self, tx: MemoryTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:

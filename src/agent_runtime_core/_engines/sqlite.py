@@ -177,13 +177,18 @@ class SQLiteEngine(Engine):
                 cls._open[where] = engine
             elif engine.durability != durability:
                 raise InvalidArgument(f"{where} is open here with durability={engine.durability!r}, not {durability!r}")
-            engine._users += 1
-            return engine
+            return engine.share()
+
+    def share(self) -> SQLiteEngine:
+        """This engine, for one more user, who closes it too."""
+        self._users += 1
+        return self
 
     def __init__(self, path: str, durability: str, clock: Clock) -> None:
         self.path, self.durability, self.clock = path, durability, clock
         self._pid = os.getpid()
         self._users = 0
+        self._lock = threading.Lock()
         self._ops: dict[str, Callable[..., Any]] = {}
         self._applied: dict[str, Callable[..., Any]] = {}
         self._concerns: set[str] = set()
@@ -516,10 +521,11 @@ class SQLiteEngine(Engine):
         return self._presence.dead(holders)
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        listeners = self._listeners.setdefault(topic, [])
-        listeners.append(wake)
-        if self._bell_thread is None:
-            self._bell_thread = self._hang_bell()
+        with self._lock:
+            if self._bell_thread is None:
+                self._bell_thread = self._hang_bell()
+            listeners = self._listeners.setdefault(topic, [])
+            listeners.append(wake)
 
         def stop() -> None:
             if wake in listeners:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._engines.base import Concern, NotApplied
 from .._engines.memory import MemoryTx
-from .record import ENDED, Record
+from .record import ENDED, Record, numbered
 
 
 def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
@@ -32,8 +32,8 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
         record = record._replace(seq=seq)
     elif seq in journal:
         return applied(tx, run_id, record)
-    if record.nev:
-        record = record._replace(ev=take_sequence(tx, run_id, record.nev))
+    if nev := record[18]:
+        record = numbered(record, take_sequence(tx, run_id, nev))
         tx.rings.append("events")
     tx.put(journal, seq, record)
     return seq

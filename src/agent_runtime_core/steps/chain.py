@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from .._json import codec_for, decode, encode
-from ..attempts import Callee, Work, call, callee, perform
+from .._json import decode, encode
+from ..attempts import PLAIN_POLICY, Work, perform, threaded
 from ..book import Book
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import RESET, SKIPPED, Record
@@ -22,7 +22,8 @@ class Chain:
     """One pass of one list."""
 
     def __init__(self, executor: StepExecutor, book: Book, scope: str) -> None:
-        self.executor, self.book, self.scope = executor, book, scope
+        self.executor, self.ctx, self.book, self.scope = executor, executor.ctx, book, scope
+        self.kept = executor.state
         self.results: dict[str, Any] = {}
         self.deferred: list[Record] = []
         self.skips: list[list[Any]] = []
@@ -33,9 +34,12 @@ class Chain:
             book.resets[scope] = book.resets.get(scope, 0) + 1
             await book.ledger.note(book.boundary_record(RESET, key=scope))
         self.key = f"{scope}:{book.resets.get(scope, 0)}"
+        self.quoted_key = quote(self.key)
         self.steps, self.total = steps, len(steps)
         self.number = str(book.lists.get(scope, 0))
         book.lists[scope] = int(self.number) + 1
+        # One for all steps, which come one after the other.
+        self.work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
         self._match()
         self._load(initial_state)
         for index, step in enumerate(steps):
@@ -43,13 +47,14 @@ class Chain:
             if record is not None:
                 self._skip(index, step, record)
                 continue
-            if self.executor.ctx.cancelled():
+            if self.ctx.cancelled():
                 raise StepCancelledError(step.name)
-            await self._flush_skips()
+            if self.skips:
+                await self._flush_skips()
             await self._perform(index, step)
         await self._flush_skips()
         if self.deferred:
-            await self._append(self.deferred.pop())
+            await book.ledger.append(*self._with_deferred())
         return self.results
 
     def _match(self) -> None:
@@ -67,22 +72,19 @@ class Chain:
                 )
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
-        self.state_text = self.book.states.get(self.key) or encode(
-            {**self.executor.state.custom_state, **(initial_state or {})}
-        )
+        self.state_text = self.book.states.get(self.key) or encode({**self.kept.custom_state, **(initial_state or {})})
         self._new_state()
-        kept = self.executor.state
+        kept = self.kept
         kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
 
     def _new_state(self) -> None:
         """The state as last committed, free of anything a step still holds on to."""
         values = cast("dict[str, Any]", decode(self.state_text)) if self.state_text != "{}" else {}
         self.state = State(values, MappingProxyType(self.results))
-        self.executor.state.custom_state = self.state
+        self.kept.custom_state = self.state
 
     def _skip(self, index: int, step: Step, record: Record) -> None:
-        _, from_text = self._codec(step)
-        self.results[step.name] = None if record.result is None else from_text(record.result)
+        self.results[step.name] = None if record.result is None else step.callee().decode(record.result)
         self.skips.append([record.name, record.key, index])
         self.book.passed(recorded=True)
         self._completed(index, step)
@@ -95,62 +97,50 @@ class Chain:
             self.skips = []
             await self.book.ledger.note(record)
 
-    def _codec(self, step: Step) -> tuple[Any, Any]:
-        how = callee(step.fn)
-        return (how.encode, how.decode) if step.returns is None else codec_for(step.returns)
-
     async def _perform(self, index: int, step: Step) -> None:
         book = self.book
-        how = callee(step.fn)
-        to_text, from_text = (how.encode, how.decode) if step.returns is None else codec_for(step.returns)
-        self.fresh = True
-        name = book.former(step.name, self.key)
-        work = Work(
-            name, self.key, lambda: self._call(step, how), step.policy(), encode=to_text, decode=from_text,
-            pos=index, total=self.total, description=step.description, digest=self.number,
-            begun=book.carried == (name, self.key),
-        )  # fmt: skip
-        self.results[step.name] = await perform(book, work, self._finish)
+        how, work = step.callee(), self.work
+        self.step, self.is_async = step, how.is_async
+        work.name = name = book.former(step.name, self.key) if book.renames else step.name
+        work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
+        work.pos, work.description = index, step.description
+        work.begun = book.carried == (name, self.key)
+        self.results[step.name] = await perform(book, work, self._seal)
+        if not step.checkpoint:
+            book.done[name, self.key] = self.sealed
+        if self.changed is not None:
+            self.state_text = book.states[self.key] = self.changed
+            self._new_state()
         book.passed(recorded=False)
         self._completed(index, step)
 
-    async def _call(self, step: Step, how: Callee) -> Any:
-        if not self.fresh:
+    def _try(self, attempt: int) -> Awaitable[Any]:
+        """One try of the present step, which sees the state as last committed."""
+        if attempt > 1:
             self._new_state()
-        self.fresh = False
-        return await call(step.fn, how, (self.executor.ctx, self.state), self.executor.ctx)
+        fn, given = self.step.fn, (self.ctx, self.state)
+        # (ctx, state) by place: nothing is to be injected.
+        return cast("Awaitable[Any]", fn(*given)) if self.is_async else threaded(fn, given)
 
-    async def _finish(self, work: Work, text: str, attempt: int, ms: int) -> None:
-        book, state = self.book, self.state
-        changed: str | None = None
-        if state or self.state_text != "{}":
-            state_text = encode(dict(state))
+    def _seal(self, work: Work, text: str, attempt: int, ms: int) -> Sequence[Record]:
+        self.changed: str | None = None
+        if self.state or self.state_text != "{}":
+            state_text = encode(dict(self.state))
             if state_text != self.state_text:
-                changed = state_text
+                self.changed = state_text
         after = self._after(work.pos + 1)
-        record = book.finished(
-            work.name, work.key, text, attempt=attempt, state=changed, pos=work.pos, total=self.total,
-            tries=work.policy.retries + 1, ms=ms, next=after, digest=self.number,
-        )  # fmt: skip
-        if self.steps[work.pos].checkpoint:
-            await self._append(record)
-        else:
-            self.deferred.append(record)
-        book.done[work.name, work.key] = record
-        if changed is not None:
-            self.state_text = changed
-            book.states[self.key] = changed
-            self._new_state()
+        self.sealed = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
+        if not self.steps[work.pos].checkpoint:
+            self.deferred.append(self.sealed)
+            return ()
+        return self._with_deferred(self.sealed) if self.deferred else (self.sealed,)
 
-    async def _append(self, record: Record) -> None:
-        if not self.deferred:
-            await self.book.ledger.append(record)
-            return
-        # Places are given when they are written, so that places and event numbers grow together.
+    def _with_deferred(self, *records: Record) -> Sequence[Record]:
+        """What waited for a checkpoint, and `records`: places are given when they are written, so that they
+        grow together with the event numbers."""
         next_seq = self.book.ledger.next_seq
-        records = [each._replace(seq=next_seq()) for each in (*self.deferred, record)]
-        self.deferred = []
-        await self.book.ledger.append(*records)
+        deferred, self.deferred = self.deferred, []
+        return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
 
     def _after(self, index: int) -> str | None:
         """The next step's start, for this step's record to carry."""
@@ -159,15 +149,14 @@ class Chain:
         if index >= self.total:
             return None
         step = self.steps[index]
-        name = book.former(step.name, self.key)
+        name = book.former(step.name, self.key) if book.renames else step.name
         identity = (name, self.key)
         if identity in book.done or identity in book.begun or not self.steps[index - 1].checkpoint:
             return None
         book.carried = identity
         about = "" if step.description is None else f',"description":{quote(step.description)}'
-        return f'{{"name":{quote(name)},"key":{quote(self.key)},"pos":{index},"tries":{step.retries + 1}{about}}}'
+        return f'{{"name":{quote(name)},"key":{self.quoted_key},"pos":{index},"tries":{step.retries + 1}{about}}}'
 
     def _completed(self, index: int, step: Step) -> None:
-        kept = self.executor.state
-        kept.current_step_index = index + 1
-        kept.completed_steps.append(step.name)
+        self.kept.current_step_index = index + 1
+        self.kept.completed_steps.append(step.name)

@@ -10,7 +10,7 @@ from .._json import arguments_digest, codec_for, encode
 from ..attempts import Policy, Work, call, callee, perform
 from ..book import Book
 from ..errors import StepCancelledError
-from ..journal.record import SKIPPED
+from ..journal.record import SKIPPED, Record
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -90,25 +90,20 @@ class FanOut:
         name = book.former(self.name, self.keys[index])
         following: list[int | None] = [None]
 
-        async def finish(work: Work, text: str, attempt: int, ms: int) -> None:
+        def seal(work: Work, text: str, attempt: int, ms: int) -> tuple[Record]:
             after = None
             if self.failed is None:
                 following[0] = next(self.queue, None)
                 if following[0] is not None:
                     after = self._start_of(following[0])
-            record = book.finished(
-                work.name, work.key, text, attempt=attempt, pos=index, total=len(self.items),
-                tries=self.policy.retries + 1, ms=ms, next=after, digest=self.digests[index],
-            )  # fmt: skip
-            await book.ledger.append(record)
-            book.done[work.name, work.key] = record
+            return (book.finished(work, text, attempt, ms, next=after),)
 
         work = Work(
-            name, self.keys[index], lambda: call(self.fn, self.how, (self.items[index],), self.executor.ctx),
+            name, self.keys[index], lambda attempt: call(self.fn, self.how, (self.items[index],), self.executor.ctx),
             self.policy, encode=self.codec[0], decode=self.codec[1], pos=index, total=len(self.items),
             digest=self.digests[index], begun=begun,
         )  # fmt: skip
-        self.results[index] = await perform(book, work, finish)
+        self.results[index] = await perform(book, work, seal)
         book.passed(recorded=False)
         place = following[0]
         return place, place is not None and (self.name, self.keys[place]) not in book.begun

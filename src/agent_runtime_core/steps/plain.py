@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
 from .._json import decode, encode
-from ..attempts import Policy, call, callee, let_go, limited
-from ..errors import InvalidArgument, StepCancelledError, StepExecutionError
+from ..attempts import NEVER_RETRIED, Policy, call, callee, let_go, limited, threaded
+from ..errors import StepCancelledError, StepExecutionError
 from .model import ExecutionState, State, Step
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Plain:
         if delay is None:
             about = {key: tried[key] for key in ("step_name", "step_index", "total_steps")}
             await self.ctx.emit("step.failed", {**about, "attempts": attempt, "error": message})
-            if isinstance(error, InvalidArgument):
+            if isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
                 raise error
             raise StepExecutionError(name, message, attempt) from error
         await self.ctx.emit("step.retrying", {**tried, "error": message, "retry_delay": delay})
@@ -120,9 +120,14 @@ class PlainChain(Plain):
             values = cast("dict[str, Any]", decode(committed))
             self.state = State(values, MappingProxyType(self.kept.step_results))
             self.kept.custom_state = self.state
-            return call(step.fn, how, (self.ctx, self.state), self.ctx)
+            # (ctx, state) by place: nothing is to be injected.
+            return step.fn(self.ctx, self.state) if how.is_async else threaded(step.fn, (self.ctx, self.state))
 
-        result, _ = await self.tries(step.name, about, step.policy(), step.description, run)
+        try:
+            result, _ = await self.tries(step.name, about, step.policy(), step.description, run)
+        except BaseException:
+            self.kept.custom_state = cast("dict[str, Any]", decode(committed))
+            raise
         kept = self.kept
         kept.custom_state = dict(self.state)
         kept.step_results[step.name] = result

@@ -1,0 +1,136 @@
+"""Processes that tests start, stop and kill, and what can be read of a database file they left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 30.0  # seconds a child may take for anything
+
+
+class Child:
+    """`python -m tests.fault.jobs.<job>`, talked to line by line; it does not outlive the block."""
+
+    def __init__(self, job: str, *args: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.fault.jobs.{job}", *map(str, args)],
+            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self._stdout = self.process.stdin, self.process.stdout
+        self._unread = b""
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(PATIENCE)
+        self._stdin.close()
+        self._stdout.close()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll_line(self, seconds: float) -> str | None:
+        """The next line it says within that time; None for silence, and for the end of what it says."""
+        until = time.monotonic() + seconds
+        while b"\n" not in self._unread:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self._stdout], [], [], left)[0]:
+                return None
+            more = os.read(self._stdout.fileno(), 65536)
+            if not more:
+                return None
+            self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
+
+    def line(self) -> str:
+        said = self.poll_line(PATIENCE)
+        assert said is not None, f"the child said nothing; exit code {self.process.poll()}"
+        return said
+
+    def expect(self, word: str) -> str:
+        """What follows `word` in the next line, which begins with it."""
+        line = self.line()
+        assert line.startswith(word), f"wanted {word!r}, heard {line!r}"
+        return line[len(word) :].strip()
+
+    def tell(self, line: str) -> None:
+        self._stdin.write(line.encode() + b"\n")
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until it stands still."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def kill(self) -> bool:
+        """SIGKILL; False if it had ended by itself."""
+        self.send(signal.SIGKILL)
+        return self.ended() == -signal.SIGKILL
+
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    async def aline(self) -> str:
+        """`line` for a test with a loop to keep turning."""
+        return await asyncio.to_thread(self.line)
+
+    async def aended(self) -> int:
+        return await asyncio.to_thread(self.ended)
+
+
+def until(true: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Look until something another process does is seen."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.005)
+
+
+def lines(path: Path) -> list[list[str]]:
+    """The words of each whole line of a file of effects."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def image(db: Path) -> sqlite3.Connection:
+    """A copy of what a dead process left behind, so that looking changes nothing of it; found intact."""
+    copy = db.with_name(f"{db.name}.image")
+    for suffix in ("", "-wal"):
+        source, target = Path(f"{db}{suffix}"), Path(f"{copy}{suffix}")
+        if source.exists():
+            shutil.copyfile(source, target)
+        else:
+            target.unlink(missing_ok=True)
+    conn = sqlite3.connect(copy)
+    assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    return conn
+
+
+def recorded(conn: sqlite3.Connection, run_id: str) -> set[str]:
+    """The names of the steps of a run that have a record."""
+    if not conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'arc_journal'").fetchone():
+        return set()
+    return {
+        row[0] for row in conn.execute("SELECT name FROM arc_journal WHERE run_id = ? AND kind = 'done'", (run_id,))
+    }

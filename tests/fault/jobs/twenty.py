@@ -1,0 +1,59 @@
+"""A job of twenty steps, or of twenty transactions, in one run: twenty.py steps|transactions DB RUN_ID EFFECTS PAUSE."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agent_runtime_core import StepExecutor, open_run
+from agent_runtime_core.steps import Step
+from tests.fault.jobs.effects import effect, say
+
+STEPS = 20
+
+
+def step(i: int, effects: str, pause: float) -> Callable[..., Any]:
+    def finish(state: Any) -> dict[str, Any]:
+        state["sum"] = state.get("sum", 0) + i
+        before = state.results.get(f"s{i - 1}", {})
+        return {"i": i, "sum": state["sum"], "chain": before.get("chain", 0) * 31 + i}
+
+    async def in_the_loop(ctx: Any, state: Any) -> dict[str, Any]:
+        effect(effects, f"s{i}", ctx.idempotency_key)
+        await asyncio.sleep(pause)
+        return finish(state)
+
+    def in_a_thread(ctx: Any, state: Any) -> dict[str, Any]:
+        effect(effects, f"s{i}", ctx.idempotency_key)
+        time.sleep(pause)
+        return finish(state)
+
+    return in_a_thread if i % 3 == 0 else in_the_loop
+
+
+def insert(conn: Any, run_id: str, i: int) -> int:
+    conn.execute("CREATE TABLE IF NOT EXISTS effects (run_id TEXT, i INTEGER)")
+    conn.execute("INSERT INTO effects VALUES (?, ?)", (run_id, i))
+    return i * i
+
+
+async def main(kind: str, db: str, run_id: str, effects: str, pause: float) -> None:
+    say("ready")
+    async with open_run(db, run_id) as ctx:
+        if kind == "steps":
+            steps = [Step(f"s{i}", step(i, effects, pause)) for i in range(STEPS)]
+            results: Any = await StepExecutor(ctx).run(steps)
+        else:
+            results = {}
+            for i in range(STEPS):
+                results[f"t{i}"] = await ctx.transaction(f"t{i}", insert, run_id, i)
+                await asyncio.sleep(pause)
+    say("done " + json.dumps(results))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:5], float(sys.argv[5])))

@@ -1,0 +1,121 @@
+"""SIGKILL at random moments: no recorded step runs again, none is lost, and the result is the uninterrupted run's.
+
+The long forms, 300 kills each: pytest tests/fault/test_kill.py -m slow -o log_cli=true --log-cli-level=INFO
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.fault.children import Child, image, lines, recorded
+from tests.fault.jobs.twenty import STEPS
+
+log = logging.getLogger("fault")
+
+NAMES = [f"s{i}" for i in range(STEPS)]
+
+
+class Ordeal:
+    """One job, killed at random moments up to `kills` times and then left to finish."""
+
+    def __init__(self, kind: str, where: Path, number: int, kills: int, life: float, pause: float) -> None:
+        self.kind, self.kills, self.life, self.pause = kind, kills, life, pause
+        self.random = Random(f"{kind} {number}")
+        self.run_id = str(UUID(int=number + 1))
+        self.db, self.effects = where / f"{number}.db", where / f"{number}.effects"
+        self.killed = self.redone = self.seen = 0
+        self.kept: set[str] = set()
+        self.keys: dict[str, str] = {}
+
+    def go(self) -> Any:
+        """The result, once it is done."""
+        while True:
+            with Child("twenty", self.kind, self.db, self.run_id, self.effects, self.pause) as child:
+                child.expect("ready")
+                limit = self.random.uniform(0, self.life)
+                said = child.poll_line(limit) if self.killed < self.kills else child.line()
+                if said is None:
+                    self.killed += child.kill()
+                    said = child.poll_line(0)
+            self.check()
+            if said is not None:
+                assert said.startswith("done "), said
+                return json.loads(said[5:])
+
+    def check(self) -> None:
+        conn = image(self.db) if self.db.exists() and self.db.stat().st_size else None
+        kept = recorded(conn, self.run_id) if conn is not None else set()
+        assert self.kept <= kept, "a record was lost"
+        if self.kind == "steps":
+            self.check_effects(kept)
+        elif conn is not None:
+            self.check_rows(conn, kept)
+        if conn is not None:
+            conn.close()
+        self.kept = kept
+
+    def check_effects(self, kept: set[str]) -> None:
+        ran = lines(self.effects)[self.seen :]
+        self.seen += len(ran)
+        names = [name for name, _ in ran]
+        assert not self.kept & set(names), "a recorded step ran again"
+        assert names == NAMES[len(self.kept) : len(self.kept) + len(names)]
+        # A step is begun only when the one before it is durable.
+        assert set(names[:-1]) <= kept
+        again = [name for name in names if name in self.keys]
+        assert len(again) <= 1, "more than the step in flight ran again"
+        self.redone += len(again)
+        for name, key in ran:
+            assert self.keys.setdefault(name, key) == key, "another idempotency key"
+
+    def check_rows(self, conn: Any, kept: set[str]) -> None:
+        there = conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'effects'").fetchone()
+        found = conn.execute("SELECT i FROM effects ORDER BY rowid").fetchall() if there else []
+        assert found == [(i,) for i in range(len(kept))]
+        assert kept == {f"t{i}" for i in range(len(kept))}
+
+
+def ordeals(kind: str, where: Path, kills: int, *, at_once: int) -> None:
+    """As many jobs as it takes for that many kills, one of them killed at least 20 times."""
+    plain = Ordeal(kind, where, 0, 0, 0.0, 0.0)
+    expected = plain.go()
+    assert plain.killed == 0
+    often = Ordeal(kind, where, 1, 20, 0.03, 0.012)
+    assert often.go() == expected
+    assert often.killed == 20
+    killed, redone, jobs, number = often.killed, often.redone, 2, 2
+    with ThreadPoolExecutor(at_once) as pool:
+        while killed < kills:
+            some = [
+                Ordeal(kind, where, number + k, min(6, kills - killed - 6 * k), 0.1, 0.004)
+                for k in range(at_once)
+                if kills - killed - 6 * k > 0
+            ]
+            number += len(some)
+            assert all(result == expected for result in pool.map(Ordeal.go, some))
+            killed += sum(each.killed for each in some)
+            redone += sum(each.redone for each in some)
+            jobs += len(some)
+    log.info(
+        "%s: %d kills over %d jobs, %d in flight ran again, 0 recorded ran again, 0 lost", kind, killed, jobs, redone
+    )
+    assert killed >= kills
+
+
+@pytest.mark.parametrize("kind", ["steps", "transactions"])
+def test_a_job_killed_at_random_moments_ends_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
+    ordeals(kind, tmp_path, 30, at_once=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["steps", "transactions"])
+def test_300_kills(kind: str, tmp_path: Path) -> None:
+    ordeals(kind, tmp_path, 300, at_once=3)

@@ -1,0 +1,129 @@
+"""What the tests of steps, contexts and runners stand on: an agent made of a function, and a runner to drive it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from agent_runtime_core._clock import Clock
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
+from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
+from agent_runtime_core.journal.record import Record
+from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
+from agent_runtime_core.testing import VirtualClock
+
+Body = Callable[[Any], Awaitable[Any]]
+Told = tuple[str, dict[str, Any]]
+
+
+class Script(AgentRuntime):
+    """An agent that does what a function says; what it returns is the run's output."""
+
+    key = "script"
+
+    def __init__(self, body: Body, key: str = "script") -> None:
+        self.body = body
+        self.key = key
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        value = await self.body(ctx)
+        return value if isinstance(value, RunResult) else RunResult({"value": value})
+
+
+class Rig:
+    """Runners over the backends of one engine, with a clock whose sleeps take no time."""
+
+    def __init__(self, path: Path | None = None, clock: Clock | None = None, **config: Any) -> None:
+        self.clock = clock or VirtualClock(jump=True)
+        self.path = path
+        self.settings: dict[str, Any] = {"max_retries": 1, **config}
+        self.registry = Registry()
+        self._memory = MemoryEngine(self.clock)
+        self._opened: list[AgentRunner] = []
+        self.runner = self.another()
+
+    def another(self, **config: Any) -> AgentRunner:
+        """One more runner on the same place, as another process would have."""
+        settings = RunnerConfig(**{**self.settings, **config})
+        places: tuple[Any, Any, Any]
+        if self.path is None:
+            engine = self._memory
+            places = (
+                InMemoryQueue(engine=engine, max_retries=settings.max_retries),
+                InMemoryEventBus(engine=engine),
+                InMemoryStateStore(engine=engine),
+            )
+        else:
+            file = SQLiteEngine.open(self.path, clock=self.clock)
+            places = (
+                SQLiteQueue(engine=file, max_retries=settings.max_retries),
+                SQLiteEventBus(engine=file),
+                SQLiteStateStore(engine=file),
+            )
+            file._users -= 1  # the backends hold it now
+        runner = AgentRunner(*places, settings, registry=self.registry)
+        self._opened.append(runner)
+        return runner
+
+    async def close(self) -> None:
+        for runner in self._opened:
+            await runner.close()
+
+    async def __aenter__(self) -> Rig:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def register(self, body: Body, key: str = "script") -> Script:
+        agent = Script(body, key)
+        self.registry.unregister(key)
+        self.registry.register(agent)
+        return agent
+
+    async def go(self, body: Body, run_id: str = "r", **options: Any) -> RunResult:
+        """Execute the body as run `run_id`; once more resumes it."""
+        return await self.runner.execute(Script(body), run_id, **options)
+
+    async def value(self, body: Body, run_id: str = "r", **options: Any) -> Any:
+        result = (await self.go(body, run_id, **options)).raise_for_status()
+        return result.final_output["value"]
+
+    async def cut(self, body: Body, inside: asyncio.Event, run_id: str = "r") -> None:
+        """Execute until `inside` is set, then take the run away: what was begun is in doubt."""
+        task = asyncio.ensure_future(self.go(body, run_id))
+        await until(inside)
+        task.cancel()
+        await asyncio.wait({task})
+
+    async def told(self, kind: str | None = None, run_id: str = "r") -> list[Told]:
+        """The run's events as (type, payload), without the ids that every step event carries."""
+        events = await self.runner.event_bus.get_events(run_id)
+        plain = [(e.event_type, _without_ids(e.payload)) for e in events]
+        return [each for each in plain if kind is None or each[0].startswith(kind)]
+
+    async def records(self, run_id: str = "r") -> list[Record]:
+        return await self.runner.state_store.records(str((await self.runner.get_run(run_id)).run_id))
+
+
+def _without_ids(payload: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in payload.items() if name not in ("step_id", "trace_id")}
+
+
+async def until(event: asyncio.Event, seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        await event.wait()
+
+
+async def soon(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Let the loop and the threads turn until it is so."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)

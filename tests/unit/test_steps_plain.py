@@ -1,0 +1,434 @@
+"""Steps over a context without a journal: what code written for 0.5.2 relies on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepExecutionError, UnserialisableResult
+from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.steps import ExecutionState, State, Step, StepExecutor, StepResult, StepStatus
+from agent_runtime_core.testing import MockRunContext
+
+KEY = "_step_executor_state"
+
+
+def returning(value: Any) -> Any:
+    async def fn(ctx: Any, state: dict[str, Any]) -> Any:
+        return value
+
+    return fn
+
+
+class Flaky:
+    """Fails so many times, then gives `value`."""
+
+    def __init__(self, failures: int, value: Any = "ok") -> None:
+        self.left, self.value, self.calls = failures, value, 0
+
+    async def __call__(self, ctx: Any, state: dict[str, Any]) -> Any:
+        self.calls += 1
+        if self.left:
+            self.left -= 1
+            raise ConnectionError("down")
+        return self.value
+
+
+def of(ctx: MockRunContext, kind: str) -> list[dict[str, Any]]:
+    return [payload for _, payload in ctx.get_events(kind)]
+
+
+async def test_results_come_by_name_and_in_order() -> None:
+    ctx = MockRunContext()
+    order: list[str] = []
+
+    async def first(ctx: RunContext, state: dict[str, Any]) -> int:
+        order.append("first")
+        return 1
+
+    def second(ctx: RunContext, state: State) -> int:
+        order.append("second")
+        return int(state.results["first"]) + 1
+
+    assert await StepExecutor(ctx).run([Step("first", first), Step("second", second)]) == {"first": 1, "second": 2}
+    assert order == ["first", "second"]
+
+
+async def test_the_checkpoint_holds_the_whole_state_beside_what_was_there() -> None:
+    ctx = MockRunContext()
+    await ctx.checkpoint({"mine": [1]})
+
+    async def fn(ctx: Any, state: dict[str, Any]) -> str:
+        state["seen"] = True
+        return "A"
+
+    executor = StepExecutor(ctx)
+    await executor.run([Step("a", fn), Step("b", returning(None))])
+    before, first, second = ctx.get_checkpoints()
+    assert before == {"mine": [1]}
+    assert first["mine"] == [1]
+    assert (first[KEY]["completed_steps"], second[KEY]["completed_steps"]) == (["a"], ["a", "b"])
+    assert set(first[KEY]) == {
+        "execution_id", "current_step_index", "completed_steps", "step_results", "started_at", "custom_state",
+    }  # fmt: skip
+    assert first[KEY]["step_results"] == {"a": "A"}
+    assert second[KEY]["custom_state"] == {"seen": True}
+    assert (first[KEY]["current_step_index"], second[KEY]["current_step_index"]) == (1, 2)
+    assert second[KEY] == executor.state.to_dict()
+
+
+async def test_a_key_of_its_own_keeps_two_executors_apart() -> None:
+    ctx = MockRunContext()
+    await StepExecutor(ctx, checkpoint_key="left").run([Step("a", returning(1))])
+    await StepExecutor(ctx, checkpoint_key="right").run([Step("a", returning(2))])
+    last = await ctx.get_state()
+    assert last is not None
+    assert (last["left"]["step_results"], last["right"]["step_results"]) == ({"a": 1}, {"a": 2})
+
+
+async def test_a_new_executor_resumes_and_says_what_it_skips() -> None:
+    ctx = MockRunContext()
+    bad, good = Flaky(99), Flaky(0, "B")
+    with pytest.raises(StepExecutionError):
+        await StepExecutor(ctx).run([Step("a", returning("A")), Step("b", bad)])
+    ctx.events.clear()
+    results = await StepExecutor(ctx).run([Step("a", bad), Step("b", good)])
+    assert results == {"a": "A", "b": "B"}
+    assert bad.calls == 1
+    assert ctx.get_events()[0] == (
+        "step.skipped",
+        {"step_name": "a", "step_index": 0, "total_steps": 2, "reason": "already_completed"},
+    )
+
+
+async def test_resume_false_begins_anew() -> None:
+    ctx = MockRunContext()
+    counted = Flaky(0)
+    steps = [Step("a", counted)]
+    await StepExecutor(ctx).run(steps)
+    await StepExecutor(ctx).run(steps)
+    assert counted.calls == 1
+    await StepExecutor(ctx).run(steps, resume=False)
+    assert counted.calls == 2
+    assert len(of(ctx, "step.skipped")) == 1
+
+
+async def test_progress_is_0_25_50_75_for_four_steps() -> None:
+    ctx = MockRunContext()
+    await StepExecutor(ctx).run([Step(name, returning(None), description=name.upper()) for name in "abcd"])
+    progress = of(ctx, "progress.update")
+    assert [each["progress_percent"] for each in progress] == [0, 25, 50, 75]
+    assert progress[1]["step_name"] == "b"
+    started = of(ctx, "step.started")[2]
+    assert started == {
+        "step_name": "c", "step_index": 2, "total_steps": 4, "attempt": 1, "max_attempts": 1, "description": "C",
+    }  # fmt: skip
+    completed = of(ctx, "step.completed")[3]
+    assert completed["duration_ms"] >= 0
+    assert (completed["step_name"], completed["attempt"]) == ("d", 1)
+
+
+async def test_two_failures_and_a_success_are_two_retries() -> None:
+    ctx = MockRunContext()
+    flaky = Flaky(2)
+    assert await StepExecutor(ctx).run([Step("a", flaky, retries=2, retry_delay=0)]) == {"a": "ok"}
+    assert flaky.calls == 3
+    assert [name for name, _ in ctx.get_events()] == [
+        "step.started", "progress.update", "step.retrying",
+        "step.started", "progress.update", "step.retrying",
+        "step.started", "progress.update", "step.completed",
+    ]  # fmt: skip
+    retrying = of(ctx, "step.retrying")
+    assert [(each["attempt"], each["error"], each["retry_delay"]) for each in retrying] == [
+        (1, "down", 0),
+        (2, "down", 0),
+    ]
+    assert [each["attempt"] for each in of(ctx, "step.started")] == [1, 2, 3]
+    assert of(ctx, "step.completed")[0]["attempt"] == 3
+
+
+async def test_an_exhausted_step_says_which_and_how_often() -> None:
+    ctx = MockRunContext()
+    with pytest.raises(StepExecutionError) as caught:
+        await StepExecutor(ctx).run([Step("a", Flaky(9), retries=2, retry_delay=0)])
+    assert (caught.value.step_name, caught.value.attempts) == ("a", 3)
+    assert "down" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert of(ctx, "step.failed") == [
+        {"step_name": "a", "step_index": 0, "total_steps": 1, "attempts": 3, "error": "down"}
+    ]
+
+
+async def test_an_error_without_a_text_is_told_by_its_class() -> None:
+    async def fn(ctx: Any, state: Any) -> None:
+        raise KeyError
+
+    with pytest.raises(StepExecutionError, match="KeyError"):
+        await StepExecutor(MockRunContext()).run([Step("a", fn)])
+
+
+async def test_a_step_that_takes_too_long_timed_out() -> None:
+    async def forever(ctx: Any, state: Any) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(StepExecutionError, match=r"timed out after 0\.01 s") as caught:
+        await StepExecutor(MockRunContext()).run([Step("slow", forever, timeout=0.01, retries=1, retry_delay=0)])
+    assert caught.value.attempts == 2
+
+
+async def test_retry_on_decides_what_is_tried_again() -> None:
+    for retry_on in (ValueError, (ValueError, KeyError), lambda error: isinstance(error, ValueError)):
+        flaky = Flaky(1)
+        with pytest.raises(StepExecutionError):
+            await StepExecutor(MockRunContext()).run([Step("a", flaky, retries=3, retry_delay=0, retry_on=retry_on)])
+        assert flaky.calls == 1
+
+
+async def test_a_cancelled_context_stops_before_the_next_step() -> None:
+    ctx = MockRunContext()
+
+    async def last(ctx: MockRunContext, state: Any) -> None:
+        ctx.cancel()
+
+    with pytest.raises(StepCancelledError) as caught:
+        await StepExecutor(ctx).run([Step("a", last), Step("b", returning(1))])
+    assert caught.value.step_name == "b"
+    assert [each["step_name"] for each in of(ctx, "step.completed")] == ["a"]
+
+
+async def test_a_running_step_is_ended_when_the_context_is_cancelled() -> None:
+    ctx = MockRunContext()
+    stopped = asyncio.Event()
+
+    async def waits(ctx: MockRunContext, state: Any) -> None:
+        ctx.cancel()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    with pytest.raises(StepCancelledError):
+        await StepExecutor(ctx, cancel_check_interval=0.005).run([Step("a", waits, retries=3)])
+    assert stopped.is_set()
+    assert len(of(ctx, "step.started")) == 1
+
+
+async def test_cancelling_the_task_stays_a_cancellation() -> None:
+    ctx = MockRunContext()
+    inside, stopped = asyncio.Event(), asyncio.Event()
+
+    async def waits(ctx: Any, state: Any) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    task = asyncio.ensure_future(StepExecutor(ctx).run([Step("a", waits)]))
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stopped.is_set()
+    assert of(ctx, "step.failed") == []
+
+
+async def test_what_code_writes_into_state_is_seen() -> None:
+    ctx = MockRunContext()
+    executor = StepExecutor(ctx)
+    executor._state = ExecutionState(custom_state={"user": "ada"})
+    assert executor.state.custom_state == {"user": "ada"}
+    executor.update_custom_state({"n": 1})
+
+    async def reads(ctx: Any, state: dict[str, Any]) -> dict[str, Any]:
+        state["n"] += 1
+        return dict(state)
+
+    assert (await executor.run([Step("a", reads)], initial_state={"extra": 0}))["a"] == {
+        "user": "ada", "n": 2, "extra": 0,
+    }  # fmt: skip
+    assert executor.state.custom_state["n"] == 2
+
+
+async def test_a_failed_try_leaves_no_mark_on_the_state() -> None:
+    seen: list[dict[str, Any]] = []
+
+    async def dirty(ctx: Any, state: dict[str, Any]) -> None:
+        seen.append({"list": [*state["list"]]})
+        state["list"].append(len(seen))
+        if len(seen) < 3:
+            raise ConnectionError
+
+    executor = StepExecutor(MockRunContext())
+    steps = [Step("a", dirty, retries=1, retry_delay=0)]
+    with pytest.raises(StepExecutionError):
+        await executor.run(steps, initial_state={"list": []})
+    assert executor.state.custom_state == {"list": []}
+    await executor.run(steps)
+    assert seen == [{"list": []}, {"list": []}, {"list": []}]
+    assert executor.state.custom_state == {"list": [3]}
+
+
+async def test_checkpoint_false_is_not_in_an_earlier_checkpoint() -> None:
+    ctx = MockRunContext()
+    light = Flaky(0)
+    with pytest.raises(StepExecutionError):
+        await StepExecutor(ctx).run(
+            [Step("a", returning(1)), Step("b", light, checkpoint=False), Step("c", Flaky(1))],
+        )
+    assert [each[KEY]["completed_steps"] for each in ctx.get_checkpoints()] == [["a"]]
+    await StepExecutor(ctx).run([Step("a", returning(1)), Step("b", light, checkpoint=False), Step("c", returning(3))])
+    assert light.calls == 2
+    assert ctx.get_checkpoints()[-1][KEY]["completed_steps"] == ["a", "b", "c"]
+
+
+async def test_a_result_is_handed_on_as_a_resumed_run_would_read_it() -> None:
+    ctx = MockRunContext()
+    results = await StepExecutor(ctx).run([Step("a", returning({"t": (1, 2), "s": {3}}))])
+    assert results == {"a": {"t": (1, 2), "s": {3}}}
+    again = await StepExecutor(ctx).run([Step("a", returning(None))])
+    assert again == results
+
+
+async def test_a_result_without_a_json_form_is_refused() -> None:
+    flaky = Flaky(0, {"bad": object()})
+    with pytest.raises(UnserialisableResult, match="bad"):
+        await StepExecutor(MockRunContext()).run([Step("a", flaky, retries=5, retry_delay=0)])
+    assert flaky.calls == 1
+
+
+async def test_two_steps_of_one_name_are_refused() -> None:
+    ctx = MockRunContext()
+    with pytest.raises(InvalidArgument, match="two steps are called 'a'"):
+        await StepExecutor(ctx).run([Step("a", returning(1)), Step("a", returning(2))])
+    assert ctx.get_events() == []
+
+
+async def test_map_keeps_each_item_and_resumes() -> None:
+    ctx = MockRunContext()
+    calls: list[int] = []
+    fail = True
+
+    async def square(n: int) -> int:
+        calls.append(n)
+        if n == 3 and fail:
+            raise ConnectionError("no")
+        return n * n
+
+    with pytest.raises(StepExecutionError, match="no"):
+        await StepExecutor(ctx, max_concurrency=1).map("sq", square, [1, 2, 3, 4])
+    assert calls == [1, 2, 3]
+    fail = False
+    assert await StepExecutor(ctx, max_concurrency=1).map("sq", square, [1, 2, 3, 4]) == [1, 4, 9, 16]
+    assert calls == [1, 2, 3, 3, 4]
+    assert [each["step_index"] for each in of(ctx, "step.skipped")] == [0, 1]
+
+
+async def test_map_over_nothing_is_nothing_and_keys_are_unique() -> None:
+    executor = StepExecutor(MockRunContext())
+    assert await executor.map("none", str, []) == []
+    assert await executor.map("names", str.upper, ["b", "a"], key=str) == ["B", "A"]
+    with pytest.raises(InvalidArgument, match="two items have the key 'x'"):
+        await executor.map("twice", str, ["x", "x"], key=str)
+
+
+async def test_map_stops_when_the_context_is_cancelled() -> None:
+    ctx = MockRunContext()
+
+    async def item(n: int) -> int:
+        ctx.cancel()
+        return n
+
+    with pytest.raises(StepCancelledError):
+        await StepExecutor(ctx, max_concurrency=1).map("m", item, [1, 2])
+    last = await ctx.get_state()
+    assert last is not None
+    assert last[KEY]["step_results"] == {"m[0]": 1}
+
+
+async def test_map_puts_the_context_where_it_is_asked_for() -> None:
+    ctx = MockRunContext()
+
+    async def item(n: int, context: RunContext) -> bool:
+        return context is ctx
+
+    assert await StepExecutor(ctx).map("m", item, [1]) == [True]
+
+
+def test_the_execution_state_goes_to_plain_values_and_back() -> None:
+    state = ExecutionState(completed_steps=["a"], step_results={"a": 1}, custom_state={"k": [1]}, current_step_index=1)
+    data = state.to_dict()
+    back = ExecutionState.from_dict(data)
+    assert back == state
+    assert back.to_dict() == data
+    data["completed_steps"].append("b")
+    assert state.completed_steps == ["a"]
+    assert isinstance(data["started_at"], str)
+    assert state.started_at.tzinfo is not None
+    fresh = ExecutionState.from_dict({})
+    assert (fresh.current_step_index, fresh.completed_steps, fresh.step_results) == (0, [], {})
+    assert fresh.execution_id != state.execution_id
+    assert ExecutionState.from_dict({"started_at": state.started_at}).started_at == state.started_at
+
+
+def test_a_step_result_has_its_fields() -> None:
+    result = StepResult("a", StepStatus.COMPLETED)
+    assert (result.result, result.error, result.attempts) == (None, None, 1)
+    assert (result.started_at, result.completed_at, result.duration_ms) == (None, None, None)
+
+
+def test_a_step_has_the_defaults_of_the_signature() -> None:
+    step = Step("a", returning(1))
+    assert (step.retries, step.retry_delay, step.timeout, step.description, step.checkpoint) == (
+        0,
+        1.0,
+        None,
+        None,
+        True,
+    )
+    assert (step.retry_on, step.backoff, step.on_in_doubt, step.returns) == (Exception, None, "retry", None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"name": ""}, "not ''"),
+        ({"name": 7}, "not 7"),
+        ({"fn": "no"}, "not 'no'"),
+        ({"retries": -1}, "not -1"),
+        ({"retries": True}, "not True"),
+        ({"retries": 1.5}, r"not 1\.5"),
+        ({"retry_delay": -0.5}, r"-0\.5"),
+        ({"retry_delay": float("nan")}, "nan"),
+        ({"timeout": 0}, "not 0"),
+        ({"timeout": -3}, "not -3"),
+        ({"timeout": float("inf")}, "not inf"),
+        ({"timeout": "1"}, "not '1'"),
+        ({"on_in_doubt": "maybe"}, "not 'maybe'"),
+    ],
+)
+def test_a_bad_value_of_a_step_is_named(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        Step(**{"name": "a", "fn": returning(1), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_concurrency": 0}, "not 0"),
+        ({"cancel_check_interval": 0}, "not 0"),
+        ({"cancel_check_interval": -1.5}, r"not -1\.5"),
+        ({"cancel_check_interval": float("nan")}, "not nan"),
+    ],
+)
+def test_a_bad_value_of_an_executor_is_named(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        StepExecutor(MockRunContext(), **arguments)
+
+
+async def test_what_is_no_step_is_refused() -> None:
+    not_a_step: Any = "a"
+    with pytest.raises(InvalidArgument, match="not 'a'"):
+        await StepExecutor(MockRunContext()).run([not_a_step])
