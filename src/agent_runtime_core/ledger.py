@@ -65,6 +65,10 @@ class Ledger:
         self._seq = seq + 1
         return seq
 
+    def retire(self) -> None:
+        """Have every later write refused: another attempt goes on under the same claim."""
+        self.guard = Guard(self.run_id, "")
+
     # -- writing
 
     def _rows(self, record: Record) -> list[tuple[str, str, str, float]]:

@@ -48,8 +48,16 @@ class Place:
     sealed: bool = False
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
+    told: asyncio.Future[None] | None = None  # done once the task was told to stop
     waited: float = 0.0  # seconds spent waiting in place
     waiting_since: float | None = None
+
+    def stop(self) -> None:
+        """Cancel the task, and wake whoever waits for it: it may not listen."""
+        if self.told is not None and not self.told.done():
+            self.told.set_result(None)
+        if self.task is not None:
+            self.task.cancel()
 
 
 class Waits:
@@ -219,7 +227,11 @@ class Waits:
                 return _LATE
             if park_at is not None and self._book.running == 0:
                 if boot() >= park_at:
+                    cursor = self._cursor
                     await self._park(until, reason)
+                    await self._look()
+                    if self._cursor == cursor:
+                        park_at = None  # no news, so it is being cancelled: the heart is about to say so
                     continue
                 left = park_at - boot() if left is None else min(left, park_at - boot())
             elif park_at is not None:
@@ -246,10 +258,11 @@ class Waits:
                 place.waiting_since = None
 
     async def _park(self, until: float | None, reason: str) -> None:
-        """Give the run back as waiting. Returns only if a message came between the last look and the commit."""
+        """Give the run back as waiting. Returns only if a message or a request to cancel came before the commit."""
         row = self._row
+        due = min((at for at in (until, row.deadline) if at is not None), default=0.0)
         how = Settle(
-            row.claim_id, "waiting", self._clock.wall(), due_at=until or 0.0, parked=1, reason=reason,
+            row.claim_id, "waiting", self._clock.wall(), due_at=due, parked=1, reason=reason,
             failures=row.failures, crashes=row.crashes, stalls=row.stalls, mark=row.mark, cursor=self._cursor,
         )  # fmt: skip
         try:
@@ -258,8 +271,7 @@ class Waits:
             return
         place = self._place
         place.parked = place.sealed = True
-        assert place.task is not None
-        place.task.cancel()
+        place.stop()
         await asyncio.get_running_loop().create_future()
 
 

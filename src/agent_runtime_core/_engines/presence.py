@@ -21,7 +21,7 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-_RESCAN_NS = 50_000_000  # file times tick in steps of some milliseconds; a fresh listing is not trusted at once
+RESCAN = 0.05  # seconds between looks for new bells
 
 
 class CommitLock:
@@ -51,7 +51,7 @@ class Presence:
         self.holder = holder if fcntl is not None else ""
         self.bell: int | None = None
         self._peers: dict[str, int] = {}
-        self._listed = (-1, 0)
+        self._listed = -1.0
         self._lock_fd = self._prove_life() if self.holder else -1
 
     def _prove_life(self) -> int:
@@ -128,14 +128,11 @@ class Presence:
                 os.write(self.bell, b"!")
 
     def _others(self) -> list[str]:
-        try:
-            changed = os.stat(self.directory).st_mtime_ns
-        except FileNotFoundError:
-            return []
-        seen, at = self._listed
-        if changed != seen or at - changed < _RESCAN_NS:
-            self._listed = (changed, int(self._clock.wall() * 1e9))
-            self._rescan()
+        now = self._clock.boot()
+        if not 0 <= now - self._listed < RESCAN:
+            self._listed = now
+            with contextlib.suppress(FileNotFoundError):
+                self._rescan()
         return list(self._peers)
 
     def _rescan(self) -> None:

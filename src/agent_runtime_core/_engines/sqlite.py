@@ -31,10 +31,11 @@ from ..errors import (
     StorageTooNew,
 )
 from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op, every
-from .presence import CommitLock, Presence
+from .presence import RESCAN, CommitLock, Presence
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 GROUP = 256  # commits in one transaction at most
+CHECKPOINT_LOOK = 16  # groups between looks at the size of the WAL
 WAL_LIMIT = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 USER_SQL_LIMIT = 1.0  # seconds of SQL a ctx.transaction may take on the writer thread
 READERS = 2
@@ -200,6 +201,7 @@ class SQLiteEngine(Engine):
         self._threads: list[threading.Thread] = []
         self._bell_thread: threading.Thread | None = None
         self._closed = False
+        self._commits = 0
         self.dead_looked_at = -1.0  # lease time of the last look for dead holders
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         live = Path(f"{path}.live")
@@ -393,7 +395,9 @@ class SQLiteEngine(Engine):
         try:
             with self._commit_lock:
                 self._transact(tx, batch)
-                self._checkpoint(WAL_LIMIT)
+                self._commits += 1
+                if self._commits % CHECKPOINT_LOOK == 0:
+                    self._checkpoint(WAL_LIMIT)
         except OSError as error:
             for request in batch:
                 request.error = request.error or StorageError(f"{self.path}: {error}")
@@ -540,9 +544,14 @@ class SQLiteEngine(Engine):
     def _bell_loop(self) -> None:
         conn = self._connect()
         version = conn.execute("PRAGMA data_version").fetchone()[0]
+        # Who listed the bells just before this one hung does not ring it yet.
+        unheard = self.clock.boot() + 2 * RESCAN
         while not self._closed:
+            if unheard and self.clock.boot() >= unheard:
+                unheard = 0.0
+                self._wake(set(self._listeners))
             if self._presence.bell is not None:
-                letters = self._presence.wait(_POLL)
+                letters = self._presence.wait(2 * RESCAN if unheard else _POLL)
             else:
                 threading.Event().wait(_POLL_WITHOUT_BELL)
                 letters = ""

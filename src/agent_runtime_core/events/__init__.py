@@ -9,11 +9,21 @@ from ..config import get_config
 
 if TYPE_CHECKING:
     from .._engines.base import Guard, Op
-    from .base import Event, EventBus
+    from .base import Event, EventBus, StoredEvent
     from .memory import InMemoryEventBus
     from .sqlite import SQLiteEventBus
 
-__all__ = ["BACKENDS", "Event", "EventBus", "Guard", "InMemoryEventBus", "Op", "SQLiteEventBus", "get_event_bus"]
+__all__ = [
+    "BACKENDS",
+    "Event",
+    "EventBus",
+    "Guard",
+    "InMemoryEventBus",
+    "Op",
+    "SQLiteEventBus",
+    "StoredEvent",
+    "get_event_bus",
+]
 
 BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus"}
 
@@ -22,6 +32,7 @@ _LAZY = {
     "EventBus": ".base:EventBus",
     "Guard": ".._engines.base:Guard",
     "Op": ".._engines.base:Op",
+    "StoredEvent": ".base:StoredEvent",
 } | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
 
 

@@ -13,13 +13,6 @@ from ..journal import sqlite as journal
 from ..journal.record import Record
 from .base import DELETE, PUBLISH, EventBus, StoredEvent, merged
 
-MIGRATIONS = (
-    """CREATE TABLE arc_events (
-    run_id TEXT NOT NULL, seq INTEGER NOT NULL, type TEXT NOT NULL, payload TEXT NOT NULL, t REAL NOT NULL,
-    event_id TEXT NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
-CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
-)
-
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
 _ROWS = "SELECT seq, type, payload, t, event_id FROM arc_events WHERE run_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
@@ -32,7 +25,7 @@ def publish(tx: SQLiteTx, run_id: str, rows: Sequence[Row]) -> list[int]:
     for event_id, event_type, payload, t in rows:
         there = tx.execute(_FIND, (run_id, event_id)).fetchone()
         if there is None:
-            sequence = journal.take_sequence(tx, run_id, 1)
+            sequence = journal.head(tx, run_id)
             tx.execute(_INSERT, (run_id, sequence, event_type, payload, t, event_id))
             tx.ring("events")
         sequences.append(sequence if there is None else there[0])
@@ -59,7 +52,7 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
-CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, MIGRATIONS)
+CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published})
 
 
 class SQLiteEventBus(OnSQLite, EventBus):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .._engines.base import Concern, NotApplied
+from .._engines.base import Concern
 from .._engines.memory import MemoryTx
+from ..errors import LeaseLost
 from .record import ENDED, Record, numbered
 
 
@@ -42,7 +43,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
 def applied(tx: MemoryTx, run_id: str, record: Record) -> int:
     there = tx.tables["journal"].get(run_id, {}).get(record.seq)
     if there is None or (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
-        raise NotApplied
+        raise LeaseLost(run_id, record.claim_id)
     return record.seq
 
 

@@ -8,10 +8,13 @@ range of event sequence numbers it stands for, and `expand` derives them on read
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, cast
 
+from .._engines.base import NotApplied
 from .._ids import step_id
 from .._json import decode
+from ..errors import LeaseLost
 
 # Kinds of records.
 ATTEMPT: Final = "attempt"  # the run began to execute: name is the agent key
@@ -60,6 +63,14 @@ class Record(NamedTuple):
 def numbered(record: Record, ev: int) -> Record:
     """The record with its first event sequence number; `_replace` costs five times as much."""
     return tuple.__new__(Record, (*record[:17], ev, record[18]))
+
+
+def repeated(applied: Callable[..., int], tx: Any, run_id: str, record: Record) -> int:
+    """The position of a record that is there already; LeaseLost where another claim wrote that place."""
+    try:
+        return applied(tx, run_id, record)
+    except NotApplied:
+        raise LeaseLost(run_id, record.claim_id) from None
 
 
 def count_events(kind: str, *, total: int, carries_next: bool = False) -> int:

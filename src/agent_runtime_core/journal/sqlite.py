@@ -9,7 +9,7 @@ from typing import Any
 
 from .._engines.base import Concern, NotApplied
 from .._engines.sqlite import SQLiteTx
-from ..errors import StorageCorrupt
+from ..errors import LeaseLost, StorageCorrupt
 from .record import Record
 
 MIGRATIONS = (
@@ -19,11 +19,24 @@ MIGRATIONS = (
     pos INTEGER NOT NULL, total INTEGER NOT NULL, tries INTEGER NOT NULL, ms INTEGER NOT NULL,
     info TEXT, next TEXT, digest TEXT, ev INTEGER NOT NULL, nev INTEGER NOT NULL, crc INTEGER NOT NULL,
     PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
-CREATE TABLE arc_head (run_id TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID""",
+CREATE TABLE arc_events (
+    run_id TEXT NOT NULL, seq INTEGER NOT NULL, type TEXT NOT NULL, payload TEXT NOT NULL, t REAL NOT NULL,
+    event_id TEXT NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
 )
 
-_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-_TAKE = "INSERT INTO arc_head VALUES (?1, ?2) ON CONFLICT (run_id) DO UPDATE SET next = next + ?2 RETURNING next"
+# The next event sequence number of a run. Nothing is stored for it: a counter would be one more page to
+# write with every record. Quiet records hold the number too, so the last record always tells.
+_HEAD = (
+    "max(coalesce((SELECT ev + nev FROM arc_journal WHERE run_id = ?1 ORDER BY seq DESC LIMIT 1), 0),"
+    " coalesce((SELECT max(seq) + 1 FROM arc_events WHERE run_id = ?1), 0))"
+)
+_SELECT_HEAD = "SELECT " + _HEAD
+_INSERT = (
+    "INSERT INTO arc_journal VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18, "
+    + _HEAD
+    + ", ?19, ?20)"
+)
 _COLUMNS = (
     "SELECT seq, kind, name, key, attempt, claim_id, t, result, error, state, pos, total, tries, ms, "
     "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?1"
@@ -38,15 +51,10 @@ _BOUNDARIES = _COLUMNS + (
 )
 
 
-def take_sequence(tx: SQLiteTx, run_id: str, count: int) -> int:
-    """The first of `count` new event sequence numbers of the run."""
-    next_: int = tx.execute(_TAKE, (run_id, count)).fetchone()[0]
-    return next_ - count
-
-
-def head(view: sqlite3.Connection, run_id: str) -> int:
-    row = view.execute("SELECT next FROM arc_head WHERE run_id = ?", (run_id,)).fetchone()
-    return row[0] if row else 0
+def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
+    """The sequence number that the run's next event gets."""
+    next_: int = tx.execute(_SELECT_HEAD, (run_id,)).fetchone()[0]
+    return next_
 
 
 def _crc(record: Record) -> int:
@@ -58,15 +66,9 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     if record.seq < 0:
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
-    ev = -1
-    if record.nev:
-        ev = take_sequence(tx, run_id, record.nev)
-        tx.rings.add("events")
     try:
-        tx.execute(_INSERT, (run_id, *record[:17], ev, record.nev, _crc(record)))
+        tx.execute(_INSERT, (run_id, *record[:17], record[18], _crc(record)))
     except sqlite3.IntegrityError:
-        if record.nev:
-            tx.execute("UPDATE arc_head SET next = ? WHERE run_id = ?", (ev, run_id))
         return applied(tx, run_id, record)
     return record.seq
 
@@ -76,7 +78,7 @@ def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
         "SELECT claim_id, kind, key FROM arc_journal WHERE run_id = ? AND seq = ?", (run_id, record.seq)
     ).fetchone()
     if there != (record.claim_id, record.kind, record.key):
-        raise NotApplied
+        raise LeaseLost(run_id, record.claim_id)
     return record.seq
 
 
@@ -95,7 +97,6 @@ def transacted(tx: SQLiteTx, run_id: str, *_: Any) -> str | None:
 
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
-    tx.execute("DELETE FROM arc_head WHERE run_id = ?", (run_id,))
 
 
 def _read(row: tuple[Any, ...]) -> Record:

@@ -8,11 +8,11 @@ from .._load import load, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
-    from .._engines.base import Guard, Op
+    from .._engines.base import Guard, NotApplied, Op
     from .base import QueuedRun, RunQueue
     from .memory import InMemoryQueue
     from .row import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
-    from .rows import Rows, operations
+    from .rows import Rows, operations, replays
     from .sqlite import SQLiteQueue
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Mail",
     "Moved",
     "News",
+    "NotApplied",
     "Op",
     "QueuedRun",
     "Rows",
@@ -33,15 +34,16 @@ __all__ = [
     "Settle",
     "get_queue",
     "operations",
+    "replays",
 ]
 
 BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue"}
 
 _LAZY = (
-    {name: f".._engines.base:{name}" for name in ("Guard", "Op")}
+    {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
     | {name: f".base:{name}" for name in ("QueuedRun", "RunQueue")}
     | {name: f".row:{name}" for name in ("ClaimRequest", "Mail", "Moved", "News", "RunFilter", "RunRow", "Settle")}
-    | {name: f".rows:{name}" for name in ("Rows", "operations")}
+    | {name: f".rows:{name}" for name in ("Rows", "operations", "replays")}
     | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
 )
 

@@ -96,7 +96,8 @@ class RunQueue(ABC):
 
     @property
     def holder(self) -> str:
-        return str(getattr(self.commits, "holder", ""))
+        """Names this process to others on the same store; "" where nobody can tell a dead one."""
+        return str(getattr(getattr(self, "engine", None), "holder", ""))
 
     def lease_now(self) -> float:
         return self.clock.boot()

@@ -86,7 +86,7 @@ class MemoryRows(Rows):
     def _tidy(self, heap: list[tuple[int, int, str]] | None) -> list[tuple[int, int, str]] | None:
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and (row.status, row.due_at, row.n) == ("pending", 0, heap[0][1]):
+            if row is not None and (row.status, row.due_at, row.n, row.origin) == ("pending", 0, heap[0][1], ""):
                 break
             heapq.heappop(heap)
         return heap

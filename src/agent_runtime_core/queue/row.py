@@ -33,7 +33,7 @@ class RunRow(NamedTuple):
     failures: int = 0
     crashes: int = 0
     stalls: int = 0  # crashes in a row
-    mark: int = -1  # journal length when the last crash was counted
+    mark: int = -1  # steps recorded when the last crash was counted
     parked: int = 0  # it waited since it was last claimed
     reason: str = ""  # what it waits for, or why it ended
     claim_id: str = ""  # the last claim, current while running
@@ -97,7 +97,10 @@ class ClaimRequest(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """How a claim leaves its run. `cursor` >= 0: refuse (Moved) if the mailbox has moved past it."""
+    """How a claim leaves its run. `cursor` >= 0: refuse (Moved) if the mailbox has moved past it.
+
+    A run that was asked to cancel does not become waiting (Moved), and is pending without delay.
+    """
 
     claim_id: str
     status: str

@@ -51,7 +51,7 @@ class Rows(ABC):
 
     @abstractmethod
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Pending rows of the wanted agents that are due: greatest priority first, then smallest n."""
+        """Pending rows with no origin, of the wanted agents, that are due: greatest priority first, then smallest n."""
 
     @abstractmethod
     def mailed(self, run_id: str, msg_id: str) -> int | None:
@@ -85,13 +85,21 @@ class Rows(ABC):
 
     def insert(self, row: RunRow) -> RunRow:
         """Store the row unless its id or key is there already; what is stored."""
-        there = self.get(row.run_id)
-        if there is None and row.idem_key is not None:
-            there = self.by_key(row.idem_key)
+        there = self._there(row)
         if there is not None:
             return there
         self.ring("work")
         return self.add(row)
+
+    def _there(self, row: RunRow) -> RunRow | None:
+        there = self.get(row.run_id)
+        return self.by_key(row.idem_key) if there is None and row.idem_key is not None else there
+
+    def insert_applied(self, row: RunRow) -> RunRow:
+        there = self._there(row)
+        if there is None:
+            raise NotApplied
+        return there
 
     def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         row = claimed(row, above(ticket, row.claim_id), want)
@@ -131,6 +139,11 @@ class Rows(ABC):
         row = self._expect(run_id, ("running",))
         if row.claim_id != how.claim_id or 0 <= how.cursor != row.mail_seq:
             raise Moved
+        if row.cancel_at is not None and how.status in ("waiting", "pending"):
+            # Its next claim cancels it, so that is not put off; what waits is about to hear of it.
+            if how.status == "waiting":
+                raise Moved
+            how = how._replace(due_at=0.0)
         if how.status != "running":
             self.fence(run_id, None)
         if how.status == "running":
@@ -175,6 +188,12 @@ class Rows(ABC):
         self.ring("mail")
         return (row.status, seq)
 
+    def post_applied(self, run_id: str, mail: Mail) -> tuple[str, int]:
+        row, seq = self.get(run_id), self.mailed(run_id, mail.msg_id)
+        if row is not None and row.status in LIVE and seq is None:
+            raise NotApplied
+        return ("unknown" if row is None else row.status, seq or 0)
+
     def end(self, run_id: str, expect: Sequence[str], status: str, now: float, reason: str) -> RunRow:
         """End a run that nobody holds."""
         row = self._expect(run_id, expect)
@@ -201,17 +220,21 @@ OPS = ("insert", "claim", "take", "settle", "beat", "post", "end", "reopen", "de
 
 
 def operations(rows: Callable[[Any], Rows]) -> Mapping[str, Callable[..., Any]]:
-    """The queue's operations over a kind of row store, by name."""
+    """The queue's operations over a kind of row store, by name: each takes the transaction and its arguments."""
+    return {f"queue.{verb}": _bound(rows, verb) for verb in OPS}
 
-    def bind(verb: str) -> Callable[..., Any]:
-        def run(tx: Any, *args: Any) -> Any:
-            return getattr(rows(tx), verb)(*args)
 
-        return run
+def replays(rows: Callable[[Any], Rows]) -> Mapping[str, Callable[..., Any]]:
+    """What answers for operations that a superseded claim has applied before, by name; each may raise NotApplied."""
+    return {f"queue.{verb}": _bound(rows, f"{verb}_applied") for verb in ("insert", "settle", "post")}
 
-    return {f"queue.{verb}": bind(verb) for verb in OPS}
+
+def _bound(rows: Callable[[Any], Rows], method: str) -> Callable[..., Any]:
+    def run(tx: Any, *args: Any) -> Any:
+        return getattr(rows(tx), method)(*args)
+
+    return run
 
 
 def concern(rows: Callable[[Any], Rows], migrations: Sequence[str] = (), tables: Sequence[str] = ()) -> Concern:
-    applied = {"queue.settle": lambda tx, *args: rows(tx).settle_applied(*args)}
-    return Concern("queue", operations(rows), applied, migrations, tables)
+    return Concern("queue", operations(rows), replays(rows), migrations, tables)

@@ -49,9 +49,12 @@ _EXPIRED_OF = (
 _HOLDERS = "SELECT DISTINCT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
 _FREE = "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?"
 _READY = (
-    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? ORDER BY priority DESC, n LIMIT ?"
+    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = ''"
+    " ORDER BY priority DESC, n LIMIT ?"
 )
-_READY_ANY = "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 ORDER BY priority DESC, n LIMIT ?"
+_READY_ANY = (
+    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' ORDER BY priority DESC, n LIMIT ?"
+)
 _SAVE = (
     "UPDATE arc_runs SET due_at=?, expires_at=?, origin=?, status=?, generation=?, failures=?, crashes=?, stalls=?,"
     " mark=?, parked=?, reason=?, claim_id=?, worker=?, holder=?, lease_until=?, claimed_at=?, started_at=?,"

@@ -125,7 +125,12 @@ async def _open(
         if outcome == "held":
             raise RunBusy(there.run_key or there.run_id, there.worker, there.claimed_at)
         door = _door(runner, there)
-        return runner, door, await door.enter(outcome == "ended")
+        try:
+            return runner, door, await door.enter(outcome == "ended")
+        except BaseException:
+            await door.abandon()
+            door.close()
+            raise
     except BaseException:
         await runner.close()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from ..backends import Backends
 from ..book import Book
 from ..context import Context
 from ..errors import (
+    AgentRuntimeError,
     InvalidArgument,
     JournalMismatch,
     LeaseLost,
@@ -52,10 +54,14 @@ class Drive:
         self.row, self.agent, self.config, self.heart, self.services = row, agent, config, heart, services
         self.backends, self.inline = backends, inline
         self.clock = backends.queue.clock
-        self.ledger = Ledger(row, backends.queue, backends.bus, backends.state, self.clock)
+        self.ledger = self._ledger()
         self.place = Place()
         self.lost = False
         self.handing_back = False
+        self.begun = row.parked == 1  # whether this attempt is in the journal
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self.row, *self.backends, self.clock)
 
     async def run(self) -> RunResult | None:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
@@ -65,6 +71,11 @@ class Drive:
         except (LeaseLost, Moved):
             log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
             return None
+        except (Exception, asyncio.CancelledError) as error:
+            # A worker keeps the lease after an error: it is the pause before the run is tried again.
+            if self.inline or isinstance(error, asyncio.CancelledError):
+                await self.abandon()
+            raise
         finally:
             self.place.sealed = True
             self.heart.drop(self.row.run_id)
@@ -75,6 +86,7 @@ class Drive:
         if self.inline or self.services.park_after is None or self.services.park_after > 0:
             ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
         loop = asyncio.get_running_loop()
+        self.place.told = loop.create_future()
         self.heart.hold(Held(row, self.place, loop, ends, self._cancel, self._lose))
 
     # -- what the heart tells
@@ -84,20 +96,17 @@ class Drive:
         if place.cancelled or place.sealed:
             return
         place.cancelled = True
-        if place.task is not None:
-            place.task.cancel()
+        place.stop()
 
     def _lose(self) -> None:
         if not self.lost and not self.place.sealed:
             self.lost = self.place.sealed = True
-            if self.place.task is not None:
-                self.place.task.cancel()
+            self.place.stop()
 
     def hand_back(self) -> None:
         """Stop the run and give it back for another worker, at no cost to it."""
         self.handing_back = True
-        if self.place.task is not None:
-            self.place.task.cancel()
+        self.place.stop()
 
     # -- attempts
 
@@ -113,13 +122,16 @@ class Drive:
             if outcome is not _AGAIN:
                 result: RunResult | None = outcome
                 return result
+            # What the failed attempt left running may not write beside the next one.
+            self.ledger.retire()
+            self.ledger = self._ledger()
 
     async def _before(self, book: Book) -> RunResult | None:
         """How the run ends without running any code, if it does."""
         row = self.row
         if book.ended is not None and book.ended.attempt == row.generation:
             return await self._close(book.ended)
-        if row.stalls and await self._poisoned(book.length):
+        if row.stalls and await self._poisoned(len(book.done)):
             dead = ErrorInfo("Poisoned", f"{POISON} crashes in a row without progress", retriable=False)
             return await self._end(RunStatus.DEAD, RunResult(error=dead), error_payload(dead) or {})
         now = self.clock.wall()
@@ -130,16 +142,19 @@ class Drive:
                 "Expired", f"the run was not begun within {row.expires_at - row.created_at:g} s", {}
             )
         if row.deadline is not None and now >= row.deadline:
-            return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": row.deadline})
+            return await self._past_deadline(row.deadline)
         return None
 
-    async def _poisoned(self, length: int) -> bool:
+    async def _past_deadline(self, deadline: float) -> RunResult:
+        return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline})
+
+    async def _poisoned(self, recorded: int) -> bool:
         """Count a crash as one more in a row, or as the first since the run got further."""
         row = self.row
-        stalls = 1 if length > row.mark else row.stalls
+        stalls = 1 if recorded > row.mark else row.stalls
         if stalls >= POISON and not self.inline:
             return True
-        await self._keep(stalls=stalls, mark=length)
+        await self._keep(stalls=stalls, mark=recorded)
         return False
 
     async def _keep(self, **changes: Any) -> None:
@@ -151,6 +166,7 @@ class Drive:
     async def _begin(self, book: Book) -> None:
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
+        self.begun = True
         await self.ledger.note(book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info))
         await self.ledger.status(RunStatus.RUNNING.value)
 
@@ -164,22 +180,18 @@ class Drive:
         try:
             on_time = await self._in_time(task)
         except asyncio.CancelledError:
-            # The caller of execute() was cancelled: the run is not, and goes back.
-            task.cancel()
-            await let_go(task, self._what)
-            await self._give_back()
-            raise
-        if self.lost or self.place.parked:
-            if not task.done():
-                await let_go(task, self._what)
-            return None
-        if not on_time:
+            # The caller of execute() was cancelled: the run goes back, unless that was meant for it.
             task.cancel()
             await let_go(task, self._what)
             if self.place.cancelled:
-                return await self._cancelled(ctx)
-            limit = self.config.run_timeout_seconds
-            return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit})
+                with contextlib.suppress(LeaseLost, Moved):
+                    await self._cancelled(ctx)
+            raise
+        if self.lost or self.place.parked:
+            await let_go(task, self._what)
+            return None
+        if not on_time:
+            return await self._not_on_time(ctx, task)
         if task.cancelled():
             return await self._stopped(ctx)
         error = task.exception()
@@ -189,25 +201,45 @@ class Drive:
             raise error
         return await self._raised(ctx, error)
 
+    async def _not_on_time(self, ctx: Context, task: asyncio.Task[Any]) -> RunResult | None:
+        place = self.place
+        if place.cancelled:
+            return await self._cancelled(ctx)
+        if self.handing_back:
+            await self._give_back()
+            return None
+        task.cancel()
+        await let_go(task, self._what)
+        if place.cancelled:
+            return await self._cancelled(ctx)
+        if self.row.deadline is not None and self.clock.wall() >= self.row.deadline:
+            return await self._past_deadline(self.row.deadline)
+        limit = self.config.run_timeout_seconds
+        return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit})
+
     @property
     def _what(self) -> str:
         return f"run {self.row.run_id} of agent {self.row.agent!r}"
 
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
-        boot, place, limit = self.clock.boot, self.place, self.config.run_timeout_seconds
-        began = boot()
+        boot, place, deadline = self.clock.boot, self.place, self.row.deadline
+        told = place.told
+        assert told is not None
+        ends = boot() + self.config.run_timeout_seconds - place.waited
         while True:
             waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
-            left = limit - (boot() - began - waited)
-            if self.row.deadline is not None:
-                left = min(left, self.row.deadline - self.clock.wall())
+            left = ends + waited - boot()
             if left <= 0 and place.waiting_since is None:
                 return False
-            done, _ = await asyncio.wait({task}, timeout=max(left, 0.05))
-            if done:
+            if deadline is not None:
+                left = min(left, deadline - self.clock.wall())
+                if deadline <= self.clock.wall():
+                    return False
+            await asyncio.wait({task, told}, timeout=max(left, 0.05), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
                 return True
-            if place.cancelled or self.lost or place.parked or self.handing_back:
+            if told.done():
                 # Told to stop and still there: it gets a grace, then it is left to itself.
                 return await let_go(task, self._what)
 
@@ -275,7 +307,7 @@ class Drive:
         if self.inline:
             await self._keep(failures=self.row.failures + 1, stalls=0, error=text)
             self.row = self.row._replace(parked=0)
-            await self.clock.sleep(delay)
+            await self._pause(delay)
             return _AGAIN
         how = self._settle("pending")._replace(
             due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
@@ -283,6 +315,15 @@ class Drive:
         await self.ledger.settle(how, ops=())
         await self.ledger.status(RunStatus.PENDING.value)
         return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, unless told to stop."""
+        sleep, told = asyncio.ensure_future(self.clock.sleep(seconds)), self.place.told
+        assert told is not None
+        try:
+            await asyncio.wait({sleep, told}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
 
     def _settle(self, status: str) -> Settle:
         row = self.row
@@ -292,8 +333,13 @@ class Drive:
 
     async def _give_back(self) -> None:
         """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
-        how = self._settle("pending")._replace(parked=1, stalls=self.row.stalls, reason="handed back")
+        how = self._settle("pending")._replace(parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
         await self.ledger.settle(how)
+
+    async def abandon(self) -> None:
+        """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out."""
+        with contextlib.suppress(AgentRuntimeError, Moved):
+            await self._give_back()
 
     async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any]) -> RunResult:
         row = self.row

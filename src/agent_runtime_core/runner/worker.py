@@ -113,9 +113,7 @@ class Worker:
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
             return False
-        for row in rows:
-            if self._stopping:
-                break
+        for row in rows:  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
             self._start(row)
         return bool(rows) and len(rows) == free and not self._stopping
 

@@ -15,11 +15,12 @@ from ..journal.record import Record
 
 
 class StateRow(NamedTuple):
-    """The mutable part of a run's state; `mark` is the place in the run where the checkpoint was made."""
+    """The mutable part of a run's state: `mark` is the place of the checkpoint in the run, `t` when it was written."""
 
     status: str | None = None
     checkpoint: str | None = None
     mark: str | None = None
+    t: float = 0.0
 
 
 class StateStore(ABC):
@@ -35,7 +36,8 @@ class StateStore(ABC):
     A backend brings two methods: `commit(guard, ops)` applies `journal.append(run_id, Record)`,
     `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)` and
     `state.delete(run_id)`, and the fences `fence.install` and `fence.forget`, all or nothing, refusing
-    with LeaseLost where `guard.token` is not the fence of `guard.key`; `read(what, ...)` answers
+    with LeaseLost where `guard.token` is not the fence of `guard.key`, unless all of `ops` are found to
+    have landed before (a status or checkpoint is known by its `now`); `read(what, ...)` answers
     records(run_id, after) in order, ending(run_id), the last record of kind "ended" or None, and
     state(run_id) as a StateRow.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from .._engines.backed import OnMemory
-from .._engines.base import Concern
+from .._engines.base import Concern, NotApplied
 from .._engines.memory import MemoryTx
 from ..journal import memory as journal
 from .base import StateRow, StateStore
@@ -13,12 +13,24 @@ from .base import StateRow, StateStore
 
 def checkpoint(tx: MemoryTx, run_id: str, text: str, mark: str | None, now: float) -> None:
     row = tx.tables["state"].get(run_id, StateRow())
-    tx.put(tx.tables["state"], run_id, row._replace(checkpoint=text, mark=mark))
+    tx.put(tx.tables["state"], run_id, row._replace(checkpoint=text, mark=mark, t=now))
 
 
 def status(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
     row = tx.tables["state"].get(run_id, StateRow())
-    tx.put(tx.tables["state"], run_id, row._replace(status=text))
+    tx.put(tx.tables["state"], run_id, row._replace(status=text, t=now))
+
+
+def checkpointed(tx: MemoryTx, run_id: str, text: str, mark: str | None, now: float) -> None:
+    row = _state(tx, run_id)
+    if (row.checkpoint, row.mark, row.t) != (text, mark, now):
+        raise NotApplied
+
+
+def stated(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
+    row = _state(tx, run_id)
+    if (row.status, row.t) != (text, now):
+        raise NotApplied
 
 
 def delete(tx: MemoryTx, run_id: str) -> None:
@@ -32,7 +44,10 @@ def _state(tx: MemoryTx, run_id: str) -> StateRow:
 
 
 CONCERN = Concern(
-    "state", {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete}, tables=("state",)
+    "state",
+    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
+    {"state.checkpoint": checkpointed, "state.status": stated},
+    tables=("state",),
 )
 
 

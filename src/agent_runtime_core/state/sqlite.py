@@ -6,7 +6,7 @@ import sqlite3
 from typing import ClassVar
 
 from .._engines.backed import OnSQLite
-from .._engines.base import Concern
+from .._engines.base import Concern, NotApplied
 from .._engines.sqlite import SQLiteTx
 from ..journal import sqlite as journal
 from .base import StateRow, StateStore
@@ -14,6 +14,8 @@ from .base import StateRow, StateStore
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)",
 )
+
+_STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 
 
 def checkpoint(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
@@ -31,19 +33,36 @@ def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
     )
 
 
+def checkpointed(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
+    row = _one(tx.execute(_STATE, (run_id,)))
+    if (row.checkpoint, row.mark, row.t) != (text, mark, now):
+        raise NotApplied
+
+
+def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
+    row = _one(tx.execute(_STATE, (run_id,)))
+    if (row.status, row.t) != (text, now):
+        raise NotApplied
+
+
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_state WHERE run_id = ?", (run_id,))
     journal.delete(tx, run_id)
 
 
 def _state(view: sqlite3.Connection, run_id: str) -> StateRow:
-    row = view.execute("SELECT status, checkpoint, mark FROM arc_state WHERE run_id = ?", (run_id,)).fetchone()
+    return _one(view.execute(_STATE, (run_id,)))
+
+
+def _one(rows: sqlite3.Cursor) -> StateRow:
+    row = rows.fetchone()
     return StateRow(*row) if row else StateRow()
 
 
 CONCERN = Concern(
     "state",
     {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
+    {"state.checkpoint": checkpointed, "state.status": stated},
     migrations=MIGRATIONS,
 )
 

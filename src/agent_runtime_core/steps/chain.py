@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -153,6 +153,8 @@ class Chain:
         identity = (name, self.key)
         if identity in book.done or identity in book.begun or not self.steps[index - 1].checkpoint:
             return None
+        if step.on_in_doubt != "retry":
+            return None  # a run that stops between the two must not leave a doubt about a step nobody began
         book.carried = identity
         about = "" if step.description is None else f',"description":{quote(step.description)}'
         return f'{{"name":{quote(name)},"key":{self.quoted_key},"pos":{index},"tries":{step.retries + 1}{about}}}'

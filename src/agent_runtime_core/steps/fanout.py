@@ -89,13 +89,16 @@ class FanOut:
         book = self.book
         name = book.former(self.name, self.keys[index])
         following: list[int | None] = [None]
+        carried = False
 
         def seal(work: Work, text: str, attempt: int, ms: int) -> tuple[Record]:
+            nonlocal carried
             after = None
             if self.failed is None:
                 following[0] = next(self.queue, None)
                 if following[0] is not None:
                     after = self._start_of(following[0])
+            carried = after is not None
             return (book.finished(work, text, attempt, ms, next=after),)
 
         work = Work(
@@ -105,11 +108,12 @@ class FanOut:
         )  # fmt: skip
         self.results[index] = await perform(book, work, seal)
         book.passed(recorded=False)
-        place = following[0]
-        return place, place is not None and (self.name, self.keys[place]) not in book.begun
+        return following[0], carried
 
     def _start_of(self, index: int) -> str | None:
         name = self.book.former(self.name, self.keys[index])
         if (name, self.keys[index]) in self.book.begun:
             return None
+        if self.policy.on_in_doubt != "retry":
+            return None  # where another item fails, this one is never begun: no doubt may be left about it
         return encode({"name": name, "key": self.keys[index], "pos": index, "tries": self.policy.retries + 1})

@@ -1,0 +1,47 @@
+"""What the contract suites share: checks that say what they expected, and time that is set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from ..._clock import Clock
+
+PATIENCE = 20.0  # seconds after which what should have come counts as missing
+
+
+def same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise AssertionError(f"{what}: expected {expected!r:.400}, found {found!r:.400}")
+
+
+@contextlib.contextmanager
+def refused(error: type[Exception], what: str) -> Iterator[None]:
+    try:
+        yield
+    except error:
+        return
+    raise AssertionError(f"{what}: {error.__name__} was not raised")
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class SetClock(Clock):
+    """Both clocks stand still until `advance` moves them."""
+
+    def __init__(self) -> None:
+        super().__init__(seed=2)
+        self.passed = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.passed += seconds
+
+    def wall(self) -> float:
+        return 1_800_000_000.0 + self.passed
+
+    def boot(self) -> float:
+        return 50_000.0 + self.passed

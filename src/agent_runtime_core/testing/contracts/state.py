@@ -1,0 +1,321 @@
+"""What every state store must do; run each of `CASES` on your own with `await case(make)`.
+
+`make(**options)` gives a new and empty store each time, constructed with those options (`clock`). A case
+raises AssertionError where the store breaks the contract; `check(make)` runs them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from ..._engines.base import FORGET, INSTALL, Guard, Op
+from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
+from ...journal.record import DONE, ENDED, STARTED, Record
+from ...state.base import StateRow, StateStore
+from .checks import PATIENCE, SetClock, refused, same
+
+Make = Callable[..., StateStore]
+Case = Callable[[Make], Awaitable[None]]
+
+CASES: list[Case] = []
+
+RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
+OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
+OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"
+
+
+def case(function: Case) -> Case:
+    CASES.append(function)
+    return function
+
+
+async def check(make: Make) -> None:
+    """Run every case."""
+    for each in CASES:
+        await each(make)
+
+
+@contextlib.asynccontextmanager
+async def opened(make: Make) -> AsyncIterator[StateStore]:
+    store = make(clock=SetClock())
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield store
+    finally:
+        await store.close()
+
+
+def record(seq: int, name: str = "", *, kind: str = DONE, claim: str = OLD, **more: Any) -> Record:
+    return Record(seq, kind, name or f"step{seq}", "c:0", 1, claim, 1_800_000_000.0 + max(seq, 0), **more)
+
+
+async def append(store: StateStore, *records: Record, claim: str | None = None, run: UUID = RUN) -> list[Any]:
+    guard = None if claim is None else Guard(str(run), claim)
+    return await store.commits.commit(guard, [Op("journal.append", (str(run), each)) for each in records])
+
+
+async def install(store: StateStore, claim: str, run: UUID = RUN) -> None:
+    await store.commits.commit(None, [Op(INSTALL, (str(run), claim))])
+
+
+# -- checkpoint and status
+
+
+@case
+async def the_last_checkpoint_is_kept(make: Make) -> None:
+    async with opened(make) as store:
+        same(await store.get_checkpoint(RUN), None, "the checkpoint of an unknown run")
+        await store.save_checkpoint(RUN, {"n": 1})
+        await store.save_checkpoint(str(RUN), {"n": 2})
+        await store.save_checkpoint(OTHER, {})
+        same(await store.get_checkpoint(str(RUN)), {"n": 2}, "the checkpoint of a run")
+        same(await store.get_checkpoint(OTHER), {}, "the checkpoint of another run")
+
+
+@case
+async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
+    async with opened(make) as store:
+        same(await store.get_run_status(RUN), None, "the status of an unknown run")
+        await store.update_run_status(RUN, "running")
+        same(await store.get_checkpoint(RUN), None, "the checkpoint of a run that has a status only")
+        await store.save_checkpoint(RUN, {"n": 1})
+        await store.update_run_status(str(RUN), "succeeded")
+        same((await store.get_run_status(RUN), await store.get_checkpoint(RUN)), ("succeeded", {"n": 1}), "both")
+        same(await store.get_run_status(OTHER), None, "the status of another run")
+
+
+@case
+async def a_mark_is_kept_with_its_checkpoint(make: Make) -> None:
+    async with opened(make) as store:
+        await store.commits.commit(None, [Op("state.checkpoint", (str(RUN), '{"n":1}', "b:3", 5.0))])
+        row = await store.state(str(RUN))
+        same((row.checkpoint, row.mark, row.status), ('{"n":1}', "b:3", None), "the state of a run")
+        await store.save_checkpoint(RUN, {})
+        same((await store.state(str(RUN))).mark, None, "the mark after a checkpoint without one")
+
+
+@case
+async def values_come_back_as_they_were(make: Make) -> None:
+    value: dict[str, Any] = {
+        "tree": {"a": [1, 2.5, True, None, "é\ud800"], "$": "a dollar"},
+        "uuid": RUN,
+        "when": dt.datetime(2026, 11, 21, 12, 30, 1, 5, tzinfo=dt.UTC),
+        "price": Decimal("1.10"),
+        "raw": b"\x00\xff",
+        "set": {1, 2},
+        "pair": (1, "two"),
+        "large": "x" * 300_000,
+    }
+    async with opened(make) as store:
+        await store.save_checkpoint(RUN, value)
+        found = await store.get_checkpoint(RUN)
+        same(found, value, "a checkpoint")
+        same([type(each) for each in (found or {}).values()], [type(each) for each in value.values()], "its types")
+
+
+@case
+async def a_checkpoint_is_no_alias_of_the_callers(make: Make) -> None:
+    async with opened(make) as store:
+        mine = {"items": [1]}
+        await store.save_checkpoint(RUN, mine)
+        mine["items"].append(2)
+        first = await store.get_checkpoint(RUN)
+        same(first, {"items": [1]}, "the checkpoint after its writer changed its copy")
+        assert first is not None
+        first["items"].append(3)
+        same(await store.get_checkpoint(RUN), {"items": [1]}, "the checkpoint after a reader changed its copy")
+
+
+@case
+async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> None:
+    async with opened(make) as store:
+        await store.save_checkpoint(RUN, {"n": 1})
+        with refused(UnserialisableResult, "a checkpoint that has no JSON form"):
+            await store.save_checkpoint(RUN, {"x": object()})
+        with refused(InvalidArgument, "a checkpoint that is no dict"):
+            await store.save_checkpoint(RUN, [1])  # type: ignore[arg-type]
+        same(await store.get_checkpoint(RUN), {"n": 1}, "the checkpoint")
+
+
+# -- the journal
+
+
+@case
+async def a_journal_is_read_in_order(make: Make) -> None:
+    async with opened(make) as store:
+        same(await store.records(RUN), [], "the journal of an unknown run")
+        for first in (0, 3, 6):
+            answers = await append(store, *(record(n) for n in range(first, first + 3)))
+            same(answers, [first, first + 1, first + 2], "the positions answered")
+        await append(store, record(0, "other"), run=OTHER)
+        same([each.seq for each in await store.records(RUN)], list(range(9)), "positions in the journal")
+        same([each.name for each in await store.records(RUN, 6)], ["step7", "step8"], "the journal past position 6")
+        same(await store.records(RUN, 8), [], "the journal past its end")
+        same([each.name for each in await store.records(str(OTHER))], ["other"], "the journal of another run")
+
+
+@case
+async def a_record_comes_back_as_it_was(make: Make) -> None:
+    async with opened(make) as store:
+        full = Record(
+            0, STARTED, "näme", "k:1", 2, OLD, 1_800_000_000.25, '{"r":1}', '"e"', '{"s":"\\u0000"}', 3, 4, 5, 6,
+            '{"i":1}', '{"n":1}', "digest", nev=0,
+        )  # fmt: skip
+        bare = Record(1, DONE)
+        await append(store, full, bare)
+        found = [each._replace(ev=-1) for each in await store.records(RUN)]
+        same(found, [full, bare], "two records")
+
+
+@case
+async def the_store_chooses_the_next_position_for_minus_one(make: Make) -> None:
+    async with opened(make) as store:
+        same(await append(store, record(-1, "a"), record(-1, "b")), [0, 1], "the positions answered")
+        same(await append(store, record(-1, "c")), [2], "the position answered")
+        same([each.seq for each in await store.records(RUN)], [0, 1, 2], "positions in the journal")
+        same([each.name for each in await store.records(RUN)], ["a", "b", "c"], "who is where")
+
+
+@case
+async def a_position_is_written_once(make: Make) -> None:
+    async with opened(make) as store:
+        await append(store, record(0, "a", result="1"))
+        await append(store, record(0, "a", result="1"))
+        same([each.result for each in await store.records(RUN)], ["1"], "the journal after a repeat")
+        for other in (record(0, "a", claim=NEW), record(0, "a", kind=STARTED)):
+            with refused(LeaseLost, f"position 0 once more, {other.kind} by {other.claim_id}"):
+                await append(store, other, record(1, "b", claim=other.claim_id))
+            same([(each.name, each.claim_id) for each in await store.records(RUN)], [("a", OLD)], "the journal")
+
+
+@case
+async def racing_writers_of_a_journal_leave_no_gap(make: Make) -> None:
+    async with opened(make) as store:
+        answers = await asyncio.gather(*(append(store, record(-1, f"s{n}")) for n in range(32)))
+        same(sorted(seq for [seq] in answers), list(range(32)), "the positions answered")
+        journal = await store.records(RUN)
+        same([each.seq for each in journal], list(range(32)), "positions in the journal")
+        same({each.name: each.seq for each in journal}, {f"s{n}": answers[n][0] for n in range(32)}, "who is where")
+
+
+@case
+async def the_ending_is_the_last_one(make: Make) -> None:
+    async with opened(make) as store:
+        same(await store.ending(str(RUN)), None, "the ending of an unknown run")
+        await append(store, record(0), record(1, "failed", kind=ENDED), record(2))
+        found = await store.ending(str(RUN))
+        same(found and (found.seq, found.name), (1, "failed"), "the ending")
+        await append(store, record(3), record(4, "succeeded", kind=ENDED), record(5))
+        found = await store.ending(str(RUN))
+        same(found and (found.seq, found.name), (4, "succeeded"), "the ending after a second one")
+        same(await store.ending(str(OTHER)), None, "the ending of another run")
+
+
+# -- claims
+
+
+@case
+async def a_stale_claim_writes_nothing(make: Make) -> None:
+    async def late(store: StateStore, when: str) -> None:
+        before = (await store.records(RUN), await store.state(str(RUN)))
+        with refused(LeaseLost, f"save_checkpoint {when}"):
+            await store.save_checkpoint(RUN, {"late": 1}, claim=OLD)
+        with refused(LeaseLost, f"update_run_status {when}"):
+            await store.update_run_status(RUN, "late", claim=OLD)
+        with refused(LeaseLost, f"journal.append {when}"):
+            await append(store, record(len(before[0]), "late"), claim=OLD)
+        with refused(LeaseLost, f"state.delete {when}"):
+            await store.commits.commit(Guard(str(RUN), OLD), [Op("state.delete", (str(RUN),))])
+        same((await store.records(RUN), await store.state(str(RUN))), before, f"what is stored {when}")
+
+    async with opened(make) as store:
+        await late(store, "before any claim")
+        await install(store, OLD)
+        await append(store, record(0), claim=OLD)
+        await store.save_checkpoint(RUN, {"n": 1}, claim=OLD)
+        await store.update_run_status(RUN, "running", claim=OLD)
+        await install(store, NEW)
+        await late(store, "after a newer claim")
+        await append(store, record(1, claim=NEW), claim=NEW)
+        await store.save_checkpoint(RUN, {"n": 2}, claim=NEW)
+        await store.update_run_status(RUN, "administrator")
+        same(len(await store.records(RUN)), 2, "the length of the journal")
+        row = await store.state(str(RUN))
+        same((row.checkpoint, row.status), ('{"n":2}', "administrator"), "the state")
+
+
+@case
+async def only_a_greater_claim_is_installed(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, NEW)
+        await install(store, NEW)
+        with refused(LeaseLost, "installing an older claim"):
+            await install(store, OLD)
+        await store.update_run_status(RUN, "running", claim=NEW)
+        await install(store, OLD, run=OTHER)
+        await store.update_run_status(OTHER, "running", claim=OLD)
+        await store.commits.commit(None, [Op(FORGET, (str(RUN),))])
+        with refused(LeaseLost, "a write after the claim was forgotten"):
+            await store.update_run_status(RUN, "late", claim=NEW)
+        await install(store, OLD)
+
+
+@case
+async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, OLD)
+        ops = [Op("journal.append", (str(RUN), record(n))) for n in range(2)]
+        ops.append(Op("state.status", (str(RUN), "succeeded", 9.0)))
+        guard = Guard(str(RUN), OLD)
+        same(await store.commits.commit(guard, ops), [0, 1, None], "the answer")
+        same(await store.commits.commit(guard, ops), [0, 1, None], "the answer while the claim holds")
+        await install(store, NEW)
+        same(await store.commits.commit(guard, ops), [0, 1, None], "the answer once the claim was superseded")
+        same(len(await store.records(RUN)), 2, "the length of the journal")
+        for more in (
+            Op("journal.append", (str(RUN), record(2))),
+            Op("journal.append", (str(RUN), record(0, claim=NEW))),
+            Op("state.status", (str(RUN), "succeeded", 10.0)),
+        ):
+            with refused(LeaseLost, f"a repeat with {more.name} {more.args[1]!r:.40} added"):
+                await store.commits.commit(guard, [*ops, more])
+        same(len(await store.records(RUN)), 2, "the length of the journal after that")
+
+
+@case
+async def a_commit_is_all_or_nothing(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, NEW, run=OTHER)
+        await store.save_checkpoint(RUN, {"n": 1})
+        ops = [
+            Op("journal.append", (str(RUN), record(0))),
+            Op("state.checkpoint", (str(RUN), '{"n":2}', None, 5.0)),
+            Op("state.status", (str(RUN), "running", 5.0)),
+            Op(INSTALL, (str(OTHER), OLD)),
+        ]
+        with refused(LeaseLost, "a commit whose last operation is refused"):
+            await store.commits.commit(None, ops)
+        same(await store.records(RUN), [], "the journal")
+        row = await store.state(str(RUN))
+        same((row.checkpoint, row.status), ('{"n":1}', None), "the state")
+
+
+@case
+async def a_deleted_run_is_gone(make: Make) -> None:
+    async with opened(make) as store:
+        for run in (RUN, OTHER):
+            await append(store, record(0), record(1, "succeeded", kind=ENDED), run=run)
+            await store.save_checkpoint(run, {"n": 1})
+            await store.update_run_status(run, "succeeded")
+        await store.commits.commit(None, [Op("state.delete", (str(RUN),))])
+        await store.commits.commit(None, [Op("state.delete", (str(RUN),))])
+        same((await store.records(RUN), await store.ending(str(RUN))), ([], None), "the journal")
+        same(await store.state(str(RUN)), StateRow(), "the state")
+        same(len(await store.records(OTHER)), 2, "the journal of another run")
+        same(await append(store, record(-1, "anew")), [0], "the first position of a new journal")

@@ -1,0 +1,31 @@
+"""Every queue in the table, and one of a third party, keeps the contract."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.queue import BACKENDS, RunQueue, get_queue
+from agent_runtime_core.testing.contracts.queue import CASES, Case, Make
+
+THEIRS = "tests.contract.third_party.their_queue:TheirQueue"
+
+
+@pytest.fixture(params=[*BACKENDS, THEIRS], ids=[*BACKENDS, "theirs"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    numbers = itertools.count()
+
+    def new(**options: Any) -> RunQueue:
+        if request.param == "sqlite":
+            options["path"] = tmp_path / f"queue{next(numbers)}.db"
+        return get_queue(request.param, **options)
+
+    return new
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_contract(case: Case, make: Make) -> None:
+    await case(make)

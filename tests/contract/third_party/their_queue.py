@@ -1,0 +1,136 @@
+"""A queue as somebody else would write it: rows in dicts, one change at a time, copies to go back to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agent_runtime_core.errors import LeaseLost
+from agent_runtime_core.queue import (
+    ClaimRequest,
+    Guard,
+    Mail,
+    News,
+    NotApplied,
+    Op,
+    Rows,
+    RunFilter,
+    RunQueue,
+    RunRow,
+    operations,
+    replays,
+)
+
+
+class Store:
+    """What is kept: rows by run id, mailboxes, and the claim that may write each run."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, RunRow] = {}
+        self.mail: dict[str, tuple[Mail, ...]] = {}
+        self.claims: dict[str, str] = {}
+        self.arrived = 0
+
+    def copy(self) -> Store:
+        copy = Store()
+        copy.runs, copy.mail, copy.claims = dict(self.runs), dict(self.mail), dict(self.claims)
+        copy.arrived = self.arrived
+        return copy
+
+
+class TheirRows(Rows):
+    """Rows of one store; the transitions themselves are inherited."""
+
+    tx: Store
+
+    def get(self, run_id: str) -> RunRow | None:
+        return self.tx.runs.get(run_id)
+
+    def by_key(self, idem_key: str) -> RunRow | None:
+        return next((row for row in self.tx.runs.values() if row.idem_key == idem_key), None)
+
+    def add(self, row: RunRow) -> RunRow:
+        self.tx.arrived += 1
+        self.tx.runs[row.run_id] = row = row._replace(n=self.tx.arrived)
+        return row
+
+    def save(self, row: RunRow) -> None:
+        self.tx.runs[row.run_id] = row
+
+    def drop(self, row: RunRow) -> None:
+        del self.tx.runs[row.run_id]
+        self.tx.mail.pop(row.run_id, None)
+
+    def promote(self, wall: float) -> None:
+        for row in self.tx.runs.values():
+            if row.status in ("pending", "waiting") and 0 < row.due_at <= wall:
+                self.tx.runs[row.run_id] = row._replace(status="pending", due_at=0.0)
+
+    def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
+        rows = [row for row in self.tx.runs.values() if row.status == status]
+        return [row for row in rows if want.agents is None or row.agent in want.agents]
+
+    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        running = self._wanted(want, "running")
+        return [row for row in running if row.origin == "" and row.lease_until < want.lease_now][:limit]
+
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        due = [row for row in self._wanted(want, "pending") if row.due_at == 0]
+        return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
+
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        return next((mail.seq for mail in self.tx.mail.get(run_id, ()) if mail.msg_id == msg_id), None)
+
+    def add_mail(self, run_id: str, mail: Mail) -> None:
+        self.tx.mail[run_id] = (*self.tx.mail.get(run_id, ()), mail)
+
+    def fence(self, run_id: str, token: str | None) -> None:
+        if token is None:
+            self.tx.claims.pop(run_id, None)
+        else:
+            self.tx.claims[run_id] = token
+
+    def ring(self, topic: str) -> None:
+        """Nobody listens: workers poll."""
+
+
+class TheirQueue(RunQueue):
+    """The queue itself: one commit at a time, since nothing in it awaits."""
+
+    rows: type[TheirRows] = TheirRows
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.store = Store()
+        self.operations, self.replays = operations(self.rows), replays(self.rows)
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is not None and self.store.claims.get(guard.key) != guard.token:
+            try:
+                return [self.replays[name](self.store, *args) for name, args in ops]
+            except (KeyError, NotApplied):
+                raise LeaseLost(guard.key, guard.token) from None
+        work = self.store.copy()
+        answers = [self.operations[name](work, *args) for name, args in ops]
+        self.store = work
+        return answers
+
+    async def read(self, what: str, *args: Any) -> Any:
+        runs, mail = self.store.runs, self.store.mail
+        match what, args:
+            case "row", (run_id,):
+                return runs.get(run_id)
+            case "row_by_key", (key,):
+                return self.rows(self.store).by_key(key)
+            case "find", (RunFilter() as wanted,):
+                return [row for row in runs.values() if wanted.admits(row)][: wanted.limit]
+            case "children", (run_id,):
+                return [row for row in runs.values() if row.parent_id == run_id]
+            case "mail", (run_id, after):
+                return [each for each in mail.get(run_id, ()) if each.seq > after]
+            case "news", (run_ids,):
+                rows = [runs[run_id] for run_id in run_ids if run_id in runs]
+                return {r.run_id: News(r.status, r.claim_id, r.mail_seq, r.cancel_at is not None) for r in rows}
+            case "next_due", ():
+                return min((row.due_at for row in runs.values() if row.due_at > 0), default=None)
+        raise LookupError(what)

@@ -1,0 +1,102 @@
+"""A state store as somebody else would write it: lists and dicts, one change at a time, copies to go back to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from agent_runtime_core.errors import LeaseLost
+from agent_runtime_core.state import Guard, Op, Record, StateRow, StateStore
+
+
+class Store:
+    """What is kept: journals as lists, the state of each run, and the claim that may write it."""
+
+    def __init__(self) -> None:
+        self.journals: dict[str, list[Record]] = {}
+        self.rows: dict[str, StateRow] = {}
+        self.claims: dict[str, str] = {}
+
+
+class TheirStore(StateStore):
+    """The state store itself: one commit at a time, since nothing in it awaits."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.store = Store()
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is not None and self.store.claims.get(guard.key) != guard.token:
+            if not all(self.landed(op) for op in ops):
+                raise LeaseLost(guard.key, guard.token)
+            return [op.args[1].seq if op.name == "journal.append" else None for op in ops]
+        before = copy.deepcopy(self.store)
+        try:
+            return [self.apply(op) for op in ops]
+        except BaseException:
+            self.store = before
+            raise
+
+    def landed(self, op: Op) -> bool:
+        row = self.store.rows.get(op.args[0], StateRow())
+        match op:
+            case Op("journal.append", (run_id, record)):
+                return self.there(run_id, record)
+            case Op("state.checkpoint", (_, text, mark, now)):
+                return (row.checkpoint, row.mark, row.t) == (text, mark, now)
+            case Op("state.status", (_, text, now)):
+                return (row.status, row.t) == (text, now)
+        return False
+
+    def there(self, run_id: str, record: Record) -> bool:
+        journal = self.store.journals.get(run_id, [])
+        if not 0 <= record.seq < len(journal):
+            return False
+        there = journal[record.seq]
+        return (there.claim_id, there.kind, there.key) == (record.claim_id, record.kind, record.key)
+
+    def apply(self, op: Op) -> Any:
+        store, key = self.store, op.args[0]
+        row = store.rows.get(key, StateRow())
+        match op:
+            case Op("journal.append", (_, record)):
+                return self.append(key, record)
+            case Op("state.checkpoint", (_, text, mark, now)):
+                store.rows[key] = row._replace(checkpoint=text, mark=mark, t=now)
+            case Op("state.status", (_, text, now)):
+                store.rows[key] = row._replace(status=text, t=now)
+            case Op("state.delete"):
+                store.journals.pop(key, None)
+                store.rows.pop(key, None)
+            case Op("fence.install", (_, token)):
+                if store.claims.get(key, "") > token:
+                    raise LeaseLost(key, token)
+                store.claims[key] = token
+                return True
+            case Op("fence.forget"):
+                store.claims.pop(key, None)
+            case _:
+                raise LookupError(op.name)
+        return None
+
+    def append(self, run_id: str, record: Record) -> int:
+        journal = self.store.journals.setdefault(run_id, [])
+        if record.seq < 0:
+            record = record._replace(seq=len(journal))
+        if record.seq == len(journal):
+            journal.append(record)
+        elif not self.there(run_id, record):
+            raise LeaseLost(run_id, record.claim_id)
+        return record.seq
+
+    async def read(self, what: str, *args: Any) -> Any:
+        journal = self.store.journals.get(args[0], [])
+        match what, args:
+            case "records", (_, after):
+                return [record for record in journal if record.seq > after]
+            case "ending", _:
+                return next((record for record in reversed(journal) if record.kind == "ended"), None)
+            case "state", (run_id,):
+                return self.store.rows.get(run_id, StateRow())
+        raise LookupError(what)

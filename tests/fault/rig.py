@@ -1,0 +1,168 @@
+"""What fault tests share: runners over one store and one clock, agents from functions, and what must hold of every run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from agent_runtime_core._clock import SYSTEM, Clock
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
+from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunResult
+from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
+
+KINDS = ("memory", "sqlite")
+Code = Callable[[Any], Awaitable[Any]]
+OnError = Callable[[Any, BaseException], Awaitable[ErrorInfo | None]]
+
+
+class Agent(AgentRuntime):
+    """An agent whose `run` is a function: what that returns is the final output's "value"."""
+
+    def __init__(self, key: str, code: Code, on_error: OnError | None = None) -> None:
+        self._key, self._code, self._on_error = key, code, on_error
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    async def run(self, ctx: Any) -> RunResult:
+        value = await self._code(ctx)
+        return value if isinstance(value, RunResult) else RunResult({"value": value})
+
+    async def on_error(self, ctx: Any, error: BaseException) -> ErrorInfo | None:
+        return await super().on_error(ctx, error) if self._on_error is None else await self._on_error(ctx, error)
+
+
+def settings(**changes: Any) -> RunnerConfig:
+    """Quick and plain: no back-off between attempts."""
+    return RunnerConfig(**{"retry_backoff_base": 0, "grace_seconds": 0.5, **changes})
+
+
+class Store:
+    """One store, and the runners on it, each as a worker process of its own would be."""
+
+    def __init__(self, kind: str, path: Path, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
+        self.agents = Registry()
+        self.engine: Any = (
+            MemoryEngine(clock) if kind == "memory" else SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
+        )
+        self._runners: list[AgentRunner] = []
+
+    def agent(self, key: str, code: Code, on_error: OnError | None = None) -> Agent:
+        agent = Agent(key, code, on_error)
+        self.agents.register(agent)
+        return agent
+
+    def runner(self, config: RunnerConfig | None = None) -> AgentRunner:
+        config = config or settings()
+        engine, clock = self.engine, self.clock
+        retries = config.max_retries
+        if isinstance(engine, MemoryEngine):
+            parts: Any = (
+                InMemoryQueue(engine=engine, max_retries=retries),
+                InMemoryEventBus(engine=engine),
+                InMemoryStateStore(engine=engine),
+            )
+        else:
+            parts = (
+                SQLiteQueue(engine=engine.share(), clock=clock, max_retries=retries),
+                SQLiteEventBus(engine=engine.share(), clock=clock),
+                SQLiteStateStore(engine=engine.share(), clock=clock),
+            )
+        runner = AgentRunner(*parts, config, registry=self.agents)
+        self._runners.append(runner)
+        return runner
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            await runner.close()
+        await self.engine.close()
+
+
+@asynccontextmanager
+async def store(kind: str, path: Path, clock: Clock = SYSTEM) -> AsyncIterator[Store]:
+    made = Store(kind, path, clock)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Let others run until `true()`."""
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def status(runner: AgentRunner, run_id: UUID | str) -> str:
+    return (await runner.get_run(run_id)).status.value
+
+
+async def until_status(runner: AgentRunner, run_id: UUID | str, *wanted: str, seconds: float = 10.0) -> str:
+    async with asyncio.timeout(seconds):
+        while (now := await status(runner, run_id)) not in wanted:
+            await asyncio.sleep(0.002)
+    return now
+
+
+async def drop(runner: AgentRunner, task: asyncio.Task[Any], run_id: UUID | str) -> None:
+    """Make a worker as good as dead: its heart no longer beats for the run, and its code never goes on."""
+    runner.heart.drop(str(run_id))
+    for drive in tuple(runner._worker._drives.values()):
+        drive.place.sealed = True
+    task.add_done_callback(lambda each: each.cancelled() or each.exception())
+
+
+def others() -> set[asyncio.Task[Any]]:
+    """The tasks of this loop but for the one asking."""
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+async def no_task_left(before: Iterable[asyncio.Task[Any]], seconds: float = 2.0) -> None:
+    known = set(before)
+    with contextlib.suppress(TimeoutError):
+        await until(lambda: not others() - known, seconds)
+    assert not others() - known
+
+
+async def consistent(runner: AgentRunner, run_id: UUID | str) -> None:
+    """What holds of every run at rest, however it got there."""
+    key = (await runner.get_run(run_id)).run_id
+    journal = await runner.state_store.records(key)
+    assert [r.seq for r in journal] == sorted({r.seq for r in journal})
+    done = Counter((r.name, r.key) for r in journal if r.kind == "done")
+    assert all(count == 1 for count in done.values()), f"recorded twice: {done}"
+    ends = Counter(r.attempt for r in journal if r.kind == "ended")
+    assert all(count == 1 for count in ends.values()), f"ended twice in one generation: {ends}"
+    events = await runner.event_bus.get_events(key)
+    assert [e.sequence for e in events] == list(range(len(events)))
+    completed = Counter(e.payload["step_id"] for e in events if e.event_type == "step.completed")
+    loud = sum(1 for r in journal if r.kind == "done" and r.nev)
+    assert all(count == 1 for count in completed.values())
+    assert sum(completed.values()) == loud
+    begun: set[str] = set()
+    for event in events:
+        if event.event_type == "step.started":
+            begun.add(event.payload["step_id"])
+        elif event.event_type == "step.completed":
+            assert event.payload["step_id"] in begun, "completed, and never started"
+    if hasattr(runner.queue.commits, "_conn"):
+        assert not runner.queue.commits._conn.in_transaction
+
+
+async def terminal_events(runner: AgentRunner, run_id: UUID | str) -> list[str]:
+    ends = {"run.succeeded", "run.failed", "run.cancelled", "run.timed_out"}
+    return [e.event_type for e in await runner.event_bus.get_events(run_id) if e.event_type in ends]

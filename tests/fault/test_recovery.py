@@ -1,0 +1,160 @@
+"""What others do about a process that was killed, stopped or keeps dying: take over, wait, cancel, give up.
+
+Measured figures: pytest tests/fault/test_recovery.py -o log_cli=true --log-cli-level=INFO
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core import RunBusy, RunStatus, open_run
+from tests.fault.children import Child, image, lines, recorded, until
+from tests.fault.jobs.agents import open_runner
+
+log = logging.getLogger("fault")
+
+RUN = str(UUID(int=1))
+
+
+def worker(where: Path, **how: Any) -> Child:
+    return Child("worker", json.dumps({"places": [str(where / "all.db")] * 3, **how}))
+
+
+async def holder_of(db: Path) -> str:
+    try:
+        async with open_run(db, RUN):
+            return ""
+    except RunBusy as busy:
+        return busy.worker or "?"
+
+
+async def test_a_job_goes_on_at_once_after_a_kill_and_not_while_its_process_is_only_stopped(tmp_path: Path) -> None:
+    db, effects = tmp_path / "jobs.db", tmp_path / "effects"
+    with Child("twenty", "steps", db, RUN, effects, 0.05) as child:
+        child.expect("ready")
+        until(lambda: len(lines(effects)) >= 3, "the third step")
+        assert (await holder_of(db)).startswith("open_run-")
+        child.stop()
+        assert (await holder_of(db)).startswith("open_run-"), "a stopped process still holds its run"
+        assert child.kill()
+        began = time.monotonic()
+        async with open_run(db, RUN) as ctx:
+            took = time.monotonic() - began
+            assert ctx.attempt == 2
+    log.info("open_run after kill -9: %.1f ms", took * 1000)
+    assert took < 1.0, "it waited for the lease"
+
+
+async def test_a_killed_workers_run_is_taken_over_by_one_that_lives(tmp_path: Path) -> None:
+    places, effects = [tmp_path / "all.db"] * 3, tmp_path / "effects"
+    async with open_runner(places, worker_id="lives") as runner:
+        input_ = {"params": {"n": 6, "pause": 0.05, "effects": str(effects)}}
+        with worker(tmp_path, config={"worker_id": "dies"}) as child:
+            child.expect("ready")
+            run_id = await runner.submit("steps", input_)
+            await asyncio.to_thread(until, lambda: len(lines(effects)) == 3, "the third step")
+            working = asyncio.create_task(runner.run_loop(poll_interval=0.1, handle_signals=False))
+            await asyncio.sleep(0.02)  # let it look, and find nothing it may have
+            pid, died = str(child.pid), time.monotonic()
+            assert child.kill()
+        result = await runner.wait(run_id, timeout=10)
+        runner.stop()
+        await working
+        info = await runner.get_run(run_id)
+    ran = [(step, pid_) for _, step, pid_, *_ in lines(effects)]
+    taken = next(float(words[3]) for words in lines(effects) if words[2] != pid) - died
+    log.info("taken over by a live worker after %.0f ms", taken * 1000)
+    assert result.final_output == {"out": [0, 1, 4, 9, 16, 25]}
+    assert (info.worker, info.attempt) == ("lives", 2)
+    assert taken < 2.0, "it waited for the lease"
+    twice = {step for step, _ in ran if sum(s == step for s, _ in ran) > 1}
+    assert len(ran) - 6 == len(twice) <= 1, "only the step in flight ran again"
+
+
+async def test_a_cancel_reaches_a_running_step_in_another_process(tmp_path: Path) -> None:
+    places, effects = [tmp_path / "all.db"] * 3, tmp_path / "effects"
+    async with open_runner(places) as runner:
+        runs = [await runner.submit("sleeper", {"params": {"effects": str(effects)}}) for _ in range(30)]
+        with worker(tmp_path, concurrency=30) as child:
+            child.expect("ready")
+            await asyncio.to_thread(until, lambda: len(lines(effects)) == 30, "30 steps to begin")
+            asked: dict[str, float] = {}
+            for run_id in runs:
+                asked[str(run_id)] = time.monotonic()
+                assert await runner.cancel(run_id) is True
+                assert await runner.cancel(run_id, wait=True) is RunStatus.CANCELLED
+            child.process.terminate()
+            assert await child.aended() == 0
+    took = sorted(float(at) - asked[run] for run, what, at in lines(effects) if what == "out")
+    log.info("cancel heard after p50 %.1f ms, p99 %.1f ms", took[15] * 1000, took[-1] * 1000)
+    assert len(took) == 30
+    assert took[-1] < 1.0
+
+
+async def test_a_run_that_kills_its_process_is_dead_after_three_and_keeps_no_other_from_running(tmp_path: Path) -> None:
+    db, effects, cure = tmp_path / "all.db", tmp_path / "effects", tmp_path / "cure"
+    async with open_runner([db] * 3) as runner:
+        params = {"effects": str(effects), "cure": str(cure)}
+        poison = await runner.submit("poison", {"params": params}, priority=1)
+        others = [await runner.submit("noop", {}) for _ in range(5)]
+        deaths = 0
+        while deaths < 10:
+            with worker(tmp_path) as child:
+                child.expect("ready")
+                while child.process.poll() is None and (await runner.get_run(others[-1])).ended_at is None:
+                    await asyncio.sleep(0.01)
+                if child.process.poll() is None:
+                    child.process.terminate()
+                    assert await child.aended() == 0
+                    break
+                deaths += 1
+        assert (await runner.wait(poison, timeout=5)).status is RunStatus.DEAD
+        ran = [step for _, step in lines(effects)]
+        log.info("poison: dead after %d deaths of its workers", deaths)
+        assert ran.count("s0") == ran.count("s1") == 1
+        assert ran.count("s2") == deaths == 3
+        for other in others:
+            assert (await runner.wait(other, timeout=5)).status is RunStatus.SUCCEEDED
+        records = await runner.state_store.records(poison)
+        assert {r.name for r in records if r.kind == "done"} == {"s0", "s1"}, "its journal is kept"
+        cure.touch()
+        await runner.requeue(poison)
+        assert await runner.run_once()
+        assert (await runner.wait(poison, timeout=5)).final_output == {"out": [0, 1, 2]}
+        assert [step for _, step in lines(effects)].count("s0") == 1
+
+
+@pytest.mark.parametrize("door", ["execute", "open_run"])
+async def test_what_is_restarted_by_hand_never_goes_to_the_dead_letters(door: str, tmp_path: Path) -> None:
+    db, effects, cure = tmp_path / "all.db", tmp_path / "effects", tmp_path / "cure"
+    if door == "execute":
+        run = {"agent": "poison", "run_id": RUN, "input_data": {"params": {"effects": str(effects), "cure": str(cure)}}}
+
+        def life() -> Child:
+            return worker(tmp_path, execute=run)
+    else:
+
+        def life() -> Child:
+            return Child("suicide", db, RUN, effects, cure)
+
+    for _ in range(5):
+        with life() as child:
+            child.expect("ready")
+            assert child.ended() == 3
+    cure.touch()
+    with life() as child:
+        child.expect("ready")
+        child.expect("succeeded")
+    ran = [words[-1] for words in lines(effects)]
+    assert (ran.count("s0"), ran.count("s1"), ran.count("s2")) == (1, 1, 6)
+    conn = image(db)
+    assert recorded(conn, RUN) == {"s0", "s1", "s2"}
+    conn.close()

@@ -1,0 +1,128 @@
+"""SIGTERM under load: what runs is handed back at no cost, and another worker goes on with it at once.
+
+The long form, 50 times: pytest tests/fault/test_sigterm.py -m slow -o log_cli=true --log-cli-level=INFO
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core import AgentRunner, RunStatus
+from tests.fault.children import Child, lines, until
+from tests.fault.jobs.agents import open_runner
+
+log = logging.getLogger("fault")
+
+SLOTS = 4
+
+
+def worker(where: Path, grace: float, stack: ExitStack) -> Child:
+    how = {
+        "places": [str(where / "all.db")] * 3, "concurrency": SLOTS, "config": {"grace_seconds": grace},
+    }  # fmt: skip
+    child = stack.enter_context(Child("worker", json.dumps(how)))
+    child.expect("ready")
+    return child
+
+
+async def relay(where: Path, times: int) -> None:
+    """Workers follow each other, each told to stop while it is busy and the next one is there."""
+    random, effects = Random(times), where / "effects"
+    runs: list[UUID] = []
+    async with open_runner([where / "all.db"] * 3) as runner:
+
+        async def top_up() -> None:
+            waiting = len(await runner.runs(RunStatus.PENDING))
+            for _ in range(3 * SLOTS - waiting):
+                params = {"n": 4, "pause": 0.1, "effects": str(effects)}
+                runs.append(await runner.submit("steps", {"params": params}))
+
+        slowest, handed = 0.0, 0
+        await top_up()
+        with ExitStack() as stack:
+            now = await asyncio.to_thread(worker, where, 0.05, stack)
+            for _ in range(times):
+                await asyncio.to_thread(until, lambda: len(taken(effects, now)) >= SLOTS, "the worker to be busy")  # noqa: B023
+                await asyncio.sleep(random.uniform(0, 0.3))
+                now.process.terminate()
+                assert await now.aended() == 0, "it stops by itself"
+                statuses = {str(run): (await runner.get_run(run)).status for run in runs}
+                assert RunStatus.RUNNING not in statuses.values(), "it holds nothing any more"
+                back = {run for run in taken(effects, now) if statuses[run] is RunStatus.PENDING}
+                handed += len(back)
+                await top_up()
+                now = await asyncio.to_thread(worker, where, 0.05, stack)
+                ready = time.monotonic()
+                # What was handed back came first, and so is claimed first.
+                await asyncio.to_thread(until, lambda: back <= set(taken(effects, now)), "its successor to go on")  # noqa: B023
+                slowest = max(slowest, *(taken(effects, now)[run] - ready for run in back), 0.0)
+            now.process.terminate()
+            assert await now.aended() == 0
+        await finish(runner, runs)
+        for run in runs:
+            info = await runner.get_run(run)
+            assert (info.status, info.attempt) == (RunStatus.SUCCEEDED, 1), "no attempt is used"
+            records = [r.name for r in await runner.state_store.records(run) if r.kind == "done"]
+            assert records == ["s0", "s1", "s2", "s3"]
+            assert (await runner.wait(run)).final_output == {"out": [0, 1, 4, 9]}
+    log.info(
+        "%d x SIGTERM: %d runs, %d handed back, 0 attempts used; the next worker had them after at most %.0f ms",
+        times, len(runs), handed, slowest * 1000,
+    )  # fmt: skip
+    assert handed >= times
+    assert slowest < 1.0
+
+
+def taken(effects: Path, child: Child) -> dict[str, float]:
+    """The runs a worker took, and when it began its first step of each."""
+    found: dict[str, float] = {}
+    for run, _, pid, at, _ in lines(effects):
+        if pid == str(child.pid):
+            found.setdefault(run, float(at))
+    return found
+
+
+async def finish(runner: AgentRunner, runs: list[UUID]) -> None:
+    working = asyncio.create_task(runner.run_loop(concurrency=50, handle_signals=False))
+    for run in runs:
+        await runner.wait(run, timeout=30)
+    runner.stop()
+    await working
+
+
+async def test_a_worker_told_to_stop_loses_nothing_and_uses_no_attempt(tmp_path: Path) -> None:
+    await relay(tmp_path, 6)
+
+
+@pytest.mark.slow
+async def test_50_times_sigterm(tmp_path: Path) -> None:
+    await relay(tmp_path, 50)
+
+
+async def test_a_second_sigterm_skips_the_grace(tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    async with open_runner([tmp_path / "all.db"] * 3) as runner:
+        run = await runner.submit("sleeper", {"params": {"effects": str(effects)}})
+        with ExitStack() as stack:
+            child = worker(tmp_path, 60.0, stack)
+            await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the step to begin")
+            child.process.terminate()
+            assert child.poll_line(0.3) is None, "the first one waits for the running step"
+            began = time.monotonic()
+            child.process.terminate()
+            assert await child.aended() == 0
+            took = time.monotonic() - began
+        info = await runner.get_run(run)
+    log.info("the second SIGTERM ended it in %.0f ms", took * 1000)
+    assert took < 3.0
+    assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
+    assert [words[1] for words in lines(effects)] == ["in", "out"]

@@ -1,0 +1,215 @@
+"""What must hold at every commit of a simulated world, and when it has come to rest."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agent_runtime_core._engines.base import Op
+from agent_runtime_core._engines.sqlite import Request
+from agent_runtime_core._ids import step_id
+from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.queue.row import LIVE, Mail, RunRow, Settle
+
+from .loop import HOST
+
+if TYPE_CHECKING:
+    from .world import World
+
+POISON = 3
+SLACK = 0.6  # seconds of latency, bells and a claim on the way
+
+
+class Crashed(NamedTuple):
+    """A claim whose host died."""
+
+    host: str
+    at: float
+
+
+class Watch:
+    """Follows every commit that landed, by itself, and says what contradicts the promises."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.problems: list[str] = []
+        self.rows: dict[str, RunRow] = {}  # as last seen in an answer
+        self.status: dict[str, str] = {}
+        self.generation: dict[str, int] = {}
+        self.owner: dict[str, str] = {}  # the claim that holds a run now
+        self.owner_host: dict[str, str] = {}
+        self.journal: dict[str, dict[int, Record]] = defaultdict(dict)
+        self.done: dict[str, dict[str, str]] = defaultdict(dict)  # step id -> claim that recorded it
+        self.claims: Counter[str] = Counter()
+        self.stalls: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()  # injected into steps, by idempotency key
+        self.effects: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
+        self.attempts: Counter[str] = Counter()  # times an agent's code was entered
+        self.cancelled: dict[str, float] = {}
+        self.claimed_at: dict[str, float] = {}
+        self.mail: dict[str, list[Mail]] = defaultdict(list)
+
+    def wrong(self, problem: str) -> None:
+        self.problems.append(f"at {self.world.loop.now:.3f} s: {problem}")
+        self.world.trace("WRONG", problem)
+        self.world.end()
+
+    # -- commits
+
+    def landed(self, request: Request, replayed: bool) -> None:
+        guard, ops, results = request.guard, request.ops, request.result
+        assert results is not None
+        self.world.trace("replayed" if replayed else "landed", ops)
+        if replayed:
+            return
+        if guard is not None and self.owner.get(guard.key) != guard.token:
+            names = ", ".join(op.name for op in ops)
+            self.wrong(f"{names} of claim {guard.token} on run {guard.key} accepted, "
+                       f"the claim now is {self.owner.get(guard.key)}")  # fmt: skip
+        for op, result in zip(ops, results, strict=True):
+            self._op(op, result)
+
+    def _op(self, op: Op, result: Any) -> None:
+        match op.name:
+            case "queue.insert":
+                self._insert(result)
+            case "queue.claim":
+                for row in result:
+                    self._claim(row)
+            case "queue.take":
+                if result[0] == "claimed":
+                    self._claim(result[1])
+            case "queue.settle":
+                self._settle(op.args[0], op.args[1], result)
+            case "queue.end":
+                self._move(op.args[0], op.args[2])
+            case "queue.post":
+                self._post(op.args[0], op.args[1], result)
+            case "journal.append":
+                self._record(op.args[0], op.args[1], result)
+
+    def _insert(self, row: RunRow) -> None:
+        if row.run_id not in self.status:
+            self.status[row.run_id], self.generation[row.run_id] = row.status, row.generation
+            self.rows[row.run_id] = row
+
+    def _claim(self, row: RunRow) -> None:
+        run, before = row.run_id, self.status.get(row.run_id)
+        self._insert(row)
+        if before not in (None, *LIVE) and row.generation <= self.generation[run]:
+            self.wrong(f"run {run} was {before} and is claimed again in generation {row.generation}")
+        if row.generation > self.generation[run]:
+            self.generation[run] = row.generation
+            self.stalls[run] = 0
+            self.cancelled.pop(run, None)
+        if before == "running":
+            self.stalls[run] += 1
+            self._idle(row)
+        self.claims[run] += 1
+        self.claimed_at[row.claim_id] = self.world.loop.now
+        self.status[run], self.rows[run] = "running", row
+        self.owner[run], self.owner_host[run] = row.claim_id, HOST.get()
+
+    def _idle(self, row: RunRow) -> None:
+        """A run whose holder died is picked up within lease + poll by whoever is there."""
+        world, host = self.world, self.owner_host[row.run_id]
+        died, there = world.died.get(host), world.workers_since()
+        if died is None or there is None or row.origin:
+            return
+        free = died + (0 if world.liveness and world.backend == "sqlite" else world.lease)
+        due = max(free, there) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
+        if world.loop.now > due:
+            self.wrong(f"run {row.run_id} lay idle from {died:.3f} to {world.loop.now:.3f} s, due by {due:.3f}")
+
+    def _settle(self, run: str, how: Settle, row: RunRow) -> None:
+        if how.failures > self.rows[run].failures:
+            self.stalls[run] = 0
+        self.rows[run] = row
+        if how.status == "running":
+            return
+        if how.status == "dead" and self.stalls[run] < POISON:
+            self.wrong(f"run {run} is dead after {self.stalls[run]} crashes in a row")
+        self._move(run, how.status)
+
+    def _move(self, run: str, status: str) -> None:
+        if self.status[run] not in LIVE:
+            self.wrong(f"run {run} was {self.status[run]} and becomes {status}")
+        self.status[run] = status
+        self.owner.pop(run, None)
+        if status not in LIVE:
+            self.world.ended()
+
+    def _post(self, run: str, mail: Mail, result: tuple[str, int]) -> None:
+        if result[1] and all(m.seq != result[1] for m in self.mail[run]):
+            self.mail[run].append(mail._replace(seq=result[1]))
+            if mail.kind == "cancel":
+                self.cancelled.setdefault(run, self.world.loop.now)
+            if self.status[run] == "waiting":
+                self.status[run] = "pending"
+
+    def _record(self, run: str, record: Record, seq: int) -> None:
+        there = self.journal[run].get(seq)
+        if there is not None:
+            if (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
+                self.wrong(f"journal {run}[{seq}] was {there.kind} {there.name} and becomes {record.kind} {record.name}")
+            return
+        self.journal[run][seq] = record
+        if record.kind == DONE:
+            self.stalls[run] = 0
+            step = step_id(run, record.name, record.key)
+            if step in self.done[run]:
+                self.wrong(f"step {record.name} {record.key} of run {run} is recorded twice")
+            self.done[run][step] = record.claim_id
+
+    # -- what agents tell
+
+    def enter(self, row: RunRow) -> None:
+        run = row.run_id
+        self.attempts[run] += 1
+        if self.owner.get(run) != row.claim_id:
+            return
+        if not row.origin and self.stalls[run] >= POISON:
+            self.wrong(f"run {run} runs code after {self.stalls[run]} crashes in a row")
+        at = self.cancelled.get(run)
+        if at is not None and at < self.claimed_at[row.claim_id]:
+            self.wrong(f"run {run} was cancelled at {at:.3f} s, and a later claim runs its code")
+
+    def begin(self, row: RunRow, name: str, step: str, key: str) -> None:
+        run = row.run_id
+        if self.owner.get(run) == row.claim_id and step in self.done[run]:
+            self.wrong(f"step {name} of run {run} is recorded and run again by claim {row.claim_id}")
+        self.effects[key].append((row.claim_id, HOST.get(), self.world.loop.now))
+        self.world.trace("effect", f"{name} {key[-6:]}")
+        # One by each claim or attempt, and one more for each failure that was put in.
+        allowed = self.attempts[run] + self.failures[key]
+        if len(self.effects[key]) > allowed:
+            self.wrong(f"effect {name} of run {run} happened {len(self.effects[key])} times, at most {allowed} are due")
+
+    # -- at rest
+
+    def check_journal(self, run: str, records: Sequence[Record]) -> None:
+        seen = {record.seq: record for record in records}
+        ours = self.journal[run]
+        if [record.seq for record in records] != sorted(seen):
+            self.wrong(f"journal of run {run} is read out of order: {[record.seq for record in records]}")
+        if set(seen) != set(ours):
+            self.wrong(f"journal of run {run} has {sorted(seen)}, accepted were {sorted(ours)}")
+        last = ""
+        for record in records:
+            if record.claim_id and record.claim_id < last:
+                self.wrong(f"run {run}: {record.kind} {record.name} of claim {record.claim_id} stands after {last}")
+            last = record.claim_id or last
+
+    def check_events(self, run: str, status: str, records: Sequence[Record], events: Sequence[Any], head: int) -> None:
+        numbers = [event.sequence for event in events]
+        if numbers != list(range(head)):
+            self.wrong(f"events of run {run} are numbered {numbers}, the head is {head}")
+        due = sum(1 for record in records if record.kind == DONE and record.nev)
+        got = sum(1 for event in events if event.event_type == "step.completed")
+        if due != got:
+            self.wrong(f"run {run} has {due} recorded steps and {got} step.completed events")
+        last = "run.failed" if status == "dead" else f"run.{status}"
+        if not events or events[-1].event_type != last:
+            kinds = [event.event_type for event in events[-3:]]
+            self.wrong(f"run {run} is {status}, its last events are {kinds}")

@@ -1,0 +1,885 @@
+"""What an agent does through its context: steps, events, checkpoints, recorded chance, waits and children."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    JournalMismatch,
+    NotSupported,
+    RunFailed,
+    StepCancelledError,
+    StepExecutionError,
+    StepInDoubt,
+    UnserialisableResult,
+    WaitTimeout,
+)
+from agent_runtime_core.interfaces import EventType, RunContext, RunResult, Tool, ToolRegistry
+from agent_runtime_core.portal import PortalMisuse, from_thread
+from agent_runtime_core.steps import Happened, Step, StepExecutor
+from agent_runtime_core.steps.model import ReadOnlyState
+from agent_runtime_core.testing import VirtualClock
+from tests.unit.rig import Rig, Script, soon
+
+
+class Size(enum.Enum):
+    SMALL = "s"
+
+
+@dataclass
+class Box:
+    size: Size
+    weight: float
+
+
+class Lives:
+    """A body that fails in every life but the last, after the steps it did."""
+
+    def __init__(self, lives: int = 2) -> None:
+        self.left = lives
+
+    def end(self) -> None:
+        self.left -= 1
+        if self.left:
+            raise ConnectionError("cut")
+
+
+async def twice(rig: Rig, body: Any, run_id: str = "r", **options: Any) -> tuple[Any, Any]:
+    """What the body returns in a life that fails right after it, and in the next one."""
+    made: list[Any] = []
+
+    async def run(ctx: Any) -> Any:
+        made.append(await body(ctx))
+        if len(made) == 1:
+            raise ConnectionError("cut")
+        return made[-1]
+
+    await rig.go(run, run_id, **options)
+    assert made, await rig.go(run, run_id, **options)
+    await rig.value(run, run_id, **options)
+    return made[0], made[1]
+
+
+# -- ctx.step
+
+
+async def test_a_step_is_run_once_and_answered_from_its_record(place: Path | None) -> None:
+    calls: list[int] = []
+
+    async def add(a: int, b: int) -> int:
+        calls.append(a)
+        return a + b
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            return [await ctx.step("add", add, n, 1) for n in range(3)]
+
+        assert await twice(rig, body) == ([1, 2, 3], [1, 2, 3])
+        assert calls == [0, 1, 2]
+
+
+async def test_types_follow_the_annotation_or_returns(place: Path | None) -> None:
+    def box() -> Box:
+        return Box(Size.SMALL, 1.5)
+
+    def plain() -> Any:
+        return Box(Size.SMALL, 2.5)
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            return [
+                await ctx.step("box", box),
+                await ctx.step("plain", plain, returns=Box),
+                await ctx.step("none", lambda: None),
+                await ctx.step("tuple", lambda: (1, {2})),
+            ]
+
+        expected = [Box(Size.SMALL, 1.5), Box(Size.SMALL, 2.5), None, (1, {2})]
+        made = await twice_values(rig, body)
+        assert made == (expected, expected)
+
+
+async def twice_values(rig: Rig, body: Any) -> tuple[Any, Any]:
+    """`twice` for values that are not the run's output."""
+    made: list[Any] = []
+
+    async def run(ctx: Any) -> None:
+        made.append(await body(ctx))
+        if len(made) == 1:
+            raise ConnectionError("cut")
+
+    await rig.go(run)
+    await rig.value(run)
+    return made[0], made[1]
+
+
+async def test_the_context_is_put_where_a_step_asks_for_it() -> None:
+    async def middle(a: int, ctx: RunContext, b: int) -> list[Any]:
+        await ctx.emit("inside", {})
+        return [a, ctx.step_id is not None, b]
+
+    def plain(ctx: RunContext) -> str:
+        from_thread(ctx.emit, "inside", {})
+        return str(ctx.run_id)
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            assert await ctx.step("middle", middle, 1, 2) == [1, True, 2]
+            assert await ctx.step("plain", plain) == str(ctx.run_id)
+            with pytest.raises(InvalidArgument, match=r"needs 1 argument"):
+                await ctx.step("short", middle)
+
+        await rig.value(body)
+        assert len(await rig.told("inside")) == 2
+
+
+async def test_another_name_at_a_recorded_place_is_refused(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def first(ctx: Any) -> None:
+            await ctx.step("a", lambda: 1)
+            await ctx.step("b", lambda: 2)
+            raise ConnectionError
+
+        await rig.go(first)
+
+        async def other(ctx: Any) -> None:
+            await ctx.step("a", lambda: 1)
+            with pytest.raises(JournalMismatch, match=r"'b'.*'x'") as caught:
+                await ctx.step("x", lambda: 2)
+            assert (caught.value.recorded, caught.value.found) == ("b", "x")
+            raise ConnectionError
+
+        await rig.go(other)
+
+        async def order(ctx: Any) -> None:
+            with pytest.raises(JournalMismatch) as caught:
+                await ctx.step("b", lambda: 2)
+            assert (caught.value.recorded, caught.value.found) == ("a", "b")
+            raise ConnectionError
+
+        await rig.go(order)
+
+        async def renamed(ctx: Any) -> Any:
+            await ctx.step("a", lambda: 1)
+            ctx.renamed("b", "x")
+            return await ctx.step("x", lambda: 9)
+
+        assert await rig.value(renamed) == 2
+
+
+async def test_a_renamed_step_in_doubt_keeps_its_key(place: Path | None) -> None:
+    inside = asyncio.Event()
+    keys: list[Any] = []
+
+    async def hangs(ctx: RunContext) -> None:
+        keys.append(ctx.idempotency_key)
+        inside.set()
+        await asyncio.Event().wait()
+
+    async def done(ctx: RunContext) -> None:
+        keys.append(ctx.idempotency_key)
+
+    async with Rig(place) as rig:
+        await rig.cut(lambda ctx: ctx.step("pay", hangs), inside)
+
+        async def body(ctx: Any) -> Any:
+            ctx.renamed("pay", "charge")
+            await ctx.step("charge", done)
+
+        await rig.value(body)
+        assert keys[0] == keys[1]
+
+
+async def test_other_arguments_use_the_record_and_say_so(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        async def first(ctx: Any) -> None:
+            await ctx.step("a", lambda n: n, 1)
+            raise ConnectionError
+
+        await rig.go(first)
+
+        async def strict(ctx: Any) -> None:
+            with pytest.raises(JournalMismatch, match="other arguments"):
+                await ctx.step("a", lambda n: n, 2, on_changed_input="raise")
+            raise ConnectionError
+
+        await rig.go(strict)
+        assert await rig.value(lambda ctx: ctx.step("a", lambda n: n, 2)) == 1
+        skipped = await rig.told("step.skipped")
+        assert [payload["input_changed"] for _, payload in skipped] == [True]
+
+
+async def test_arguments_without_a_json_form_stay_out_of_the_digest() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            return await ctx.step("a", lambda thing, n: n, object(), 1)
+
+        assert await twice(rig, body) == (1, 1)
+        assert await rig.told("step.skipped") == []
+
+
+async def test_steps_side_by_side_are_known_by_their_keys(place: Path | None) -> None:
+    order = iter([[2, 0, 1], [0, 1, 2]])
+    calls: list[int] = []
+
+    async def item(n: int) -> int:
+        calls.append(n)
+        return n * 10
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            values = await asyncio.gather(*(ctx.step("item", item, n, key=str(n)) for n in next(order)))
+            return sorted(values)
+
+        assert await twice(rig, body) == ([0, 10, 20], [0, 10, 20])
+        assert sorted(calls) == [0, 1, 2]
+
+
+async def test_steps_of_other_names_side_by_side_need_no_keys(place: Path | None) -> None:
+    turn = iter([1, 0])
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            slow = next(turn)
+
+            async def step(n: int) -> int:
+                for _ in range(20 if n == slow else 1):
+                    await asyncio.sleep(0)
+                return n
+
+            values = await asyncio.gather(ctx.step("left", step, 0), ctx.step("right", step, 1))
+            return [*values, await ctx.step("after", step, 2)]
+
+        assert await twice(rig, body) == ([0, 1, 2], [0, 1, 2])
+
+
+async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
+    calls: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            async def inner() -> str:
+                calls.append("inner")
+                return "I"
+
+            async def outer() -> str:
+                calls.append("outer")
+                value = await ctx.step("inner", inner)
+                if calls.count("outer") == 1:
+                    raise ConnectionError
+                return value + "O"
+
+            return await ctx.step("outer", outer)
+
+        await rig.go(body)
+        assert await rig.value(body) == "IO"
+        assert calls == ["outer", "inner", "outer"]
+
+
+async def test_a_step_fails_with_its_attempts_and_is_retried(place: Path | None) -> None:
+    left = [2]
+
+    def flaky() -> str:
+        if left[0]:
+            left[0] -= 1
+            raise ConnectionError("down")
+        return "up"
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            assert await ctx.step("flaky", flaky, retries=2, retry_delay=5, description="try hard") == "up"
+            left[0] = 9
+            with pytest.raises(StepExecutionError, match="down") as caught:
+                await ctx.step("gone", flaky, retries=1, retry_delay=0)
+            assert caught.value.attempts == 2
+            with pytest.raises(StepExecutionError, match="timed out"):
+                await ctx.step("slow", asyncio.Event().wait, timeout=0.01)
+
+        await rig.value(body)
+        assert rig.clock.boot() == 10
+        started = await rig.told("step.started")
+        assert started[0][1]["description"] == "try hard"
+        assert started[0][1]["total_steps"] is None
+        assert await rig.told("progress") == []
+
+
+async def test_a_step_of_a_cancelled_run_does_not_begin() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            assert not ctx.is_cancelled()
+            ctx.place.cancelled = True
+            assert (ctx.cancelled(), ctx.is_cancelled()) == (True, True)
+            with pytest.raises(StepCancelledError):
+                await ctx.step("a", lambda: 1)
+
+        await rig.value(body)
+
+
+async def test_a_step_in_doubt_follows_its_policy(place: Path | None) -> None:
+    async def hangs(inside: asyncio.Event) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    answers: list[Any] = []
+    async with Rig(place) as rig:
+        for policy in ("retry", "fail", lambda: Happened("known")):
+            run_id = f"r{len(answers)}"
+            inside = asyncio.Event()
+            await rig.cut(lambda ctx, inside=inside: ctx.step("a", hangs, inside), inside, run_id)  # type: ignore[misc]
+
+            async def body(ctx: Any, policy: Any = policy) -> Any:
+                try:
+                    return await ctx.step("a", lambda: "again", on_in_doubt=policy)
+                except StepInDoubt:
+                    return "doubt"
+
+            answers.append(await rig.value(body, run_id))
+    assert answers == ["again", "doubt", "known"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("", str), "not ''"),
+        ((3, str), "not 3"),
+        (("a", "str"), "not 'str'"),
+    ],
+)
+async def test_a_bad_step_is_named(arguments: Any, said: str) -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match=said):
+                await ctx.step(*arguments)
+
+        await rig.value(body)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"retries": -2}, "not -2"),
+        ({"timeout": 0}, "not 0"),
+        ({"retry_delay": "x"}, "'x'"),
+        ({"on_in_doubt": "hope"}, "not 'hope'"),
+        ({"on_changed_input": "shrug"}, "not 'shrug'"),
+    ],
+)
+async def test_a_bad_option_of_a_step_is_named(options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match=said):
+                await ctx.step("a", str, **options)
+            with pytest.raises(InvalidArgument, match="not '' and 'b'"):
+                ctx.renamed("", "b")
+
+        await rig.value(body)
+
+
+async def test_a_result_without_a_json_form_is_refused_and_not_retried() -> None:
+    calls: list[int] = []
+
+    def bad() -> Any:
+        calls.append(1)
+        return [float("nan")]
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(UnserialisableResult, match=r"\$\[0\]"):
+                await ctx.step("a", bad, retries=5)
+
+        await rig.value(body)
+        assert calls == [1]
+
+
+# -- recorded time and chance
+
+
+async def test_now_random_and_uuid_are_the_same_again(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            values = [await ctx.now(), await ctx.random(), await ctx.uuid4(), await ctx.now(), await ctx.random()]
+            rig.clock.random.random()
+            getattr(rig.clock, "advance")(60)  # noqa: B009
+            await ctx.step("a", lambda: 1)
+            return values
+
+        first, second = await twice_values(rig, body)
+        assert first == second
+        now, chance, uid, later, another = first
+        assert isinstance(now, dt.datetime)
+        assert now.tzinfo is not None
+        assert now == later
+        assert 0 <= chance < 1
+        assert chance != another
+        assert isinstance(uid, UUID)
+        assert uid.version == 4
+        assert await rig.told("step.skipped") == []
+
+
+# -- events and checkpoints
+
+
+async def test_what_was_emitted_is_absorbed_while_replaying(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            await ctx.emit("one", {"n": 1})
+            await ctx.step("a", lambda: 1)
+            await ctx.emit("two", {"n": 2})
+            await ctx.step("b", lambda: 1)
+            await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": "3"})
+            return ctx.attempt
+
+        await twice(rig, body)
+        told = [kind for kind, _ in await rig.told()]
+        assert told.count("one") == 1
+        assert told.count("two") == 1
+        assert told.index("one") < told.index("step.started") < told.index("two")
+
+
+async def test_events_of_a_step_carry_its_ids_and_come_again_with_each_try() -> None:
+    left = [1]
+
+    async def step(ctx: RunContext) -> None:
+        await ctx.emit("inside", {"n": 1})
+        if left[0]:
+            left[0] -= 1
+            raise ConnectionError
+
+    async with Rig() as rig:
+        await rig.value(lambda ctx: ctx.step("a", step, retries=1, retry_delay=0))
+        events = [e for e in await rig.runner.event_bus.get_events("r") if e.event_type == "inside"]
+        assert len(events) == 2
+        assert all(set(e.payload) == {"n", "step_id", "trace_id"} for e in events)
+
+
+async def test_a_checkpoint_is_kept_told_and_read_again(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        states: list[Any] = []
+
+        async def body(ctx: Any) -> None:
+            states.append(await ctx.get_state())
+            state = {"done": [1], "t": (1, 2)}
+            await ctx.checkpoint(state)
+            state["done"].append(2)  # type: ignore[attr-defined]
+            states.append(await ctx.get_state())
+            with pytest.raises(InvalidArgument, match=r"not list: \[1\]"):
+                await ctx.checkpoint([1])
+            if len(states) == 2:
+                raise ConnectionError
+
+        await rig.go(body)
+        await rig.value(body)
+        assert states == [None, *[{"done": [1], "t": (1, 2)}] * 3]
+        told = await rig.told("state.checkpoint")
+        assert told[0] == ("state.checkpoint", {"state": {"done": [1], "t": (1, 2)}})
+
+
+async def test_an_event_without_a_json_form_is_refused() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(UnserialisableResult, match="bad"):
+                await ctx.emit("a", {"bad": object()})
+            await ctx.emit("empty")
+
+        await rig.value(body)
+        assert await rig.told("empty") == [("empty", {})]
+
+
+# -- what a context shows
+
+
+async def test_a_context_shows_its_run(place: Path | None) -> None:
+    conversation = UUID(int=5)
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            assert ctx.run_key == "r"
+            assert ctx.trace_id == ctx.run_id.hex
+            assert ctx.input_messages == [{"role": "user"}]
+            assert ctx.params == {"p": 1, "q": 2}
+            assert ctx.conversation_id == conversation
+            assert ctx.metadata == {"m": 1}
+            assert ctx.attempt == 1
+            assert (ctx.step_id, ctx.idempotency_key) == (None, None)
+
+        given = {"messages": [{"role": "user"}], "params": {"p": 0, "q": 2}, "conversation_id": conversation}
+        await rig.value(body, input_data=given, metadata={"m": 1}, params={"p": 1})
+
+        async def bare(ctx: Any) -> None:
+            assert (ctx.input_messages, ctx.params, ctx.conversation_id) == ([], {}, None)
+
+        await rig.value(bare, "bare", input_data={"messages": None, "conversation_id": None})
+
+
+async def test_tools_are_the_agents_own_or_else_the_runners() -> None:
+    def mine() -> None:
+        """Mine."""
+
+    class Armed(Script):
+        tools = ToolRegistry()
+
+    Armed.tools.register(Tool.from_function(mine))
+    seen: list[Any] = []
+
+    async def body(ctx: Any) -> None:
+        assert ctx.tools is ctx.tool_registry
+        seen.append(ctx.tools)
+
+    async with Rig() as rig:
+        shared = rig.runner.tools
+        await rig.runner.execute(Script(body))
+        await rig.runner.execute(Armed(body))
+        empty = Armed(body)
+        empty.tools = ToolRegistry()  # type: ignore[misc]
+        await rig.runner.execute(empty)
+        assert seen == [shared, Armed.tools, empty.tools]
+
+
+# -- transactions
+
+
+async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
+    def pay(conn: Any, amount: int) -> int:
+        conn.execute("CREATE TABLE IF NOT EXISTS money (amount INTEGER)")
+        conn.execute("INSERT INTO money VALUES (?)", (amount,))
+        conn.executemany("INSERT INTO money VALUES (?)", [(1,)])
+        return int(conn.execute("SELECT sum(amount) FROM money").fetchone()[0])
+
+    def fails(conn: Any) -> None:
+        conn.execute("INSERT INTO money VALUES (1000)")
+        raise ValueError("no")
+
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> Any:
+            total = await ctx.transaction("pay", pay, 5)
+            with pytest.raises(StepExecutionError, match="no"):
+                await ctx.transaction("fails", fails)
+            return [total, await ctx.transaction("again", pay, 0)]
+
+        assert await twice(rig, body) == ([6, 7], [6, 7])
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["DELETE FROM arc_journal", "SELECT * FROM arc_runs", "COMMIT", "PRAGMA journal_mode", "ATTACH ':memory:' AS x",
+     "SAVEPOINT mine"],
+)  # fmt: skip
+async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, sql: str) -> None:
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError, match=r"not authorized|prohibited"):
+                await ctx.transaction("t", lambda conn: conn.execute(sql).fetchall())
+            assert await ctx.step("after", lambda: 1) == 1
+
+        await rig.value(body)
+
+
+async def test_a_transaction_is_stopped_after_its_time(tmp_path: Path) -> None:
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+    class Ticking(VirtualClock):
+        def boot(self) -> float:
+            self.advance(0.05)
+            return super().boot()
+
+    async with Rig(tmp_path / "a.db", Ticking(), lease_ttl_seconds=1e6, run_timeout_seconds=1e6) as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError, match="interrupted"):
+                await ctx.transaction("t", lambda conn: conn.execute(endless).fetchone())
+
+        await rig.value(body)
+
+
+async def test_a_transaction_needs_sqlite_and_a_plain_function(tmp_path: Path) -> None:
+    async def later(conn: Any) -> None: ...
+
+    async with Rig() as rig:
+
+        async def memory(ctx: Any) -> None:
+            with pytest.raises(NotSupported, match="SQLite"):
+                await ctx.transaction("t", lambda conn: 1)
+
+        await rig.value(memory)
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match="'t'.*cannot be a coroutine"):
+                await ctx.transaction("t", later)
+            with pytest.raises(UnserialisableResult):
+                await ctx.transaction("u", lambda conn: object())
+
+        await rig.value(body)
+
+
+# -- waits in place
+
+
+async def test_a_sleep_is_not_begun_anew(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            await ctx.sleep(100)
+            await ctx.sleep(0)
+            return None
+
+        await twice(rig, body)
+        assert rig.clock.boot() == pytest.approx(100)
+
+
+async def test_a_sleep_cut_short_goes_on_to_its_first_end(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock, lease_ttl_seconds=1e6) as rig:
+
+        async def body(ctx: Any) -> float:
+            await ctx.sleep(100)
+            return clock.boot()
+
+        task = asyncio.ensure_future(rig.go(body))
+        await clock.until_sleeping()
+        clock.advance(60)
+        task.cancel()
+        await asyncio.wait({task})
+        going = asyncio.ensure_future(rig.value(body))
+        await clock.until_sleeping()
+        assert clock.next_due == pytest.approx(40)
+        clock.advance(40.1)
+        assert await going == pytest.approx(100.1)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "1", True, None, 1e12])
+async def test_a_bad_sleep_is_named(seconds: Any) -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match="not "):
+                await ctx.sleep(seconds)
+
+        await rig.value(body)
+
+
+async def test_signals_come_in_order_each_once_and_stay_recorded(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            assert await rig.runner.signal("r", "go", {"n": 1}, message_id="one")
+            assert await rig.runner.signal("r", "go", {"n": 1}, message_id="one")
+            await rig.runner.signal("r", "other", "x", message_id="two")
+            await rig.runner.signal("r", "go", {"n": 2}, message_id="three")
+            return [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go"), await ctx.wait_for_signal("other")]
+
+        assert await twice(rig, body) == ([{"n": 1}, {"n": 2}, "x"], [{"n": 1}, {"n": 2}, "x"])
+
+
+async def test_a_signal_that_does_not_come_times_out_each_time_again(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            with pytest.raises(WaitTimeout, match="no signal go came within 30 s"):
+                await ctx.wait_for_signal("go", timeout=30)
+            return rig.clock.boot()
+
+        first, second = await twice(rig, body)
+        assert first == pytest.approx(30, abs=1)
+        assert second == pytest.approx(first)
+
+
+@pytest.mark.parametrize(("name", "timeout"), [("", None), (7, None), ("a", -1), ("a", float("nan")), ("a", 1e12)])
+async def test_a_bad_wait_is_named(name: Any, timeout: Any) -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match="not "):
+                await ctx.wait_for_signal(name, timeout=timeout)
+
+        await rig.value(body)
+
+
+async def test_an_approval_asks_once_and_its_answer_fits(place: Path | None) -> None:
+    schema = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}}
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            return await ctx.approve("deploy", {"what": "all"}, schema=schema)
+
+        going = asyncio.ensure_future(rig.value(body))
+        async for event in rig.runner.stream("r"):
+            if event.event_type == "approval.requested":
+                assert event.payload == {"name": "deploy", "details": {"what": "all"}, "schema": schema}
+                with pytest.raises(InvalidArgument, match=r"\$ lacks 'ok'"):
+                    await rig.runner.approve("r", "deploy", {})
+                with pytest.raises(InvalidArgument, match=r"\$\.ok is str"):
+                    await rig.runner.approve("r", "deploy", {"ok": "yes"})
+                assert await rig.runner.approve("r", "deploy", {"ok": True})
+                break
+        assert await going == {"ok": True}
+        assert not await rig.runner.approve("r", "deploy", {"ok": True})
+
+
+# -- children
+
+
+async def test_a_child_runs_once_and_its_result_is_recorded(place: Path | None) -> None:
+    ran: list[Any] = []
+
+    async def child(ctx: Any) -> RunResult:
+        ran.append(ctx.params["n"])
+        return RunResult({"twice": ctx.params["n"] * 2}, usage={"tokens": 1})
+
+    async with Rig(place) as rig:
+        rig.register(child, "child")
+
+        async def body(ctx: Any) -> Any:
+            one = await ctx.call("child", {"params": {"n": 1}})
+            two = await ctx.call(Script(child, "child"), {"params": {"n": 2}}, key="second")
+            assert one.usage == {"tokens": 1}
+            assert one.status == "succeeded"
+            return [one.final_output["twice"], two.final_output["twice"], str(one.run_id)]
+
+        first, second = await twice(rig, body)
+        assert first == second
+        assert first[:2] == [2, 4]
+        assert ran == [1, 2]
+        info = await rig.runner.get_run(first[2])
+        parent = await rig.runner.get_run("r")
+        assert info.parent_run_id == parent.run_id
+
+
+async def test_a_child_that_fails_raises(place: Path | None) -> None:
+    async def child(ctx: Any) -> None:
+        raise ValueError("bad child")
+
+    async with Rig(place) as rig:
+        rig.register(child, "child")
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(RunFailed, match="bad child"):
+                await ctx.call("child", {})
+
+        await rig.value(body)
+
+
+async def test_a_child_cut_off_is_joined_again(place: Path | None) -> None:
+    inside = asyncio.Event()
+    lives: list[int] = []
+
+    async def child(ctx: Any) -> int:
+        lives.append(1)
+        await ctx.step("once", lambda: None)
+        if len(lives) == 1:
+            inside.set()
+            await asyncio.Event().wait()
+        return len(lives)
+
+    async with Rig(place) as rig:
+        rig.register(child, "child")
+
+        async def body(ctx: Any) -> Any:
+            return (await ctx.call("child", {})).final_output["value"]
+
+        await rig.cut(body, inside)
+        assert await rig.value(body) == 2
+        assert len(await rig.runner.runs(agent="child")) == 1
+
+
+# -- beside
+
+
+async def test_from_thread_works_only_inside_a_plain_step_function() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(PortalMisuse, match="plain step function"):
+                from_thread(ctx.emit, "x", {})
+
+            def plain() -> Any:
+                from_thread(ctx.emit, "x", {"n": 1})
+                return from_thread(lambda: 5)
+
+            assert await ctx.step("plain", plain) == 5
+
+        await rig.value(body)
+        assert await rig.told("x") != []
+
+
+async def test_a_sealed_context_never_returns_and_writes_nothing() -> None:
+    async with Rig() as rig:
+        kept: list[Any] = []
+
+        async def body(ctx: Any) -> None:
+            kept.append(ctx)
+
+        await rig.value(body)
+        ctx = kept[0]
+        before = len(await rig.told())
+        late = [
+            asyncio.ensure_future(each)
+            for each in (
+                ctx.emit("late", {}), ctx.checkpoint({}), ctx.get_state(), ctx.step("a", str), ctx.now(), ctx.random(),
+                ctx.uuid4(), ctx.sleep(0), ctx.wait_for_signal("a"), ctx.approve("a"), ctx.call("a", {}),
+                ctx.transaction("t", str), StepExecutor(ctx).run([Step("a", lambda ctx, state: None)]),
+            )
+        ]  # fmt: skip
+        for _ in range(20):
+            await asyncio.sleep(0)
+        for task in late[:-1]:
+            assert not task.done()
+        for task in late:
+            task.cancel()
+        await asyncio.wait(late)
+        assert len(await rig.told()) == before
+
+
+def test_read_only_state_refuses_every_change() -> None:
+    state = ReadOnlyState({"a": 1}, {"r": 2})
+    assert (state["a"], state.results["r"]) == (1, 2)
+    for change in (
+        lambda: state.__setitem__("a", 2),
+        lambda: state.__delitem__("a"),
+        lambda: state.__ior__({"b": 1}),
+        state.clear,
+        lambda: state.pop("a"),
+        state.popitem,
+        lambda: state.setdefault("b", 1),
+        lambda: state.update(b=1),
+    ):
+        with pytest.raises(InvalidArgument, match="read-only"):
+            change()
+    assert state == {"a": 1}
+
+
+async def test_the_loop_is_free_while_a_run_waits() -> None:
+    async with Rig(None, VirtualClock()) as rig:
+        task = asyncio.ensure_future(rig.go(lambda ctx: ctx.wait_for_signal("go")))
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        await rig.runner.signal("r", "go", 1)
+        await soon(task.done)
+        assert task.result().final_output == {"value": 1}

@@ -1,0 +1,267 @@
+"""One function over many items: each item recorded by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepExecutionError, StepInDoubt
+from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.steps import StepExecutor
+from tests.unit.rig import Rig
+
+
+@dataclass
+class Square:
+    side: int
+
+
+async def test_results_come_in_the_order_of_the_items(place: Path | None) -> None:
+    async def later(n: int) -> int:
+        for _ in range(10 - n):
+            await asyncio.sleep(0)
+        return n * n
+
+    async with Rig(place) as rig:
+        assert await rig.value(lambda ctx: StepExecutor(ctx).map("sq", later, range(10))) == [n * n for n in range(10)]
+        assert await rig.value(lambda ctx: StepExecutor(ctx).map("sq", later, []), "empty") == []
+
+
+async def test_no_more_run_at_once_than_asked_for(place: Path | None) -> None:
+    now, most = 0, 0
+
+    async def item(n: int) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        now -= 1
+
+    async with Rig(place) as rig:
+        await rig.value(lambda ctx: StepExecutor(ctx, max_concurrency=3).map("m", item, range(12)))
+    assert most == 3
+
+
+async def test_only_items_without_a_record_run_again(place: Path | None) -> None:
+    calls: list[str] = []
+    bad = {"c"}
+
+    async def item(name: str) -> str:
+        calls.append(name)
+        if name in bad:
+            raise ConnectionError("no")
+        return name.upper()
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            return await StepExecutor(ctx, max_concurrency=2).map("up", item, "abcd", key=str)
+
+        failed = await rig.go(body)
+        assert failed.error is not None
+        assert failed.error.type == "StepExecutionError"
+        recorded = {record.key for record in await rig.records() if record.kind == "done"}
+        bad.clear()
+        assert await rig.value(body) == ["A", "B", "C", "D"]
+        assert {f"m:{name}" for name in "abcd" if calls.count(name) == 1} >= recorded
+        skipped = await rig.told("step.skipped")
+        assert len(skipped) == len(recorded)
+        assert all(payload["reason"] == "already_completed" for _, payload in skipped)
+        events = await rig.runner.event_bus.get_events("r")
+        assert [event.sequence for event in events] == list(range(len(events)))
+
+
+async def test_when_one_fails_those_in_flight_are_recorded_and_no_other_begins(place: Path | None) -> None:
+    begun: list[int] = []
+    both, failing = asyncio.Event(), asyncio.Event()
+
+    async def item(n: int) -> int:
+        begun.append(n)
+        if n == 0:
+            await both.wait()
+            failing.set()
+            raise ConnectionError("no")
+        both.set()
+        await failing.wait()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        return n
+
+    async with Rig(place) as rig:
+        await rig.go(lambda ctx: StepExecutor(ctx, max_concurrency=2).map("m", item, range(6)))
+        assert begun == [0, 1]
+        assert [record.key for record in await rig.records() if record.kind == "done"] == ["m:1"]
+
+
+async def test_an_item_keeps_its_record_under_its_key_wherever_it_stands(place: Path | None) -> None:
+    calls: list[str] = []
+
+    async def item(name: str) -> str:
+        calls.append(name)
+        return name.upper()
+
+    async with Rig(place) as rig:
+
+        def body(names: str, fail: bool) -> Any:
+            async def run(ctx: Any) -> Any:
+                value = await StepExecutor(ctx).map("m", item, names, key=str)
+                if fail:
+                    raise ConnectionError
+                return value
+
+            return run
+
+        await rig.go(body("abc", True))
+        assert await rig.value(body("cxa", False)) == ["C", "X", "A"]
+        assert sorted(calls) == ["a", "b", "c", "x"]
+
+
+async def test_another_item_at_a_recorded_place_is_told(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        def body(items: list[int], fail: bool) -> Any:
+            async def run(ctx: Any) -> Any:
+                value = await StepExecutor(ctx).map("m", str, items)
+                if fail:
+                    raise ConnectionError
+                return value
+
+            return run
+
+        await rig.go(body([1, 2], True))
+        assert await rig.value(body([1, 9], False)) == ["1", "2"]
+        marks = [payload.get("input_changed") for _, payload in await rig.told("step.skipped")]
+        assert marks == [None, True]
+
+
+async def test_types_are_rebuilt_and_the_context_is_injected(place: Path | None) -> None:
+    async def typed(n: int, ctx: RunContext) -> Square:
+        assert ctx.step_id is not None
+        return Square(n)
+
+    def untyped(n: int) -> Any:
+        return Square(n)
+
+    async with Rig(place) as rig:
+        lives: list[Any] = []
+
+        async def body(ctx: Any) -> None:
+            executor = StepExecutor(ctx)
+            lives.append([await executor.map("t", typed, [1]), await executor.map("u", untyped, [2], returns=Square)])
+            if len(lives) == 1:
+                raise ConnectionError
+
+        await rig.go(body)
+        await rig.value(body)
+        assert lives[0] == lives[1] == [[Square(1)], [Square(2)]]
+
+
+async def test_each_item_is_retried_by_itself(place: Path | None) -> None:
+    left = {1: 2, 2: 1}
+
+    async def item(n: int) -> int:
+        if left.get(n):
+            left[n] -= 1
+            raise ConnectionError("no")
+        return n
+
+    async with Rig(place) as rig:
+        assert await rig.value(
+            lambda ctx: StepExecutor(ctx).map("m", item, [0, 1, 2], retries=2, retry_delay=0)
+        ) == [0, 1, 2]
+        retrying = [payload["step_index"] for _, payload in await rig.told("step.retrying")]
+        assert sorted(retrying) == [1, 1, 2]
+
+
+async def test_an_item_in_doubt_follows_the_policy(place: Path | None) -> None:
+    inside = asyncio.Event()
+
+    async def hangs(n: int) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place) as rig:
+        await rig.cut(lambda ctx: StepExecutor(ctx).map("m", hangs, [0]), inside)
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepInDoubt):
+                await StepExecutor(ctx).map("m", str, [0], on_in_doubt="fail")
+
+        await rig.value(body)
+
+
+async def test_an_item_that_was_never_begun_is_not_in_doubt(place: Path | None) -> None:
+    """A failure elsewhere stops the fan-out: what it had not begun is simply missing."""
+    fail = asyncio.Event()
+    broken = True
+
+    async def item(n: int) -> int:
+        if n == 0 and broken:
+            await fail.wait()
+            raise ConnectionError("no")
+        if n == 1:
+            asyncio.get_running_loop().call_soon(fail.set)
+        return n
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            return await StepExecutor(ctx, max_concurrency=2).map("m", item, range(8), on_in_doubt="fail")
+
+        failed = await rig.go(body)
+        assert failed.error is not None
+        assert failed.error.message.endswith("no")
+        broken = False
+        assert await rig.value(body) == list(range(8))
+
+
+async def test_a_cancelled_run_begins_no_other_item(place: Path | None) -> None:
+    begun: list[int] = []
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            async def item(n: int) -> None:
+                begun.append(n)
+                ctx.place.cancelled = True
+
+            with pytest.raises(StepCancelledError):
+                await StepExecutor(ctx, max_concurrency=1).map("m", item, range(3))
+
+        await rig.go(body)
+        assert begun == [0]
+
+
+async def test_cancelling_the_caller_lets_every_item_go() -> None:
+    inside, ended = asyncio.Event(), list[int]()
+
+    async def hangs(n: int) -> None:
+        if n == 2:
+            inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(n)
+
+    async with Rig() as rig:
+        await rig.cut(lambda ctx: StepExecutor(ctx).map("m", hangs, range(3)), inside)
+    assert sorted(ended) == [0, 1, 2]
+
+
+async def test_keys_are_unique_and_errors_name_the_item() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            executor = StepExecutor(ctx)
+            with pytest.raises(InvalidArgument, match="two items have the key 'x'"):
+                await executor.map("m", str, ["x", "y", "x"], key=str)
+            with pytest.raises(InvalidArgument, match="not -1"):
+                await executor.map("m", str, [1], retries=-1)
+            with pytest.raises(StepExecutionError, match="ZeroDivisionError|division"):
+                await executor.map("z", lambda n: 1 // n, [0])
+
+        await rig.value(body)

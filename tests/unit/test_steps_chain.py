@@ -1,0 +1,701 @@
+"""Lists of steps over the journal: recorded once, resumed, matched, told as events."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import enum
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._json import decode
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    JournalMismatch,
+    StepCancelledError,
+    StepExecutionError,
+    StepInDoubt,
+    UnserialisableResult,
+)
+from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.portal import from_thread
+from agent_runtime_core.steps import Backoff, Happened, State, Step, StepExecutor, register_type
+from agent_runtime_core.testing import MockRunContext
+from tests.unit.rig import Rig
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+    colour: Colour
+
+
+class Calls(list[str]):
+    """Steps that note that they ran."""
+
+    def step(self, name: str, value: Any = None, **options: Any) -> Step:
+        async def fn(ctx: Any, state: Any) -> Any:
+            self.append(name)
+            return name.upper() if value is None else value
+
+        return Step(name, fn, **options)
+
+    def bad(self, name: str, failures: int = 99, **options: Any) -> Step:
+        left = [failures]
+
+        async def fn(ctx: Any, state: Any) -> str:
+            self.append(name)
+            if left[0]:
+                left[0] -= 1
+                raise ConnectionError(f"{name} is down")
+            return name.upper()
+
+        return Step(name, fn, retry_delay=0, **options)
+
+
+async def test_a_recorded_step_is_never_run_again(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+
+        async def first(ctx: Any) -> Any:
+            return await StepExecutor(ctx).run([calls.step("a"), calls.bad("b"), calls.step("c")])
+
+        async def second(ctx: Any) -> Any:
+            return await StepExecutor(ctx).run([calls.step("a"), calls.step("b"), calls.step("c")])
+
+        failed = await rig.go(first)
+        assert failed.error is not None
+        assert (failed.error.type, failed.status) == ("StepExecutionError", "failed")
+        assert await rig.value(second) == {"a": "A", "b": "B", "c": "C"}
+        assert calls == ["a", "b", "b", "c"]
+        assert await rig.told("step.skipped") == [
+            ("step.skipped", {"step_name": "a", "step_index": 0, "total_steps": 3, "reason": "already_completed"})
+        ]
+
+
+async def test_the_events_are_those_of_a_plain_context(place: Path | None) -> None:
+    def steps() -> list[Step]:
+        calls = Calls()
+        return [
+            calls.step("a", description="first"), calls.bad("b", failures=2, retries=2), calls.step("c"),
+            calls.bad("d", retries=1),
+        ]  # fmt: skip
+
+    mock = MockRunContext()
+    with pytest.raises(StepExecutionError) as plain:
+        await StepExecutor(mock).run(steps())
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            with pytest.raises(StepExecutionError) as durable:
+                await StepExecutor(ctx).run(steps())
+            assert (str(durable.value), durable.value.attempts) == (str(plain.value), plain.value.attempts)
+            assert isinstance(durable.value.__cause__, ConnectionError)
+
+        await rig.value(body)
+        told = [each for each in await rig.told() if not each[0].startswith("run.")]
+    for _, payload in (*told, *mock.events):
+        payload.pop("duration_ms", None)
+    assert told == mock.events
+    progress = [payload["progress_percent"] for kind, payload in told if kind == "progress.update"]
+    assert progress == [0, 25, 25, 25, 50, 75, 75]
+
+
+async def test_step_events_carry_ids_that_stay_the_same() -> None:
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            keys = []
+
+            async def fn(ctx: RunContext, state: Any) -> None:
+                keys.append((ctx.step_id, ctx.idempotency_key))
+                if len(keys) < 3:
+                    raise ConnectionError
+
+            await StepExecutor(ctx).run([Step("a", fn, retries=2, retry_delay=0)])
+            assert ctx.step_id is None
+            assert ctx.idempotency_key is None
+            assert len(set(keys)) == 1
+            assert keys[0][1] == f"{ctx.run_id}:{keys[0][0]}"
+            return keys[0][0]
+
+        step_id = await rig.value(body)
+        events = await rig.runner.event_bus.get_events("r")
+        ours = [e.payload for e in events if e.event_type.startswith(("step.", "progress."))]
+        assert len(ours) == 9
+        assert {each["step_id"] for each in ours} == {step_id}
+        assert {each["trace_id"] for each in ours} == {events[0].run_id.hex}
+
+
+async def test_state_is_as_last_committed_for_every_try(place: Path | None) -> None:
+    seen: list[list[int]] = []
+
+    async def dirty(ctx: Any, state: State) -> None:
+        seen.append(list(state["list"]))
+        state["list"].append(len(seen))
+        state["junk"] = len(seen)
+        if len(seen) % 2:
+            raise ConnectionError
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            steps = [Step(name, dirty, retries=1, retry_delay=0) for name in "ab"]
+            await executor.run(steps, initial_state={"list": []})
+            assert executor.state.custom_state == {"list": [2, 4], "junk": 4}
+            assert executor.state.completed_steps == ["a", "b"]
+            assert executor.state.current_step_index == 2
+
+        await rig.value(body)
+    assert seen == [[], [], [2], [2]]
+
+
+async def test_state_survives_to_the_next_life_and_results_are_read_by_name(place: Path | None) -> None:
+    async def puts(ctx: Any, state: State) -> str:
+        state["n"] = state["n"] + 1
+        return "A"
+
+    async def crash(ctx: Any, state: State) -> None:
+        state["n"] = 99
+        raise ConnectionError
+
+    async def reads(ctx: Any, state: State) -> list[Any]:
+        with pytest.raises(TypeError):
+            state.results["x"] = 1  # type: ignore[index]
+        return [state["n"], state.results["a"], dict(state)]
+
+    async with Rig(place) as rig:
+
+        def body(last: Any) -> Any:
+            async def run(ctx: Any) -> Any:
+                return await StepExecutor(ctx).run([Step("a", puts), Step("b", last)], initial_state={"n": 0})
+
+            return run
+
+        await rig.go(body(crash))
+        assert await rig.value(body(reads)) == {"a": "A", "b": [1, "A", {"n": 1}]}
+
+
+async def test_what_a_step_still_holds_on_to_does_not_change_the_state() -> None:
+    kept: list[Any] = []
+
+    async def first(ctx: Any, state: State) -> None:
+        state["list"] = [1]
+        kept.append(state["list"])
+
+    async def second(ctx: Any, state: State) -> Any:
+        kept[0].append(2)
+        return state["list"]
+
+    async with Rig() as rig:
+        value = await rig.value(lambda ctx: StepExecutor(ctx).run([Step("a", first), Step("b", second)]))
+        assert value["b"] == [1]
+
+
+async def test_the_first_pass_hands_on_what_a_resumed_run_would_read(place: Path | None) -> None:
+    async def point(ctx: Any, state: State) -> Point:
+        return Point(1, Colour.RED)
+
+    async def bare(ctx: Any, state: State) -> Any:
+        return {"when": dt.date(2026, 1, 2), "t": (1, {2})}
+
+    async def untyped(ctx, state):  # type: ignore[no-untyped-def]
+        return Point(2, Colour.RED)
+
+    made: list[Any] = []
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            steps = [Step("typed", point), Step("bare", bare), Step("named", untyped, returns=Point)]
+            made.append(await StepExecutor(ctx).run(steps))
+            if len(made) == 1:
+                raise ConnectionError
+
+        await rig.go(body)
+        await rig.go(body)
+    assert made[0] == made[1]
+    assert made[0]["typed"] == Point(1, Colour.RED)
+    assert made[0]["bare"] == {"when": dt.date(2026, 1, 2), "t": (1, {2})}
+    assert made[0]["named"] == Point(2, Colour.RED)
+
+
+async def test_a_registered_type_is_kept_wherever_it_stands() -> None:
+    @register_type
+    @dataclass
+    class ChainNote:
+        text: str
+
+    async def fn(ctx: Any, state: State) -> Any:
+        state["note"] = ChainNote("s")
+        return {"deep": [ChainNote("r")]}
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            value = (await executor.run([Step("a", fn)]))["a"]
+            assert executor.state.custom_state == {"note": ChainNote("s")}
+            return value
+
+        assert await rig.value(body) == {"deep": [ChainNote("r")]}
+
+
+async def test_a_result_that_cannot_be_kept_is_refused_with_its_path(place: Path | None) -> None:
+    calls: list[int] = []
+
+    async def fn(ctx: Any, state: Any) -> Any:
+        calls.append(1)
+        return {"items": [1, {"when": object()}]}
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(UnserialisableResult, match=r"\$\.items\[1\]\.when"):
+                await StepExecutor(ctx).run([Step("a", fn, retries=5)])
+            raise UnserialisableResult("$", "as a run would")
+
+        result = await rig.go(body)
+        assert len(calls) == 1
+        assert result.error is not None
+        assert result.error.retriable is False
+
+
+async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
+    async def fn(ctx: Any, state: State) -> None:
+        state["bad"] = object()
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(UnserialisableResult, match="bad"):
+                await StepExecutor(ctx).run([Step("a", fn)])
+
+        await rig.value(body)
+
+
+async def test_checkpoint_false_commits_with_the_next_checkpointed_step(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+
+        def body(last: Step, *more: Step) -> Any:
+            light = [calls.step("b", checkpoint=False), calls.step("c", checkpoint=False)]
+            return lambda ctx: StepExecutor(ctx).run([calls.step("a"), *light, last, *more])
+
+        await rig.go(body(calls.bad("d")))
+        done = [record.name for record in await rig.records() if record.kind == "done"]
+        assert done == ["a"]
+        await rig.go(body(calls.step("d"), calls.bad("e")))
+        done = [record.name for record in await rig.records() if record.kind == "done"]
+        assert done == ["a", "b", "c", "d"]
+        assert calls == ["a", "b", "c", "d", "b", "c", "d", "e"]
+        await rig.value(body(calls.step("d"), calls.step("e")))
+        assert calls[8:] == ["e"]
+        records = await rig.records()
+        assert [record.seq for record in records] == sorted({record.seq for record in records})
+        events = await rig.runner.event_bus.get_events("r")
+        assert [event.sequence for event in events] == list(range(len(events)))
+
+
+async def test_a_list_that_ends_without_a_checkpoint_is_recorded_at_its_end(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            await StepExecutor(ctx).run([calls.step("a"), calls.step("b", checkpoint=False)])
+            raise ConnectionError
+
+        await rig.go(body)
+        await rig.go(body)
+        assert calls == ["a", "b"]
+
+
+async def test_resume_false_runs_a_recorded_list_anew_and_that_stays(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            await executor.run([calls.step("a")], initial_state={"n": 1})
+            again = await executor.run([calls.step("a", "new")], resume=False)
+            if len(calls) == 2:
+                raise ConnectionError
+            return again
+
+        await rig.go(body)
+        assert calls == ["a", "a"]
+        assert await rig.value(body) == {"a": "new"}
+        # The second life was told to begin anew as well.
+        assert calls == ["a", "a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("now", "found"),
+    [(["b", "a", "c"], "b"), (["a", "x", "c"], "x"), (["a"], None), (["x", "a", "b"], "x")],
+)
+async def test_another_list_than_the_recorded_one_is_refused(
+    place: Path | None, now: list[str], found: str | None
+) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+        await rig.go(lambda ctx: StepExecutor(ctx).run([calls.step("a"), calls.step("b"), calls.bad("c")]))
+        before = len(calls)
+
+        async def changed(ctx: Any) -> None:
+            with pytest.raises(JournalMismatch) as caught:
+                await StepExecutor(ctx).run([calls.step(name) for name in now])
+            assert caught.value.found == found
+            assert caught.value.recorded in ("a", "b")
+            assert repr(caught.value.recorded) in str(caught.value)
+            assert repr(found) in str(caught.value)
+
+        await rig.value(changed)
+        assert len(calls) == before
+
+
+async def test_a_mismatch_fails_the_run_for_good() -> None:
+    calls = Calls()
+    async with Rig(max_retries=3) as rig:
+        await rig.go(lambda ctx: StepExecutor(ctx).run([calls.step("a"), calls.bad("b")]))
+        result = await rig.go(lambda ctx: StepExecutor(ctx).run([calls.step("z")]))
+        assert result.error is not None
+        assert (result.error.type, result.error.retriable) == ("JournalMismatch", False)
+        assert len([told for told in await rig.told("run.started")]) == 4
+
+
+async def test_steps_added_at_the_end_are_fine_and_renamed_ones_with_a_word(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+        await rig.go(lambda ctx: StepExecutor(ctx).run([calls.step("a"), calls.step("b"), calls.bad("c")]))
+
+        async def renamed(ctx: Any) -> Any:
+            ctx.renamed("b", "bb")
+            return await StepExecutor(ctx).run([calls.step(name) for name in ("a", "bb", "c", "d")])
+
+        assert await rig.value(renamed) == {"a": "A", "bb": "B", "c": "C", "d": "D"}
+        assert calls == ["a", "b", "c", "c", "d"]
+
+
+async def test_two_executors_with_keys_of_their_own_do_not_meet(place: Path | None) -> None:
+    calls, lives = Calls(), list[int]()
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            lives.append(1)
+            one = await StepExecutor(ctx, checkpoint_key="one").run([calls.step("a", 1)])
+            two = await StepExecutor(ctx, checkpoint_key="two").run([calls.step("a", 2)])
+            if len(lives) == 1:
+                raise ConnectionError
+            return [one, two]
+
+        await rig.go(body)
+        assert await rig.value(body) == [{"a": 1}, {"a": 2}]
+        assert calls == ["a", "a"]
+
+
+async def test_two_lists_of_one_executor_share_their_names() -> None:
+    calls = Calls()
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            await executor.run([calls.step("a")])
+            return await executor.run([calls.step("b"), calls.step("c")])
+
+        assert await rig.value(body) == {"b": "B", "c": "C"}
+
+
+async def test_a_cancelled_run_stops_before_its_next_step(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            async def cancels(ctx: Any, state: Any) -> None:
+                ctx.place.cancelled = True
+
+            with pytest.raises(StepCancelledError) as caught:
+                await StepExecutor(ctx).run([Step("a", cancels), calls.step("b")])
+            assert caught.value.step_name == "b"
+            raise caught.value
+
+        result = await rig.go(body)
+        assert result.status == "cancelled"
+        assert calls == []
+
+
+async def test_a_step_that_takes_too_long_timed_out(place: Path | None) -> None:
+    async def forever(ctx: Any, state: Any) -> None:
+        await asyncio.Event().wait()
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError, match=r"timed out after 0\.01 s"):
+                await StepExecutor(ctx).run([Step("slow", forever, timeout=0.01)])
+
+        await rig.value(body)
+
+
+async def test_a_step_that_will_not_stop_is_abandoned_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent_runtime_core.attempts.let_go.__defaults__", (0.01,))
+    release = asyncio.Event()
+
+    async def stubborn(ctx: Any, state: Any) -> None:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError, match="timed out"):
+                await StepExecutor(ctx).run([Step("mule", stubborn, timeout=0.01)])
+
+        await rig.value(body)
+    assert "'mule' did not stop within 0.01 s" in caplog.text
+    release.set()
+    await asyncio.sleep(0)
+
+
+async def test_backoff_takes_the_place_of_the_fixed_delay() -> None:
+    calls = Calls()
+    async with Rig() as rig:
+        backoff = Backoff(base=10, factor=3, maximum=50, jitter="none")
+        step = calls.bad("a", failures=3, retries=3, backoff=backoff)
+        await rig.value(lambda ctx: StepExecutor(ctx).run([step]))
+        delays = [payload["retry_delay"] for _, payload in await rig.told("step.retrying")]
+        assert delays == [10, 30, 50]
+        assert rig.clock.boot() == 90
+
+
+async def test_retry_on_decides_what_is_tried_again() -> None:
+    async with Rig() as rig:
+        for n, retry_on in enumerate((ValueError, (ValueError, KeyError), lambda error: isinstance(error, ValueError))):
+            calls = Calls()
+
+            async def body(ctx: Any, retry_on: Any = retry_on, calls: Calls = calls) -> None:
+                with pytest.raises(StepExecutionError):
+                    await StepExecutor(ctx).run([calls.bad("a", retries=3, retry_on=retry_on)])
+
+            await rig.value(body, f"r{n}")
+            assert calls == ["a"]
+
+
+# -- in doubt
+
+
+async def _begun(rig: Rig, name: str = "pay", before: list[Step] | None = None) -> None:
+    """A run that was taken away inside its step `name`."""
+    inside = asyncio.Event()
+
+    async def hangs(ctx: Any, state: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    await rig.cut(lambda ctx: StepExecutor(ctx).run([*(before or []), Step(name, hangs)]), inside)
+
+
+async def test_a_step_in_doubt_runs_again_and_says_so(place: Path | None) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+        await _begun(rig)
+        await rig.value(lambda ctx: StepExecutor(ctx).run([calls.step("pay")]))
+        assert calls == ["pay"]
+        started = [record for record in await rig.records() if record.kind == "started"]
+        assert [("in_doubt" in (record.info or "")) for record in started] == [False, True]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["first", "later"])
+async def test_a_step_in_doubt_may_fail(place: Path | None, later: bool) -> None:
+    calls = Calls()
+    before = [calls.step("before")] if later else []
+    async with Rig(place, max_retries=5) as rig:
+        await _begun(rig, before=before)
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepInDoubt) as caught:
+                await StepExecutor(ctx).run([*before, calls.step("pay", on_in_doubt="fail", retries=3)])
+            assert caught.value.step_name == "pay"
+            raise caught.value
+
+        result = await rig.go(body)
+        assert result.error is not None
+        assert (result.error.type, result.error.retriable) == ("StepInDoubt", False)
+        assert "pay" not in calls
+
+
+async def test_a_step_that_was_never_begun_is_not_in_doubt(place: Path | None) -> None:
+    """A cancel between two steps leaves no doubt about the second."""
+    calls = Calls()
+    async with Rig(place) as rig:
+
+        def body(cancel: bool) -> Any:
+            async def run(ctx: Any) -> Any:
+                async def first(ctx: Any, state: Any) -> None:
+                    ctx.place.cancelled = cancel
+
+                return await StepExecutor(ctx).run([Step("a", first), calls.step("pay", on_in_doubt="fail")])
+
+            return run
+
+        assert (await rig.go(body(True))).status == "cancelled"
+        assert await rig.value(body(False)) == {"a": None, "pay": "PAY"}
+
+
+async def test_a_check_function_says_what_became_of_it(place: Path | None) -> None:
+    calls = Calls()
+    seen: list[Any] = []
+
+    async def happened(ctx: RunContext) -> Happened:
+        seen.append(ctx.idempotency_key)
+        return Happened({"id": 7})
+
+    def never(ctx: RunContext) -> None:
+        seen.append(ctx.idempotency_key)
+
+    async with Rig(place) as rig:
+        for run_id, check, result, ran in (("y", happened, {"id": 7}, []), ("n", never, "PAY", ["pay"])):
+            calls.clear()
+            inside = asyncio.Event()
+
+            async def hangs(ctx: Any, state: Any, inside: asyncio.Event = inside) -> None:
+                inside.set()
+                await asyncio.Event().wait()
+
+            await rig.cut(lambda ctx, fn=hangs: StepExecutor(ctx).run([Step("pay", fn)]), inside, run_id)  # type: ignore[misc]
+            value = await rig.value(
+                lambda ctx, check=check: StepExecutor(ctx).run([calls.step("pay", on_in_doubt=check)]),  # type: ignore[misc]
+                run_id,
+            )
+            assert (value, calls) == ({"pay": result}, ran)
+        assert len(set(seen)) == 2
+        assert all(key and key.count(":") == 1 for key in seen)
+
+
+async def test_a_check_function_that_answers_something_else_is_told() -> None:
+    async with Rig() as rig:
+        await _begun(rig)
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match="'yes'"):
+                await StepExecutor(ctx).run([Calls().step("pay", on_in_doubt=lambda: "yes")])
+
+        await rig.value(body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "value", "ran"),
+    [("retry", {"pay": "PAY"}, ["pay"]), ({"outcome": "done", "result": 3}, {"pay": 3}, []), ("failed", None, [])],
+)
+async def test_a_person_is_asked_about_a_step_in_doubt(
+    place: Path | None, answer: Any, value: Any, ran: list[str]
+) -> None:
+    calls = Calls()
+    async with Rig(place) as rig:
+        await _begun(rig)
+
+        async def body(ctx: Any) -> Any:
+            return await StepExecutor(ctx).run([calls.step("pay", on_in_doubt="review")])
+
+        going = asyncio.ensure_future(rig.go(body))
+        async for event in rig.runner.stream("r"):
+            if event.event_type == "step.in_doubt":
+                assert event.payload["step_name"] == "pay"
+                await rig.runner.signal("r", event.payload["signal"], answer)
+                break
+        result = await going
+        if value is None:
+            assert result.error is not None
+            assert "reviewed as failed" in result.error.message
+        else:
+            assert result.final_output["value"] == value
+        assert calls == ran
+
+
+async def test_a_step_whose_doubt_matters_has_its_start_recorded_before_it_runs(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        kinds: list[Any] = []
+
+        async def looks(ctx: Any, state: Any) -> None:
+            kinds.append([(each.kind, each.name) for each in await rig.records()])
+
+        await rig.value(lambda ctx: StepExecutor(ctx).run([Step("a", looks, on_in_doubt="fail")]))
+        assert ("started", "a") in kinds[0]
+
+
+# -- plain functions
+
+
+async def test_plain_functions_run_in_a_thread_and_reach_back(place: Path | None) -> None:
+    loop_thread = threading.get_ident()
+
+    def plain(ctx: Any, state: State) -> bool:
+        from_thread(ctx.emit, "hello", {"n": 1})
+        state["n"] = 1
+        return threading.get_ident() != loop_thread
+
+    async with Rig(place) as rig:
+        assert await rig.value(lambda ctx: StepExecutor(ctx).run([Step("a", plain)])) == {"a": True}
+        assert await rig.told("hello") == [("hello", {"n": 1})]
+
+
+async def test_a_plain_function_that_gives_a_coroutine_has_it_awaited() -> None:
+    async def later() -> int:
+        return 5
+
+    async with Rig() as rig:
+        assert await rig.value(lambda ctx: StepExecutor(ctx).run([Step("a", lambda ctx, state: later())])) == {"a": 5}
+
+
+async def test_steps_written_as_methods_work() -> None:
+    class Worker:
+        async def a(self, ctx: RunContext, state: State) -> str:
+            return "A"
+
+        def b(self, ctx: RunContext, state: State) -> str:
+            return "B"
+
+        async def __call__(self, ctx: RunContext, state: State) -> str:
+            return "C"
+
+    worker = Worker()
+    async with Rig() as rig:
+        value = await rig.value(
+            lambda ctx: StepExecutor(ctx).run([Step("a", worker.a), Step("b", worker.b), Step("c", worker)])
+        )
+        assert value == {"a": "A", "b": "B", "c": "C"}
+
+
+async def test_an_error_inside_a_nested_list_comes_through_as_it_is() -> None:
+    calls = Calls()
+
+    async def outer(ctx: Any, state: Any) -> Any:
+        return await StepExecutor(ctx, checkpoint_key="inner").run([calls.bad("leaf")])
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError) as caught:
+                await StepExecutor(ctx).run([Step("outer", outer)])
+            assert caught.value.step_name == "leaf"
+
+        await rig.value(body)
+
+
+async def test_the_result_of_the_run_is_in_the_journal_as_it_was_returned() -> None:
+    async with Rig() as rig:
+        await rig.value(lambda ctx: StepExecutor(ctx).run([Calls().step("a", (1, 2))]))
+        done = [record for record in await rig.records() if record.kind == "done"]
+        assert decode(done[0].result or "") == (1, 2)
