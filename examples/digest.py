@@ -16,8 +16,6 @@ import math
 import os
 import posixpath
 import re
-import shutil
-import stat
 import sys
 import threading
 import time
@@ -25,53 +23,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import unquote
 
 from agent_runtime_core import AgentRunner, AgentRuntimeError, EventType, RunStatus, StepExecutor, UnknownRun, open_run
 
-SUFFIXES = (".md", ".py", ".rst", ".txt")
-SKIPPED_FOLDERS = {"__pycache__", "node_modules", "venv"}
 LARGEST = 32 * 2**20
 # A step's result is at most 1 MB, however large its file is.
-MOST_TERMS, MOST_HEADINGS, MOST_LINKS, MOST_SENTENCES, MOST_WEIGHTS = 300, 30, 300, 3000, 5000
-COMMON = {
-    "about",
-    "also",
-    "been",
-    "does",
-    "each",
-    "from",
-    "have",
-    "into",
-    "more",
-    "only",
-    "other",
-    "over",
-    "some",
-    "such",
-}
-COMMON |= {"than", "that", "their", "them", "then", "there", "these", "they", "this", "what", "when", "where", "which"}
-COMMON |= {"while", "will", "with", "would", "your"}
+MOST_TERMS, MOST_HEADINGS, MOST_LINKS, MOST_SENTENCES, MOST_RANKED = 300, 30, 300, 3000, 5000
 WORD = re.compile(r"(?<!\w)[^\W\d_]{4,30}(?!\w)")
+COMMON = frozenset(WORD.findall("""about also been does each from have into more only other over some such than that
+    their them then there these they this what when where which while will with would your"""))  # fmt: skip
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 FENCED = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.M | re.S)
+HASHED = re.compile(r"^#{1,6}[ \t]+(\S.{0,200})", re.M)
 UNDERLINED = re.compile(r"^(\S.{0,200})\n(?:={3,}|-{3,}|~{3,}|\^{3,})[ \t]*$", re.M)
-ATX = re.compile(r"^#{1,6}[ \t]+(\S.{0,200})", re.M)
-DEFINITION = re.compile(r"^(?: {4})?((?:async def|def|class) \w+)", re.M)
-HEADINGS = {".md": ATX, ".py": DEFINITION, ".rst": UNDERLINED, ".txt": UNDERLINED}
-MD_LINK = re.compile(r"\[[^\]\n]{0,200}\](?:\(<?|:[ \t]+)([^)\s>]{1,200})")
+DEFINED = re.compile(r"^(?: {4})?((?:async def|def|class) \w+)", re.M)
+HEADINGS = {".md": HASHED, ".py": DEFINED, ".rst": UNDERLINED, ".txt": UNDERLINED}
+MD_LINK = re.compile(r"\[[^\[\]\n]{0,200}\](?:\(<?|:[ \t]+)([^)\s>]{1,200})")
 RST_LINK = re.compile(r"(?::doc:`|`[^`<]{0,200}<|\.\. include:: )([^`>\n]{1,200})")
 IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import[ \t]+(\([^)]{1,4000}\)|[^\n;(]{1,400})", re.M)
-
-N = TypeVar("N", int, float)
-Summarise = Callable[[str], list[str]]
-
-
-class Refused(Exception):
-    """What was asked for cannot be done; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +53,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Analysis:
-    """What one file says by itself: the result of its step."""
-
+class Analysis:  # what one file says by itself: the result of its step
     path: str
     words: int
     heading_count: int
@@ -95,21 +64,14 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Overview:
-    """What only all files together say: the result of the merge."""
-
-    terms: dict[str, int]  # in how many files
-    rarity: dict[str, float]
-    links: int
-    linked: dict[str, int]  # from how many files
-
-
-# -- the job
+class Overview:  # what only all files together say: the result of the merge
+    terms: dict[str, int]  # in how many files, the weightiest first
+    linked: dict[str, int]  # from how many files, the most first
 
 
 async def digest(
-    folder: Path, db: Path, out: Path, *, run_id: str | None = None, summarise: Summarise | None = None,
-    concurrency: int = 4, slow: float = 0.0, trace: Path | None = None,
+    folder: Path, db: Path, out: Path, *, run_id: str | None = None, concurrency: int = 4, slow: float = 0.0,
+    summarise: Callable[[str], list[str]] | None = None,
 ) -> None:  # fmt: skip
     """Write the digest of `folder` to `out`, with each step recorded in `db`.
 
@@ -118,41 +80,29 @@ async def digest(
     For a client that may fail, give the `map` below `retries=3, backoff=Backoff(1.0)`.
     """
     summarise = summarise or key_sentences
-    files, left_out = discover(folder, besides=out)
-    for reason in left_out:
-        print(f"left out: {reason}", file=sys.stderr)
-    if not files:
-        raise Refused(f"{shown(folder)} holds no {', '.join(SUFFIXES)} file that can be read")
-    contents = fingerprint([[file.path, file.size, file.sha256] for file in files])
+    files = discover(folder, besides=out)
+    contents = sha256(json.dumps([vars(file) for file in files]).encode()).hexdigest()
     job = {"folder": shown(folder), "contents": contents, "summarise": summarise.__qualname__}
-    run_id = run_id or f"digest-{fingerprint(job)}"
+    run_id = run_id or "digest-" + sha256(json.dumps(job).encode()).hexdigest()[:16]
     kept, finished = await recorded(db, run_id)
     progress = Progress(kept, total=len(files) + 1)
-    print(f"run {run_id}: {len(files)} files in {shown(folder)}")
-    if finished:
-        print("finished before: no step runs again, the digest is written from what was recorded", flush=True)
-    elif kept:
-        print(f"kept {kept} of {progress.total} steps from before", flush=True)
+    before = "finished before, no step runs again" if finished else f"{kept} of {progress.total} steps kept from before"
+    print(f"run {run_id}: {len(files)} files in {shown(folder)}; {before}", flush=True)
 
     def analyse_one(file: File) -> Analysis:
-        if trace is not None:
-            with open(trace, "a", encoding="utf-8") as log:
-                log.write(f"{file.path}\n")
         time.sleep(slow)
-        analysis = analyse(file.path, read(folder, file), summarise)
+        analysis = analyse(folder, file, summarise)
         progress.step(file.path)
         return analysis
-
-    def merge_all() -> Overview:
-        progress.step("merge")
-        return merge(analyses)
 
     async with open_run(db, run_id, input=job) as ctx:
         executor = StepExecutor(ctx, max_concurrency=concurrency)
         analyses = await executor.map("analyse", analyse_one, files, key=lambda file: file.path)
-        overview = await ctx.step("merge", merge_all)
-        # Not a step: done again it gives the same bytes, and a lost digest.md comes back.
-        write_atomically(out, render(folder.name, analyses, overview))
+        if kept < progress.total:
+            progress.step("merge")
+        overview = await ctx.step("merge", merge, analyses)
+        # Not a step: done again it gives the same bytes, and a digest that was lost comes back.
+        write_atomically(out, render(shown(Path(folder.name)), analyses, overview))
     print(f"wrote {shown(out)}: {progress.ran} steps run, {kept} kept, {time.monotonic() - progress.began:.1f} s")
 
 
@@ -168,67 +118,52 @@ async def recorded(db: Path, run_id: str) -> tuple[int, bool]:
         return done, run.status is RunStatus.SUCCEEDED
 
 
-def fingerprint(value: object) -> str:
-    return sha256(json.dumps(value).encode()).hexdigest()[:16]
+def shown(path: Path) -> str:
+    """The path as text that can be printed and stored, whatever bytes it is made of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-# -- reading
-
-
-def discover(folder: Path, besides: Path) -> tuple[list[File], list[str]]:
-    """The files to read in order of their paths, and what was left out and why."""
-    files: list[File] = []
-    left_out: list[str] = []
-    for place, folders, names in os.walk(folder, onerror=lambda error: left_out.append(str(error))):
-        folders[:] = [name for name in folders if name[0] != "." and name not in SKIPPED_FOLDERS]
-        for path in (Path(place, name) for name in names if name[0] != "."):
-            if path.suffix in SUFFIXES and path != besides:
+def discover(folder: Path, besides: Path) -> list[File]:
+    """The files that can be read, in order of their paths; what is left out is told."""
+    files = []
+    for place, folders, names in os.walk(folder, onerror=lambda error: print(f"left out: {error}", file=sys.stderr)):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in ("node_modules", "venv"))
+        for path in (Path(place, name) for name in sorted(names) if name[0] != "."):
+            if path.suffix in HEADINGS and path != besides:
                 try:
                     files.append(examine(path, path.relative_to(folder).as_posix()))
-                except (OSError, Refused) as error:
-                    left_out.append(f"{shown(path)}: {getattr(error, 'strerror', None) or error}")
-    return sorted(files, key=lambda file: file.path), sorted(left_out)
+                except (OSError, ValueError) as error:
+                    print(f"left out: {shown(path)}: {error}", file=sys.stderr)
+    if not files:
+        raise FileNotFoundError(f"{shown(folder)} holds no file to read ({', '.join(HEADINGS)})")
+    return sorted(files, key=lambda file: file.path)
 
 
 def examine(path: Path, name: str) -> File:
-    about = path.lstat()
-    if not stat.S_ISREG(about.st_mode):
-        raise Refused("a link or a device, not a file")
-    if about.st_size > LARGEST:
-        raise Refused(f"larger than {LARGEST // 2**20} MB")
+    if path.is_symlink() or not path.is_file():
+        raise ValueError("a link or a device, not a file")
+    if path.stat().st_size > LARGEST:
+        raise ValueError(f"larger than {LARGEST // 2**20} MB")
     if not name.isprintable():
-        raise Refused("its name cannot be printed")
+        raise ValueError("its name holds bytes that cannot be printed")
     content = path.read_bytes()
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        raise Refused("not UTF-8 text") from None
-    if "\0" in text:
-        raise Refused("binary, not text")
+    if "\0" in content.decode():
+        raise ValueError("binary, not text")
     return File(name, len(content), sha256(content).hexdigest())
 
 
-def read(folder: Path, file: File) -> str:
+def analyse(folder: Path, file: File, summarise: Callable[[str], list[str]]) -> Analysis:
     content = (folder / file.path).read_bytes()
     if sha256(content).hexdigest() != file.sha256:
-        raise Refused(f"{file.path} has changed since the files were listed: start again")
-    return content.decode("utf-8-sig")
-
-
-# -- analysing one file
-
-
-def analyse(path: str, text: str, summarise: Summarise) -> Analysis:
-    suffix, prose = Path(path).suffix, text
-    if suffix == ".md":
-        prose = text = FENCED.sub("", text)
-    elif suffix == ".py":
-        prose = "\n\n".join(re.findall(r'"""(.*?)"""', text, re.S))
-    headings = [" ".join(match[1].split()) for match in HEADINGS[suffix].finditer(text)]
+        raise ValueError(f"{file.path} has changed since the files were listed: start again")
+    text, suffix = content.decode("utf-8-sig"), Path(file.path).suffix
+    text = FENCED.sub("", text) if suffix == ".md" else text
+    prose = "\n\n".join(re.findall(r'"""(.*?)"""', text, re.S)) if suffix == ".py" else text
+    headings = [" ".join(match[1].replace("`", "").split()) for match in HEADINGS[suffix].finditer(text)]
     links = imports(text) if suffix == ".py" else (RST_LINK if suffix == ".rst" else MD_LINK).findall(text)
     return Analysis(
-        path, len(prose.split()), len(headings), headings[:MOST_HEADINGS], highest(Counter(terms(prose)), MOST_TERMS),
-        summarise(prose), sorted(set(links))[:MOST_LINKS],
+        file.path, len(prose.split()), len(headings), headings[:MOST_HEADINGS],
+        dict(Counter(terms(prose)).most_common(MOST_TERMS)), summarise(prose), sorted(set(links))[:MOST_LINKS],
     )  # fmt: skip
 
 
@@ -246,45 +181,34 @@ def imports(text: str) -> Iterator[str]:
 
 def key_sentences(text: str, count: int = 3) -> list[str]:
     """The sentences whose words say most, in the text's order: TF-IDF with its sentences as the documents."""
-    pieces = (" ".join(piece.split()).lstrip("#>*-| ") for piece in SENTENCE_END.split(text))
-    whole = (piece for piece in pieces if 40 <= len(piece) <= 300 and piece[-1] in ".!?")
-    sentences = list(islice(whole, MOST_SENTENCES))
+    pieces = [" ".join(piece.split()).lstrip("#>*-| ") for piece in SENTENCE_END.split(text)]
+    sentences = [piece for piece in pieces if 40 <= len(piece) <= 300 and piece[-1] in ".!?"][:MOST_SENTENCES]
     bags = [set(terms(sentence)) for sentence in sentences]
     found = Counter(term for bag in bags for term in bag)
-    weight = {term: n * math.log((1 + len(bags)) / n) for term, n in found.items()}
-    scores = {i: math.fsum(weight[term] for term in bag) / math.sqrt(1 + len(bag)) for i, bag in enumerate(bags)}
-    return [sentences[i] for i in sorted(sorted(scores, key=lambda i: (-scores[i], i))[:count])]
-
-
-def highest(of: Mapping[str, N], count: int) -> dict[str, N]:
-    """The `count` entries of the greatest values; equal ones in order of their keys."""
-    return dict(sorted(of.items(), key=lambda item: (-item[1], item[0]))[:count])
-
-
-# -- merging
+    weights = {term: n * math.log((1 + len(bags)) / n) for term, n in found.items()}
+    scores = [math.fsum(weights[term] for term in bag) / math.sqrt(1 + len(bag)) for bag in bags]
+    return [sentences[i] for i in sorted(sorted(range(len(bags)), key=lambda i: (-scores[i], i))[:count])]
 
 
 def merge(analyses: Sequence[Analysis]) -> Overview:
-    """TF-IDF over all files, and who links to whom."""
+    """TF-IDF over all files, and how they link to each other."""
     found = Counter(term for each in analyses for term in each.terms)
-    rarity = {term: math.log((1 + len(analyses)) / n) for term, n in found.items()}
-    weights: Counter[str] = Counter()
+    weights = Counter[str]()
     for each in analyses:
-        for term, count in each.terms.items():
-            weights[term] += round((1 + math.log(count)) * rarity[term] * 1e6)
+        weights.update(weighed(each, found, len(analyses)))
     linked = Counter(target for targets in link_graph(analyses).values() for target in targets)
-    return Overview(
-        terms={term: found[term] for term in highest(weights, 20)},
-        rarity={term: rarity[term] for term in highest(weights, MOST_WEIGHTS)},
-        links=linked.total(),
-        linked=highest(linked, 10),
-    )
+    return Overview({term: found[term] for term, _ in weights.most_common(MOST_RANKED)}, dict(linked.most_common(10)))
+
+
+def weighed(analysis: Analysis, found: Mapping[str, int], files: int) -> Counter[str]:
+    """TF-IDF of a file's terms in millionths: whole numbers add up to the same in any order."""
+    known = [(term, n) for term, n in analysis.terms.items() if term in found]
+    return Counter({term: round((1 + math.log(n)) * math.log((1 + files) / found[term]) * 1e6) for term, n in known})
 
 
 def link_graph(analyses: Sequence[Analysis]) -> dict[str, list[str]]:
     """Which of the files each file links to or imports."""
-    files = {each.path for each in analyses}
-    graph = {}
+    files, graph = {each.path for each in analyses}, {}
     for each in analyses:
         found = {next((path for path in places(each.path, link) if path in files), each.path) for link in each.links}
         graph[each.path] = sorted(found - {each.path})
@@ -293,43 +217,34 @@ def link_graph(analyses: Sequence[Analysis]) -> dict[str, list[str]]:
 
 def places(source: str, link: str) -> list[str]:
     """Where the target of a link may be, the likeliest first."""
+    here = posixpath.dirname(source)
     if not source.endswith(".py"):
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(link.partition("#")[0])))
+        path = posixpath.normpath(posixpath.join(here, unquote(link.partition("#")[0])))
         return [path + end for end in ("", ".md", ".rst", "/README.md", "/index.md", "/index.rst")]
     names = link.lstrip(".").split(".")
     up = len(link) - len(link.lstrip("."))
-    roots = [posixpath.join(posixpath.dirname(source), "../" * (up - 1))] if up else ["", "src"]
+    roots = [posixpath.join(here, "../" * (up - 1))] if up else ["", "src"]
     stems = [posixpath.normpath(posixpath.join(root, *part)) for part in (names, names[:-1]) for root in roots]
     return [stem + end for stem in stems for end in (".py", "/__init__.py")]
-
-
-# -- writing
 
 
 def render(name: str, analyses: Sequence[Analysis], overview: Overview) -> str:
     words, headings = sum(each.words for each in analyses), sum(each.heading_count for each in analyses)
     graph = link_graph(analyses)
+    links, top = sum(map(len, graph.values())), list(overview.terms)[:20]
     lines = [
-        f"# Digest of {quoted(name)}", "",
-        f"{len(analyses)} files, {words} words, {headings} headings, {overview.links} links between them.", "",
-        "## Terms", "", *(f"- {term} (in {count})" for term, count in overview.terms.items()), "",
-        "## Most linked", "", *(f"- {quoted(path)} (from {count})" for path, count in overview.linked.items()), "",
+        f"# Digest of `{name}`", "",
+        f"{len(analyses)} files, {words} words, {headings} headings, {links} links between them.", "",
+        "## Terms", "", *(f"- {term} (in {overview.terms[term]})" for term in top), "",
+        "## Most linked", "", *(f"- `{path}` (from {count})" for path, count in overview.linked.items()), "",
     ]  # fmt: skip
     for each in analyses:
-        weights = {term: count * overview.rarity.get(term, 0.0) for term, count in each.terms.items()}
-        about = {
-            "Terms": ", ".join(highest(weights, 6)),
-            "Outline": ", ".join(map(quoted, each.headings[:6])),
-            "Links to": ", ".join(map(quoted, graph[each.path])),
-        }
-        lines += [f"## {quoted(each.path)}", "", f"- {each.words} words, {each.heading_count} headings"]
-        lines += [f"- {label}: {text}" for label, text in about.items() if text]
+        best = [term for term, _ in weighed(each, overview.terms, len(analyses)).most_common(6)]
+        about = {"Terms": best, "Outline": each.headings[:6], "Links to": graph[each.path]}
+        lines += [f"## `{each.path}`", "", f"- {each.words} words, {each.heading_count} headings"]
+        lines += [f"- {label}: {', '.join(values)}" for label, values in about.items() if values]
         lines += ["", *(line for sentence in each.sentences for line in (f"> {sentence}", ""))]
     return "\n".join(lines)
-
-
-def quoted(text: str) -> str:
-    return "`" + text.replace("`", "'") + "`"
 
 
 def write_atomically(out: Path, text: str) -> None:
@@ -340,13 +255,6 @@ def write_atomically(out: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, out)
-    if os.name == "posix":  # the new name is part of the folder, which is synced by itself
-        place = os.open(out.parent, os.O_RDONLY)
-        os.fsync(place)
-        os.close(place)
-
-
-# -- the command
 
 
 class Progress:
@@ -360,46 +268,34 @@ class Progress:
     def step(self, what: str) -> None:
         with self.lock:
             self.ran += 1
-            at, last = self.kept + self.ran, self.kept + self.ran >= self.total
+            at = self.kept + self.ran
             line = f"step {at} of {self.total}, {time.monotonic() - self.began:.1f} s, {self.kept} kept: {what}"
             if sys.stdout.isatty():
-                width = shutil.get_terminal_size().columns - 1
-                print(f"\r{line[:width]}\x1b[K", end="\n" if last else "", flush=True)
-            elif last or at % max(self.total // 20, 1) == 0:
+                line = f"\r{line[: os.get_terminal_size().columns - 1]}\x1b[K"
+                print(line, end="\n" if at == self.total else "", flush=True)
+            elif at == self.total or at % max(self.total // 20, 1) == 0:
                 print(line, flush=True)
 
 
-def shown(path: Path) -> str:
-    """The path as text that can be printed and stored, whatever bytes it is made of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
-
-
 def main() -> int:
-    root = Path(__file__).parents[1]
-    parser = argparse.ArgumentParser(
-        description="Write a digest of a folder of texts; killed, it goes on where it was."
-    )
-    parser.add_argument("folder", nargs="?", type=Path, default=root, help="default: the repository of this example")
+    here = Path(__file__).parents[1]
+    parser = argparse.ArgumentParser(description="Write a digest of a folder of texts; killed, it can go on.")
+    parser.add_argument("folder", nargs="?", type=Path, default=here, help="default: the repository of this file")
     parser.add_argument("--db", type=Path, default=Path("digest.db"), help="where steps are recorded: digest.db")
     parser.add_argument("--out", type=Path, help="default: digest.md next to the database")
     parser.add_argument("--run-id", help="default: made from the folder and its contents")
     parser.add_argument("--concurrency", type=int, default=4, metavar="N", help="how many files at once: 4")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="linger on each file, to watch")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="add the path of each file that is analysed")
-    asked = parser.parse_args()
-    out = asked.out or asked.db.with_name("digest.md")
-    folder, out = Path(os.path.realpath(asked.folder)), Path(os.path.realpath(out.parent), out.name)
+    options = vars(parser.parse_args())
+    asked, db, out = options.pop("folder"), options.pop("db"), options.pop("out")
+    out = out or db.with_name("digest.md")
+    folder, out = Path(os.path.realpath(asked)), Path(os.path.realpath(out.parent), out.name)
     if not folder.is_dir():
-        parser.error(f"{shown(asked.folder)} is not a folder")
-    if not out.parent.is_dir() or out.is_dir():
-        parser.error(f"--out {shown(out)} is not a file in a folder that exists")
-    if not 0 <= asked.slow <= 3600:
-        parser.error(f"--slow is a number of seconds up to 3600, not {asked.slow:g}")
-    options = {name: getattr(asked, name) for name in ("run_id", "concurrency", "slow", "trace")}
+        parser.error(f"{shown(asked)} is not a folder")
     try:
-        asyncio.run(digest(folder, asked.db, out, **options))
-    except (AgentRuntimeError, Refused, OSError) as error:
-        print(f"\ndigest: {error}", file=sys.stderr)
+        asyncio.run(digest(folder, db, out, **options))
+    except (AgentRuntimeError, OSError) as error:
+        print(f"digest: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted: start it again to go on", file=sys.stderr)

@@ -15,7 +15,7 @@ from zlib import crc32
 #: The incarnation of a host that code belongs to; "" is the world outside of all hosts.
 HOST: ContextVar[str] = ContextVar("simulated_host", default="")
 
-TURNS = 400_000  # after which a seed is taken to run in circles
+TURNS = 60_000  # after which a seed is taken to run in circles
 _CLOSES = 8
 
 

@@ -88,11 +88,13 @@ class Host:
             )
         sqlite = SimSQLiteEngine(str(self.world.path), clock, self.world)
         self.engine = sqlite
-        return Backends(
+        backends = Backends(
             SQLiteQueue(engine=sqlite, max_retries=self.world.max_retries),
             SQLiteEventBus(engine=sqlite),
             SQLiteStateStore(engine=sqlite),
         )
+        self.world.keep_template(sqlite)
+        return backends
 
     @property
     def alive(self) -> bool:
@@ -137,7 +139,6 @@ class World:
         self.calm = False
         self.restart_after = 1.0
         self._faulty_claims: list[float] = []
-        self._engines: list[SimMemoryEngine | SimSQLiteEngine] = []
         self._bells: dict[str, set[str]] = {}
         self.migrated = False
         if backend == "sqlite":
@@ -147,10 +148,15 @@ class World:
             self._from_template()
 
     def _from_template(self) -> None:
-        """A file with its tables made: making them is most of a short world's time."""
+        """A file with its tables made: making them would be most of a short world's time."""
         template = self._templates.get("sqlite")
         if template is not None:
             self.path.write_bytes(template)
+            self.migrated = True
+
+    def keep_template(self, engine: SimSQLiteEngine) -> None:
+        if not self.migrated:
+            self._templates["sqlite"] = engine._conn.serialize()
             self.migrated = True
 
     # -- trace
@@ -248,7 +254,7 @@ class World:
             self._faulty_claims.append(self.loop.now)
 
     def faulty_claims_since(self, at: float) -> int:
-        return len(self._faulty_claims)
+        return sum(1 for when in self._faulty_claims if when >= at)
 
     # -- the end
 
@@ -267,21 +273,26 @@ class World:
         self.faults = Faults(latency=self.faults.latency)
 
     def close(self) -> None:
-        for host in self.labels.values():
+        for host in self.hosts.values():
             host.engine.die()
         self.loop.bury()
         if self.backend == "sqlite":
-            if "sqlite" not in self._templates and not self.watch.problems:
-                self._keep_template()
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _keep_template(self) -> None:
-        """Not of this world's file, which has runs in it."""
 
 
 def _ops(ops: Sequence[Op]) -> str:
-    return ", ".join(f"{op.name}({_short(op.args)})" for op in ops)
+    return ", ".join(f"{op.name}({_short(op)})" for op in ops)
 
 
-def _short(args: Sequence[Any]) -> str:
-    return f"{args!r:.150}"
+def _short(op: Op) -> str:
+    match op.name, op.args:
+        case "queue.claim", (want,):
+            return f"{len(want.tickets)} at most"
+        case "journal.append", (run, record):
+            about = f"{record.kind} {record.name} {record.key} claim …{record.claim_id[-4:]}"
+            return f"{run[:4]}[{record.seq}] {about}"
+        case "queue.settle", (run, how):
+            return f"{run[:4]} {how.status} failures={how.failures} crashes={how.crashes} stalls={how.stalls}"
+        case "queue.insert" | "queue.take", (row, *_):
+            return str(row.run_id)
+    return f"{op.args!r:.80}"

@@ -112,6 +112,12 @@ class Rig:
         task.cancel()
         await asyncio.wait({task})
 
+    async def begun(self, run_id: str = "r") -> None:
+        """Until the run has told that it started."""
+        async with asyncio.timeout(10):
+            while not await self.runner.event_bus.head(run_id):
+                await asyncio.sleep(0.001)
+
     async def told(self, kind: str | None = None, run_id: str = "r") -> list[Told]:
         """The run's events as (type, payload), without the ids that every step event carries."""
         events = await self.runner.event_bus.get_events(run_id)

@@ -20,6 +20,7 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageError,
     UnserialisableResult,
     WaitTimeout,
 )
@@ -39,18 +40,6 @@ class Size(enum.Enum):
 class Box:
     size: Size
     weight: float
-
-
-class Lives:
-    """A body that fails in every life but the last, after the steps it did."""
-
-    def __init__(self, lives: int = 2) -> None:
-        self.left = lives
-
-    def end(self) -> None:
-        self.left -= 1
-        if self.left:
-            raise ConnectionError("cut")
 
 
 async def twice(rig: Rig, body: Any, run_id: str = "r", **options: Any) -> tuple[Any, Any]:
@@ -577,12 +566,16 @@ async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
     async with Rig(tmp_path / "a.db") as rig:
 
         async def body(ctx: Any) -> Any:
-            total = await ctx.transaction("pay", pay, 5)
-            with pytest.raises(StepExecutionError, match="no"):
-                await ctx.transaction("fails", fails)
-            return [total, await ctx.transaction("again", pay, 0)]
+            return [await ctx.transaction("pay", pay, 5), await ctx.transaction("again", pay, 0)]
 
         assert await twice(rig, body) == ([6, 7], [6, 7])
+
+        async def failing(ctx: Any) -> int:
+            with pytest.raises(StepExecutionError, match="no"):
+                await ctx.transaction("fails", fails)
+            return await ctx.transaction("pay", pay, 0)
+
+        assert await rig.value(failing, "other") == 8
 
 
 @pytest.mark.parametrize(
@@ -594,7 +587,7 @@ async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, s
     async with Rig(tmp_path / "a.db") as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(StepExecutionError, match=r"not authorized|prohibited"):
+            with pytest.raises(StorageError, match=r"not authorized|prohibited"):
                 await ctx.transaction("t", lambda conn: conn.execute(sql).fetchall())
             assert await ctx.step("after", lambda: 1) == 1
 
@@ -612,7 +605,7 @@ async def test_a_transaction_is_stopped_after_its_time(tmp_path: Path) -> None:
     async with Rig(tmp_path / "a.db", Ticking(), lease_ttl_seconds=1e6, run_timeout_seconds=1e6) as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(StepExecutionError, match="interrupted"):
+            with pytest.raises(StorageError, match="interrupted"):
                 await ctx.transaction("t", lambda conn: conn.execute(endless).fetchone())
 
         await rig.value(body)
@@ -730,6 +723,7 @@ async def test_an_approval_asks_once_and_its_answer_fits(place: Path | None) -> 
             return await ctx.approve("deploy", {"what": "all"}, schema=schema)
 
         going = asyncio.ensure_future(rig.value(body))
+        await rig.begun()
         async for event in rig.runner.stream("r"):
             if event.event_type == "approval.requested":
                 assert event.payload == {"name": "deploy", "details": {"what": "all"}, "schema": schema}

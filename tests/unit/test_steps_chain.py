@@ -610,6 +610,7 @@ async def test_a_person_is_asked_about_a_step_in_doubt(
             return await StepExecutor(ctx).run([calls.step("pay", on_in_doubt="review")])
 
         going = asyncio.ensure_future(rig.go(body))
+        await rig.begun()
         async for event in rig.runner.stream("r"):
             if event.event_type == "step.in_doubt":
                 assert event.payload["step_name"] == "pay"

@@ -35,10 +35,13 @@ from .presence import RESCAN, CommitLock, Presence
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 GROUP = 256  # commits in one transaction at most
-CHECKPOINT_LOOK = 16  # groups between looks at the size of the WAL
-WAL_LIMIT = 4 << 20  # bytes after which the holder of the commit lock checkpoints
+FIRST_LOOK = 8  # groups after which a process is taken to stay: then it sees to the log
+WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 USER_SQL_LIMIT = 1.0  # seconds of SQL a ctx.transaction may take on the writer thread
 READERS = 2
+_FRAME = 4096 + 24  # bytes of a page in the WAL
+_PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
+_RESTART = "PRAGMA wal_checkpoint(RESTART)"
 _POLL = 0.5  # seconds between looks at data_version behind the bell
 _POLL_WITHOUT_BELL = 0.005
 
@@ -201,7 +204,8 @@ class SQLiteEngine(Engine):
         self._threads: list[threading.Thread] = []
         self._bell_thread: threading.Thread | None = None
         self._closed = False
-        self._commits = 0
+        self._groups = 0  # since the log was last looked at
+        self._look_after = FIRST_LOOK
         self.dead_looked_at = -1.0  # lease time of the last look for dead holders
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         live = Path(f"{path}.live")
@@ -395,9 +399,9 @@ class SQLiteEngine(Engine):
         try:
             with self._commit_lock:
                 self._transact(tx, batch)
-                self._commits += 1
-                if self._commits % CHECKPOINT_LOOK == 0:
-                    self._checkpoint(WAL_LIMIT)
+                self._groups += 1
+                if self._groups >= self._look_after:
+                    self._tend_log()
         except OSError as error:
             for request in batch:
                 request.error = request.error or StorageError(f"{self.path}: {error}")
@@ -463,16 +467,30 @@ class SQLiteEngine(Engine):
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_settle, requests)
 
-    def _checkpoint(self, limit: int) -> None:
+    def _tend_log(self) -> None:
+        """Keep the WAL from growing, and its file from being extended commit by commit.
+
+        A flush that has to extend the file costs twice one that does not, so the file is written out to its
+        usual size once, and then begun anew from its start after each checkpoint, never truncated. What lies
+        behind the last frame has no valid checksum and is not read.
+        """
+        wal = f"{self.path}-wal"
         try:
-            if os.stat(f"{self.path}-wal").st_size <= limit:
-                return
-            # Readers may be in the way; then the next group tries again.
-            self._conn.execute("PRAGMA busy_timeout=20")
-            self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._conn.execute(f"PRAGMA busy_timeout={int(PATIENCE * 500)}")
-        except (FileNotFoundError, sqlite3.Error):
-            return
+            size = os.stat(wal).st_size
+            if size < WAL_SIZE:
+                fd = os.open(wal, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.pwrite(fd, bytes(WAL_SIZE - size), size)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
+            mode = _RESTART if size > 4 * WAL_SIZE else _PASSIVE
+            _, frames, _ = self._conn.execute(mode).fetchone()
+        except (OSError, sqlite3.Error):
+            frames = 0  # another time
+        per_group = max(frames / self._groups, 1.0)
+        self._groups, self._look_after = 0, max(1, int(WAL_SIZE / _FRAME / per_group * 0.8))
 
     # -- reading
 
@@ -589,7 +607,7 @@ class SQLiteEngine(Engine):
             try:
                 with self._commit_lock:
                     self._conn.execute("VACUUM")
-                    self._checkpoint(0)
+                    self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except sqlite3.Error as cause:
                 error = translate(cause, self.path)
             with contextlib.suppress(RuntimeError):

@@ -29,7 +29,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
         tx.put(tx.tables["journal"], run_id, journal)
     seq = record[0]
     if seq < 0:
-        seq = len(journal)
+        seq = max(journal, default=-1) + 1
         record = record._replace(seq=seq)
     elif seq in journal:
         return applied(tx, run_id, record)

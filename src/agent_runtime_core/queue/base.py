@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import datetime as _dt
 import math
 from abc import ABC, abstractmethod
@@ -14,8 +16,11 @@ from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import new_ulid, run_uuid
 from .._json import decode, digest, encode
-from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
+from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+
+CHANCE = 16  # characters of a ULID after its time
+MOST = 1_000_000
 
 
 @dataclass
@@ -193,8 +198,25 @@ class RunQueue(ABC):
         if agent_keys is not None and not agent_keys:
             return []
         want = self._want(worker_id, lease_seconds, agent_keys, limit)
-        rows: list[RunRow] = (await self.commits.commit(None, [Op("queue.claim", (want,))]))[0]
+        rows: list[RunRow] = await self._granted(want, Op("queue.claim", (want,)))
         return rows
+
+    async def _granted(self, want: ClaimRequest, op: Op) -> Any:
+        """The result of a claim; one that its caller does not get to know is given back."""
+        try:
+            return (await self.commits.commit(None, [op]))[0]
+        except (asyncio.CancelledError, StorageBusy):
+            with contextlib.suppress(AgentRuntimeError):
+                await self._return(want.tickets)
+            raise
+
+    async def _return(self, tickets: Sequence[str]) -> None:
+        # A claim id ends with its ticket's bits of chance, however high it had to be lifted.
+        ends = {ticket[-CHANCE:] for ticket in tickets}
+        for row in await self.find(RunFilter(("running",), limit=MOST)):
+            if row.claim_id[-CHANCE:] in ends:
+                with contextlib.suppress(LeaseLost, Moved):
+                    await self.settle(row.run_id, self.keep(row, row.claim_id)._replace(status="pending"))
 
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
@@ -215,9 +237,7 @@ class RunQueue(ABC):
         with another agent or input, or ("unknown", None).
         """
         want = self._want(worker_id, lease_seconds, None, 1)
-        answer: tuple[str, RunRow | None] = (
-            await self.commits.commit(None, [Op("queue.take", (row, insert, reopen, want))])
-        )[0]
+        answer: tuple[str, RunRow | None] = await self._granted(want, Op("queue.take", (row, insert, reopen, want)))
         return answer
 
     # -- under a claim
@@ -334,7 +354,7 @@ class RunQueue(ABC):
                 None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, "cancel"))]
             )
         except Moved:
-            status, _ = await self.post(key, "cancel", "", "null", "cancel")
+            status, _ = await self.post(key, "cancel", "", "null")
             return status in LIVE
         return True
 

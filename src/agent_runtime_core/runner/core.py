@@ -365,19 +365,18 @@ class AgentRunner:
             row = await self._row(run_id)
             if row.status not in LIVE:
                 break
-            recorded = True
-            try:
-                await self._cancel_tree(row)
+            with contextlib.suppress(Moved):
+                recorded = await self._cancel_tree(row)
+            if recorded:
                 break
-            except Moved:
-                continue
         if not wait:
             return recorded
         status = (await self.wait(run_id)).status
         assert status is not None
         return status
 
-    async def _cancel_tree(self, row: RunRow) -> None:
+    async def _cancel_tree(self, row: RunRow) -> bool:
+        """Cancel a run and what it called; False if it ended meanwhile, Moved if it is elsewhere by now."""
         tree = [row]
         for each in tree:
             tree += [child for child in await self.queue.children(each.run_id) if child.status in LIVE]
@@ -405,14 +404,15 @@ class AgentRunner:
                 event_ops.append(
                     Op("events.publish", (each.run_id, ((f"end:{each.generation}", "run.cancelled", "{}", now),)))
                 )
-        await self._write_freely(queue_ops, state_ops, event_ops)
+        first = (await self._write_freely(queue_ops, state_ops, event_ops))[0]
+        return row.status != "running" or first[0] in LIVE
 
     @property
     def _derives(self) -> bool:
         return self.event_bus.derives and self.event_bus.commits is self.state_store.commits
 
-    async def _write_freely(self, queue: list[Op], state: list[Op], events: list[Op]) -> None:
-        """Commit under no claim: the queue decides first, on one engine all together."""
+    async def _write_freely(self, queue: list[Op], state: list[Op], events: list[Op]) -> list[Any]:
+        """Commit under no claim: the queue decides first, on one engine all together. The queue's results."""
         parts: list[tuple[Any, list[Op]]] = []
         for target, ops in (
             (self.queue.commits, queue), (self.state_store.commits, state), (self.event_bus.commits, events),
@@ -421,8 +421,8 @@ class AgentRunner:
                 parts[-1][1].extend(ops)
             elif ops:
                 parts.append((target, list(ops)))
-        for target, ops in parts:
-            await target.commit(None, ops)
+        results = [await target.commit(None, ops) for target, ops in parts]
+        return cast("list[Any]", results[0])
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
@@ -487,8 +487,9 @@ class AgentRunner:
                 if not rows:
                     break
                 for row in rows:
-                    await self._forget(row.run_id)
-                deleted += len(rows)
+                    with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
+                        await self._forget(row.run_id)
+                        deleted += 1
         for backend in self.backends:
             compact = getattr(backend.commits, "compact", None)
             if deleted and compact is not None:
@@ -497,12 +498,15 @@ class AgentRunner:
 
     async def _forget(self, run_id: str) -> None:
         # The queue's row goes last: a crash in between leaves it to be found again.
-        state, events = Op("state.delete", (run_id,)), Op("events.delete", (run_id,))
-        for backend, op in ((self.state_store, state), (self.event_bus, events)):
-            commits: Any = backend.commits
-            ops = [op] if commits is self.queue.commits else [op, Op(FORGET, (run_id,))]
-            await commits.commit(None, ops)
-        await self.queue.commits.commit(None, [Op("queue.delete", (run_id,))])
+        queue = self.queue.commits
+        last = [Op("queue.delete", (run_id,))]
+        for backend, name in ((self.state_store, "state.delete"), (self.event_bus, "events.delete")):
+            op, commits = Op(name, (run_id,)), backend.commits
+            if commits is queue:
+                last.append(op)
+            else:
+                await commits.commit(None, [op, Op(FORGET, (run_id,))])
+        await queue.commit(None, last)
 
     # -- without a loop
 

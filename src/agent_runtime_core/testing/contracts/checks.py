@@ -22,6 +22,8 @@ def refused(error: type[Exception], what: str) -> Iterator[None]:
         yield
     except error:
         return
+    except Exception as other:
+        raise AssertionError(f"{what}: {error.__name__} was expected, not {other!r:.400}") from other
     raise AssertionError(f"{what}: {error.__name__} was not raised")
 
 

@@ -1,7 +1,7 @@
 """What every event bus must do; run each of `CASES` on your own with `await case(make)`.
 
-`make()` gives a new and empty bus each time. A case raises AssertionError where the bus breaks the
-contract; `check(make)` runs them all.
+`make()` gives a new and empty bus each time. Where the bus breaks the contract a case raises
+AssertionError, or the error that the bus raised and should not have; `check(make)` runs them all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from uuid import UUID
 from ..._engines.base import INSTALL, Op
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
 from ...events.base import DELETE, Event, EventBus
+from .checks import PATIENCE, refused, same, turns
 
 Make = Callable[[], EventBus]
 Case = Callable[[Make], Awaitable[None]]
@@ -25,7 +26,6 @@ CASES: list[Case] = []
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
-PATIENCE = 20.0  # seconds after which what should have come counts as missing
 READY = 0.1  # seconds after its first step within which a subscription hears everything
 
 
@@ -40,20 +40,6 @@ async def check(make: Make) -> None:
         await each(make)
 
 
-def same(found: object, expected: object, what: str) -> None:
-    if found != expected:
-        raise AssertionError(f"{what}: expected {expected!r:.400}, found {found!r:.400}")
-
-
-@contextlib.contextmanager
-def refused(error: type[Exception], what: str) -> Any:
-    try:
-        yield
-    except error:
-        return
-    raise AssertionError(f"{what}: {error.__name__} was not raised")
-
-
 @contextlib.asynccontextmanager
 async def opened(make: Make) -> AsyncIterator[EventBus]:
     bus = make()
@@ -62,11 +48,6 @@ async def opened(make: Make) -> AsyncIterator[EventBus]:
             yield bus
     finally:
         await bus.close()
-
-
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def fill(bus: EventBus, count: int, first: int = 0, run_id: UUID = RUN) -> None:

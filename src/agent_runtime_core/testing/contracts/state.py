@@ -1,7 +1,8 @@
 """What every state store must do; run each of `CASES` on your own with `await case(make)`.
 
-`make(**options)` gives a new and empty store each time, constructed with those options (`clock`). A case
-raises AssertionError where the store breaks the contract; `check(make)` runs them all.
+`make(**options)` gives a new and empty store each time, constructed with those options (`clock`). Where the
+store breaks the contract a case raises AssertionError, or the error that the store raised and should not
+have; `check(make)` runs them all.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
         await store.update_run_status(RUN, "running")
         same(await store.get_checkpoint(RUN), None, "the checkpoint of a run that has a status only")
         await store.save_checkpoint(RUN, {"n": 1})
+        same(await store.get_run_status(RUN), "running", "the status after a checkpoint")
         await store.update_run_status(str(RUN), "succeeded")
         same((await store.get_run_status(RUN), await store.get_checkpoint(RUN)), ("succeeded", {"n": 1}), "both")
         same(await store.get_run_status(OTHER), None, "the status of another run")

@@ -1,0 +1,418 @@
+"""Each promise of the kit, broken on purpose in somebody's backend, is found by the case that guards it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import LeaseLost
+from agent_runtime_core.events import Guard, Op, StoredEvent
+from agent_runtime_core.queue import ClaimRequest, Mail, Moved, RunRow, Settle
+from agent_runtime_core.state import Record, StateRow
+from agent_runtime_core.testing.contracts import events, queue, state
+from tests.contract.third_party.their_bus import TheirBus
+from tests.contract.third_party.their_queue import TheirQueue, TheirRows
+from tests.contract.third_party.their_store import TheirStore
+
+PLACE = Path(__file__).parent / "third_party"
+PUBLIC = {"errors", "events", "queue", "state"}
+
+# -- queues
+
+
+class NoFence(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None, ops)
+
+
+class NotAtomic(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return [(await super(NotAtomic, self).commit(guard if n == 0 else None, [op]))[0] for n, op in enumerate(ops)]
+
+
+class LostReply(TheirQueue):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.replays = {}
+
+
+class _LostPriority(TheirRows):
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return sorted(super().ready(want, 10_000), key=lambda row: row.n)[:limit]
+
+
+class _LastComesFirst(TheirRows):
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return sorted(super().ready(want, 10_000), key=lambda row: (-row.priority, -row.n))[:limit]
+
+
+class _AnyAgent(TheirRows):
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return super().ready(want._replace(agents=None), limit)
+
+
+class _ClaimsTwice(TheirRows):
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return super().ready(want, limit) or self._wanted(want, "running")[:limit]
+
+
+class _ForgetsDelay(TheirRows):
+    def promote(self, wall: float) -> None:
+        super().promote(float("inf"))
+
+
+class _NeverDue(TheirRows):
+    def promote(self, wall: float) -> None:
+        return
+
+
+class _DelayLosesPlace(TheirRows):
+    def promote(self, wall: float) -> None:
+        before = dict(self.tx.runs)
+        super().promote(wall)
+        for run_id, row in self.tx.runs.items():
+            if row is not before[run_id]:
+                self.tx.arrived += 1
+                self.tx.runs[run_id] = row._replace(n=self.tx.arrived)
+
+
+class _NoReclaim(TheirRows):
+    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return []
+
+
+class _StealsFromInline(TheirRows):
+    def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return [row for row in self._wanted(want, "running") if row.lease_until < want.lease_now][:limit]
+
+
+class _UncountedCrash(TheirRows):
+    def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
+        return super()._claim(row._replace(status="pending"), ticket, want)
+
+
+class _ClaimIdsFall(TheirRows):
+    def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
+        return super()._claim(row._replace(claim_id=""), ticket, want)
+
+
+class _NoKeys(TheirRows):
+    def by_key(self, idem_key: str) -> RunRow | None:
+        return None
+
+
+class _LostMail(TheirRows):
+    def add_mail(self, run_id: str, mail: Mail) -> None:
+        if not self.tx.mail.get(run_id):
+            super().add_mail(run_id, mail)
+
+
+class _MailTwice(TheirRows):
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        return None
+
+
+class _SleepsOverMail(TheirRows):
+    def settle(self, run_id: str, how: Settle) -> RunRow:
+        return super().settle(run_id, how._replace(cursor=-1))
+
+
+class _NoWaking(TheirRows):
+    def post(self, run_id: str, mail: Mail) -> tuple[str, int]:
+        before = self.get(run_id)
+        answer = super().post(run_id, mail)
+        if before is not None and before.status == "waiting":
+            self.save(self.tx.runs[run_id]._replace(status="waiting", due_at=before.due_at))
+        return answer
+
+
+class _EndsAreNotFinal(TheirRows):
+    """A claim outlives the end it wrote."""
+
+    def fence(self, run_id: str, token: str | None) -> None:
+        if token is not None:
+            super().fence(run_id, token)
+
+    def _expect(self, run_id: str, statuses: Sequence[str]) -> RunRow:
+        row = self.get(run_id)
+        if row is None:
+            raise Moved
+        return row
+
+
+class _SuccessIsReopened(TheirRows):
+    def take(self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest) -> tuple[str, RunRow | None]:
+        there = self.get(row.run_id)
+        if there is not None and there.status == "succeeded":
+            self.save(there._replace(status="failed"))
+        return super().take(row, insert, reopen, want)
+
+
+class _LeavesMail(TheirRows):
+    def drop(self, row: RunRow) -> None:
+        del self.tx.runs[row.run_id]
+
+
+class _ForgetsLimits(TheirRows):
+    def add(self, row: RunRow) -> RunRow:
+        return super().add(row._replace(expires_at=None))
+
+
+def _with(rows: type[TheirRows]) -> type[TheirQueue]:
+    return type(rows.__name__.removeprefix("_"), (TheirQueue,), {"rows": rows})
+
+
+QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
+    (NoFence, queue.a_stale_claim_writes_nothing),
+    (NotAtomic, queue.a_commit_is_all_or_nothing),
+    (LostReply, queue.a_lost_reply_is_repeated_without_harm),
+    (_with(_LostPriority), queue.claims_come_by_priority_then_in_order_of_arrival),
+    (_with(_LostPriority), queue.a_batch_is_claimed_in_the_same_order),
+    (_with(_LastComesFirst), queue.claims_come_by_priority_then_in_order_of_arrival),
+    (_with(_AnyAgent), queue.a_claim_is_for_the_agents_it_names),
+    (_with(_ClaimsTwice), queue.a_run_goes_to_one_of_many_claimers),
+    (_with(_ForgetsDelay), queue.a_delayed_run_waits_for_its_time),
+    (_with(_NeverDue), queue.a_waiting_run_is_claimed_when_its_time_has_come),
+    (_with(_DelayLosesPlace), queue.a_delayed_run_keeps_its_priority_and_place),
+    (_with(_NoReclaim), queue.a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash),
+    (_with(_StealsFromInline), queue.take_claims_that_one_run),
+    (_with(_UncountedCrash), queue.crashes_in_a_row_are_counted_until_the_run_gets_on),
+    (_with(_ClaimIdsFall), queue.claim_ids_grow_also_where_the_clock_goes_back),
+    (_with(_NoKeys), queue.racing_enqueuers_of_one_key_make_one_run),
+    (_with(_LostMail), queue.a_message_is_kept_once),
+    (_with(_MailTwice), queue.a_message_is_kept_once),
+    (_with(_SleepsOverMail), queue.a_run_does_not_park_past_a_message),
+    (_with(_SleepsOverMail), queue.messages_racing_a_park_are_never_lost),
+    (_with(_NoWaking), queue.a_message_wakes_a_waiting_run),
+    (_with(_EndsAreNotFinal), queue.a_run_moves_only_along_the_table_of_transitions),
+    (_with(_SuccessIsReopened), queue.a_run_moves_only_along_the_table_of_transitions),
+    (_with(_LeavesMail), queue.a_deleted_run_is_gone_with_its_mail_and_key),
+    (_with(_ForgetsLimits), queue.times_and_limits_are_kept),
+]
+
+# -- event buses
+
+
+class NoFenceBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None, ops)
+
+
+class NotAtomicBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return [(await super(NotAtomicBus, self).commit(guard, [op]))[0] for op in ops]
+
+
+class Reordered(TheirBus):
+    async def _rows(self, run_id: str, since: int, limit: int) -> list[StoredEvent]:
+        rows = await super()._rows(run_id, since, limit)
+        return [*rows[2:], *rows[:2]] if len(rows) > 2 else rows[::-1]
+
+
+class SequenceGap(TheirBus):
+    def next_sequence(self, run_id: str) -> int:
+        sequence = super().next_sequence(run_id)
+        if sequence == 1:
+            self.store.heads[run_id] += 1
+        return sequence
+
+
+class OneCountForAll(TheirBus):
+    def next_sequence(self, run_id: str) -> int:
+        return super().next_sequence("all")
+
+
+class DoubledEvents(TheirBus):
+    def ids(self, run_id: str) -> dict[str, int]:
+        return {}
+
+
+class AliasedPayload(TheirBus):
+    async def publish(self, run_id: Any, event_type: str, payload: dict[str, Any], **options: Any) -> Any:
+        event = await super().publish(run_id, event_type, payload, **options)
+        self.shared = event
+        return event
+
+    async def get_events(self, *args: Any, **options: Any) -> list[Any]:
+        return [self.shared]
+
+
+class ForgetsTypes(TheirBus):
+    def append(self, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return super().append(run_id, [(id_, kind, text.replace("$", ""), t) for id_, kind, text, t in rows])
+
+
+class TornPage(TheirBus):
+    async def _rows(self, run_id: str, since: int, limit: int) -> list[StoredEvent]:
+        return (await super()._rows(run_id, since, limit))[:1000]
+
+
+class KeepsDeleted(TheirBus):
+    def apply(self, op: Op) -> Any:
+        return None if op.name == "events.delete" else super().apply(op)
+
+
+BUSES: list[tuple[type[TheirBus], events.Case]] = [
+    (NoFenceBus, events.a_stale_claim_is_refused),
+    (NotAtomicBus, events.a_commit_is_all_or_nothing),
+    (Reordered, events.sequences_count_from_zero_for_each_run),
+    (SequenceGap, events.sequences_count_from_zero_for_each_run),
+    (OneCountForAll, events.sequences_count_from_zero_for_each_run),
+    (DoubledEvents, events.an_event_id_is_absorbed_and_keeps_its_sequence),
+    (AliasedPayload, events.a_payload_is_no_alias_of_the_callers),
+    (ForgetsTypes, events.payloads_come_back_as_they_were),
+    (TornPage, events.a_long_log_is_read_whole),
+    (KeepsDeleted, events.a_deleted_run_is_gone),
+]
+
+# -- state stores
+
+
+class NoFenceStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None, ops)
+
+
+class NotAtomicStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return [(await super(NotAtomicStore, self).commit(guard, [op]))[0] for op in ops]
+
+
+class LostReplyStore(TheirStore):
+    def landed(self, op: Op) -> bool:
+        return False
+
+
+class TakesAnyRepeat(TheirStore):
+    def landed(self, op: Op) -> bool:
+        return True
+
+
+class OverwritesHistory(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        journal = self.store.journals.setdefault(run_id, [])
+        if 0 <= record.seq < len(journal):
+            journal[record.seq] = record
+            return record.seq
+        return super().append(run_id, record)
+
+
+class AbsorbsOtherClaims(TheirStore):
+    def there(self, run_id: str, record: Record) -> bool:
+        return 0 <= record.seq < len(self.store.journals.get(run_id, []))
+
+
+class AppendsRepeats(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        return super().append(run_id, record._replace(seq=-1))
+
+
+class AnyClaimInstalled(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "fence.install":
+            self.store.claims[op.args[0]] = op.args[1]
+            return True
+        return super().apply(op)
+
+
+class NewestFirst(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return found[::-1] if what == "records" else found
+
+
+class InclusiveRecords(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        return await super().read(what, *((args[0], args[1] - 1) if what == "records" else args))
+
+
+class FirstEnding(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        if what != "ending":
+            return await super().read(what, *args)
+        return next((each for each in self.store.journals.get(args[0], []) if each.kind == "ended"), None)
+
+
+class AliasedCheckpoint(TheirStore):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.shared: dict[str, Any] = {}
+
+    async def save_checkpoint(self, run_id: Any, state: Any, **options: Any) -> None:
+        await super().save_checkpoint(run_id, state, **options)
+        self.shared[str(run_id)] = state
+
+    async def get_checkpoint(self, run_id: Any) -> dict[str, Any] | None:
+        return self.shared.get(str(run_id))
+
+
+class CheckpointWipesStatus(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "state.checkpoint":
+            self.store.rows[op.args[0]] = StateRow(None, *op.args[1:])
+            return None
+        return super().apply(op)
+
+
+class KeepsDeletedJournal(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "state.delete":
+            self.store.rows.pop(op.args[0], None)
+            return None
+        return super().apply(op)
+
+
+STORES: list[tuple[type[TheirStore], state.Case]] = [
+    (NoFenceStore, state.a_stale_claim_writes_nothing),
+    (NotAtomicStore, state.a_commit_is_all_or_nothing),
+    (LostReplyStore, state.a_lost_reply_is_repeated_without_harm),
+    (TakesAnyRepeat, state.a_stale_claim_writes_nothing),
+    (OverwritesHistory, state.a_position_is_written_once),
+    (AbsorbsOtherClaims, state.a_position_is_written_once),
+    (AppendsRepeats, state.a_position_is_written_once),
+    (AnyClaimInstalled, state.only_a_greater_claim_is_installed),
+    (NewestFirst, state.a_journal_is_read_in_order),
+    (InclusiveRecords, state.a_journal_is_read_in_order),
+    (FirstEnding, state.the_ending_is_the_last_one),
+    (AliasedCheckpoint, state.a_checkpoint_is_no_alias_of_the_callers),
+    (CheckpointWipesStatus, state.the_status_is_kept_beside_the_checkpoint),
+    (KeepsDeletedJournal, state.a_deleted_run_is_gone),
+]
+
+DEFECTS = [*QUEUES, *BUSES, *STORES]
+
+
+@pytest.mark.parametrize(("defect", "case"), DEFECTS, ids=[f"{d.__name__}-{c.__name__}" for d, c in DEFECTS])
+async def test_a_defect_is_found(defect: Any, case: Any) -> None:
+    with pytest.raises((AssertionError, LeaseLost)):
+        await case(defect)
+
+
+@pytest.mark.parametrize("kit", [queue, events, state], ids=lambda kit: kit.__name__.rpartition(".")[2])
+def test_every_case_is_in_the_table(kit: Any) -> None:
+    functions = [value for value in vars(kit).values() if getattr(value, "__module__", "") == kit.__name__]
+    cases = {value for value in functions if value.__annotations__ == {"make": "Make", "return": "None"}} - {kit.check}
+    assert cases == set(kit.CASES)
+    assert len({case.__name__ for case in kit.CASES}) == len(kit.CASES)
+
+
+async def test_check_runs_every_case() -> None:
+    await queue.check(TheirQueue)
+    await state.check(TheirStore)
+    await events.check(TheirBus)
+    with pytest.raises(AssertionError):
+        await queue.check(NoFence)
+
+
+@pytest.mark.parametrize("path", sorted(PLACE.glob("their_*.py")), ids=lambda path: path.stem)
+def test_a_backend_of_ones_own_is_one_small_file_over_public_names(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) < 150
+    modules = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+    ours = {module for module in modules if module.split(".")[0] not in sys.stdlib_module_names}
+    assert ours <= {f"agent_runtime_core.{name}" for name in PUBLIC}
