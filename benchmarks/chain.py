@@ -39,11 +39,11 @@ async def _value(n: int) -> dict[str, Any]:
     return {"ok": True, "n": n}
 
 
-def seconds(path: Path, run: Callable[[Any, int], Awaitable[None]], count: int) -> float:
+def seconds(path: Path, run: Callable[[Any, int], Awaitable[None]], count: int, run_id: str = "bench") -> float:
     """Seconds from the first step to the last one's record, in a run that is open."""
 
     async def measured() -> float:
-        async with open_run(path, "bench") as ctx:
+        async with open_run(path, run_id) as ctx:
             since = time.perf_counter()
             await run(ctx, count)
             return time.perf_counter() - since
@@ -92,7 +92,7 @@ def store(size: Size) -> Line:
     count = size.of(1000, 100)
     configure(durability="normal")
     with size.file() as path:
-        seconds(path, chain, 0)
+        seconds(path, chain, 0, "nothing")
         before = size_on_disk(path)
         seconds(path, chain, count)
         grown = size_on_disk(path) - before

@@ -1,8 +1,9 @@
-"""Many jobs at once in one process, beside a group commit of the same shape."""
+"""Many jobs at once in one process, beside a group commit of the same shape: each step suspends once, then commits."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from agent_runtime_core.config import configure
 from agent_runtime_core.runner import open_run
 from agent_runtime_core.steps import Step, StepExecutor
 
-from .floor import SMALL, GroupCommit, Hold, Line, Size, in_turns
+from .floor import GroupCommit, Hold, Line, Size, in_turns
 
 JOBS, STEPS = 200, 10
 LEAST = 0.25
@@ -20,6 +21,7 @@ LONGEST = 5.0  # milliseconds
 
 
 async def _small(ctx: Any, state: Any) -> dict[str, Any]:
+    await asyncio.sleep(0)
     return {"ok": True, "n": 1}
 
 
@@ -95,7 +97,7 @@ class _Round:
 
         async def job(number: int) -> None:
             for n in range(records):
-                await group.insert(f"job-{number}", n, SMALL)
+                await group.insert(f"job-{number}", n, json.dumps(await _small(None, None)))
 
         try:
             since = time.perf_counter()

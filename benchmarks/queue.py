@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import sqlite3
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.config import configure
@@ -18,7 +17,7 @@ from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.runner import AgentRunner
 
 from .floor import Line, Size, connect, in_turns
 
@@ -130,17 +129,11 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
-async def _left(path: Path) -> int:
-    queue = get_queue("sqlite", path=path)
-    try:
-        rows: list[Any] = await queue.commits.read(_count_pending)  # type: ignore[attr-defined]
-        return int(rows[0][0])
-    finally:
-        await queue.close()
-
-
-def _count_pending(view: Any) -> list[Any]:
-    return list(view.execute("SELECT count(*) FROM arc_runs WHERE status <> 'succeeded'"))
+def _until_drained(path: Path) -> None:
+    conn = sqlite3.connect(path)
+    while conn.execute("SELECT count(*) FROM arc_runs WHERE status <> 'succeeded'").fetchone()[0]:
+        time.sleep(0.01)
+    conn.close()
 
 
 def _drain_with(path: Path, processes: int, count: int) -> float:
@@ -153,8 +146,7 @@ def _drain_with(path: Path, processes: int, count: int) -> float:
                 worker.stdin.write(b"go\n")
                 worker.stdin.flush()
             since = time.perf_counter()
-            while (await queue.commits.read(_count_pending))[0][0]:  # type: ignore[attr-defined]
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(_until_drained, path)
             return count / (time.perf_counter() - since)
         finally:
             await queue.close()
@@ -191,7 +183,7 @@ def processes(size: Size) -> Iterator[Line]:
 async def _claims(short: Path, long: Path, size: Size, *, unknown: bool) -> tuple[float, float]:
     """Median milliseconds of a claim on each file, in turns."""
     few, many = size.of(FEW, 20), size.of(MANY, 40)
-    a, b = get_queue("sqlite", path=short), get_queue("sqlite", path=long)
+    a, b = (get_queue("sqlite", path=path, durability="normal") for path in (short, long))
     try:
         taken: dict[RunQueue, list[float]] = {a: [], b: []}
         await _enqueue(a, "ours", few)
@@ -216,7 +208,6 @@ async def _claims(short: Path, long: Path, size: Size, *, unknown: bool) -> tupl
 
 
 def claims(size: Size) -> Iterator[Line]:
-    configure(durability="normal")
     for unknown in (False, True):
         with size.file() as short, size.file() as long:
             few, many = asyncio.run(_claims(short, long, size, unknown=unknown))

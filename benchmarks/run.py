@@ -15,14 +15,19 @@ from pathlib import Path
 
 from agent_runtime_core.config import reset_config
 
-from . import chain, jobs, memory, queue
+from . import chain, events, idle, imports, jobs, memory, payload, queue, resume
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "chain": chain.rows,
     "jobs": jobs.rows,
     "memory": memory.rows,
+    "resume": resume.rows,
+    "payload": payload.rows,
     "queue": queue.rows,
+    "idle": idle.rows,
+    "imports": imports.rows,
+    "events": events.rows,
     "drain": queue.drain,
     "claims": queue.claims,
 }

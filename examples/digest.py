@@ -16,6 +16,7 @@ import math
 import os
 import posixpath
 import re
+import shutil
 import sys
 import threading
 import time
@@ -28,17 +29,16 @@ from urllib.parse import unquote
 
 from agent_runtime_core import AgentRunner, AgentRuntimeError, EventType, RunStatus, StepExecutor, UnknownRun, open_run
 
-LARGEST = 32 * 2**20
 # A step's result is at most 1 MB, however large its file is.
-MOST_TERMS, MOST_HEADINGS, MOST_LINKS, MOST_SENTENCES, MOST_RANKED = 300, 30, 300, 3000, 5000
+LARGEST, MOST_TERMS, MOST_HEADINGS, MOST_LINKS, MOST_SENTENCES, MOST_RANKED = 32 * 2**20, 300, 30, 300, 3000, 5000
 WORD = re.compile(r"(?<!\w)[^\W\d_]{4,30}(?!\w)")
 COMMON = frozenset(WORD.findall("""about also been does each from have into more only other over some such than that
     their them then there these they this what when where which while will with would your"""))  # fmt: skip
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
 FENCED = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.M | re.S)
-HASHED = re.compile(r"^#{1,6}[ \t]+(\S.{0,200})", re.M)
 UNDERLINED = re.compile(r"^(\S.{0,200})\n(?:={3,}|-{3,}|~{3,}|\^{3,})[ \t]*$", re.M)
 DEFINED = re.compile(r"^(?: {4})?((?:async def|def|class) \w+)", re.M)
+HASHED = re.compile(r"^#{1,6}[ \t]+(\S.{0,200})", re.M)
 HEADINGS = {".md": HASHED, ".py": DEFINED, ".rst": UNDERLINED, ".txt": UNDERLINED}
 MD_LINK = re.compile(r"\[[^\[\]\n]{0,200}\](?:\(<?|:[ \t]+)([^)\s>]{1,200})")
 RST_LINK = re.compile(r"(?::doc:`|`[^`<]{0,200}<|\.\. include:: )([^`>\n]{1,200})")
@@ -114,13 +114,13 @@ async def recorded(db: Path, run_id: str) -> tuple[int, bool]:
         except UnknownRun:
             return 0, False
         events = await runner.event_bus.get_events(run_id)
-        done = sum(event.event_type == EventType.STEP_COMPLETED for event in events)
-        return done, run.status is RunStatus.SUCCEEDED
+        return sum(e.event_type == EventType.STEP_COMPLETED for e in events), run.status is RunStatus.SUCCEEDED
 
 
 def shown(path: Path) -> str:
     """The path as text that can be printed and stored, whatever bytes it is made of."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return text if text.isprintable() else ascii(text)
 
 
 def discover(folder: Path, besides: Path) -> list[File]:
@@ -173,15 +173,14 @@ def terms(text: str) -> Iterator[str]:
 
 def imports(text: str) -> Iterator[str]:
     """What a Python text imports, as dotted names: `from .a import b` gives .a.b, be b a module or not."""
-    for match in IMPORT.finditer(text):
-        origin = match[1] or ""
-        for name in re.findall(r"[.\w*]+", re.sub(r"#.*|\bas\s+\w+", "", match[2])):
+    for origin, names in IMPORT.findall(text):
+        for name in re.findall(r"[.\w*]+", re.sub(r"#.*|\bas\s+\w+", "", names)):
             yield f"{origin}.{name}" if origin.strip(".") else origin + name
 
 
 def key_sentences(text: str, count: int = 3) -> list[str]:
     """The sentences whose words say most, in the text's order: TF-IDF with its sentences as the documents."""
-    pieces = [" ".join(piece.split()).lstrip("#>*-| ") for piece in SENTENCE_END.split(text)]
+    pieces = dict.fromkeys(" ".join(piece.split()).lstrip("#>*-| ") for piece in SENTENCE_END.split(text))
     sentences = [piece for piece in pieces if 40 <= len(piece) <= 300 and piece[-1] in ".!?"][:MOST_SENTENCES]
     bags = [set(terms(sentence)) for sentence in sentences]
     found = Counter(term for bag in bags for term in bag)
@@ -231,11 +230,10 @@ def places(source: str, link: str) -> list[str]:
 def render(name: str, analyses: Sequence[Analysis], overview: Overview) -> str:
     words, headings = sum(each.words for each in analyses), sum(each.heading_count for each in analyses)
     graph = link_graph(analyses)
-    links, top = sum(map(len, graph.values())), list(overview.terms)[:20]
     lines = [
         f"# Digest of `{name}`", "",
-        f"{len(analyses)} files, {words} words, {headings} headings, {links} links between them.", "",
-        "## Terms", "", *(f"- {term} (in {overview.terms[term]})" for term in top), "",
+        f"{len(analyses)} files, {words} words, {headings} headings, {sum(map(len, graph.values()))} inner links.", "",
+        "## Terms", "", *(f"- {term} (in {overview.terms[term]})" for term in list(overview.terms)[:20]), "",
         "## Most linked", "", *(f"- `{path}` (from {count})" for path, count in overview.linked.items()), "",
     ]  # fmt: skip
     for each in analyses:
@@ -262,8 +260,7 @@ class Progress:
 
     def __init__(self, kept: int, total: int) -> None:
         self.kept, self.total, self.ran = kept, total, 0
-        self.began = time.monotonic()
-        self.lock = threading.Lock()  # plain step functions run in threads
+        self.began, self.lock = time.monotonic(), threading.Lock()  # plain step functions run in threads
 
     def step(self, what: str) -> None:
         with self.lock:
@@ -271,37 +268,32 @@ class Progress:
             at = self.kept + self.ran
             line = f"step {at} of {self.total}, {time.monotonic() - self.began:.1f} s, {self.kept} kept: {what}"
             if sys.stdout.isatty():
-                line = f"\r{line[: os.get_terminal_size().columns - 1]}\x1b[K"
+                line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
                 print(line, end="\n" if at == self.total else "", flush=True)
             elif at == self.total or at % max(self.total // 20, 1) == 0:
                 print(line, flush=True)
 
 
-def main() -> int:
-    here = Path(__file__).parents[1]
+def main() -> None:
     parser = argparse.ArgumentParser(description="Write a digest of a folder of texts; killed, it can go on.")
-    parser.add_argument("folder", nargs="?", type=Path, default=here, help="default: the repository of this file")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1], help="this repository")
     parser.add_argument("--db", type=Path, default=Path("digest.db"), help="where steps are recorded: digest.db")
     parser.add_argument("--out", type=Path, help="default: digest.md next to the database")
     parser.add_argument("--run-id", help="default: made from the folder and its contents")
     parser.add_argument("--concurrency", type=int, default=4, metavar="N", help="how many files at once: 4")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="linger on each file, to watch")
     options = vars(parser.parse_args())
-    asked, db, out = options.pop("folder"), options.pop("db"), options.pop("out")
-    out = out or db.with_name("digest.md")
-    folder, out = Path(os.path.realpath(asked)), Path(os.path.realpath(out.parent), out.name)
+    folder, db = Path(os.path.realpath(options.pop("folder"))), options.pop("db")
+    out = options.pop("out") or db.with_name("digest.md")
     if not folder.is_dir():
-        parser.error(f"{shown(asked)} is not a folder")
+        parser.error(f"{shown(folder)} is not a folder")
     try:
-        asyncio.run(digest(folder, db, out, **options))
+        asyncio.run(digest(folder, db, Path(os.path.realpath(out.parent), out.name), **options))
     except (AgentRuntimeError, OSError) as error:
-        print(f"digest: {error}", file=sys.stderr)
-        return 1
+        sys.exit(f"digest: {error}")
     except KeyboardInterrupt:
-        print("\ninterrupted: start it again to go on", file=sys.stderr)
-        return 130
-    return 0
+        sys.exit("\ninterrupted: start it again to go on")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -7,13 +7,15 @@ deterministic, so that the next claim can publish what a crash in between left o
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from ._clock import Clock
-from ._engines.base import INSTALL, Commits, Guard, Op
+from ._engines.base import INSTALL, Commits, Engine, Guard, Op
 from ._json import encode
-from .errors import StorageBusy
+from .errors import StorageBusy, StorageClosed
 from .events.base import EventBus
 from .journal.record import Record, event_id, expand
 from .queue.base import RunQueue
@@ -33,15 +35,21 @@ class Ledger:
         self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
         self._derives = bus.derives and self._bus is self._state
         self._one = self._derives and self._state is self._queue
-        self._posts = getattr(self._state, "post", None) if self._one else None
+        #: Notes wait this long for a commit to travel with: a flush of their own would hold up the next one.
+        self._linger: float = getattr(self._state, "linger", 0.0) if self._one else 0.0
+        self._notes: list[Op] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
 
-    async def open(self) -> list[Record]:
-        """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not."""
+    async def open(self, *, fresh: bool = False) -> list[Record]:
+        """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not.
+
+        A `fresh` run was never begun: there is nothing to read.
+        """
         for target in self._distinct():
             if target is not self._queue:
                 await target.commit(None, [Op(INSTALL, (self.run_id, self.claim_id))])
-        records = await self.state.records(self.run_id)
+        records = [] if fresh else await self.state.records(self.run_id)
         self._seq = records[-1].seq + 1 if records else 0
         if not self._derives and records:
             await self._publish_missing(records)
@@ -99,13 +107,17 @@ class Ledger:
         return [results[:first], results[first:second], results[second:]]
 
     async def _commit(self, target: Commits, ops: Sequence[Op]) -> list[Any]:
-        for left in range(BUSY_TRIES - 1, -1, -1):
+        notes = len(self._notes)
+        if notes and target is self._state:
+            ops, self._notes = [*self._notes, *ops], []
+        else:
+            notes = 0
+        for _ in range(BUSY_TRIES):
             try:
-                return await target.commit(self.guard, ops)
+                return (await target.commit(self.guard, ops))[notes:]
             except StorageBusy:
-                if not left:
-                    raise
-        raise AssertionError
+                continue
+        return (await target.commit(self.guard, ops))[notes:]
 
     def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
         state = [Op("journal.append", (self.run_id, record)) for record in records]
@@ -120,31 +132,41 @@ class Ledger:
             run_id, ops = self.run_id, []
             for record in records:
                 ops.append(Op("journal.append", (run_id, record)))
-            ops += queue
+            if queue or self._notes:
+                return (await self._commit(self._state, [*ops, *queue]))[len(records) :]
             try:
-                results = await self._state.commit(self.guard, ops)
+                await self._state.commit(self.guard, ops)
             except StorageBusy:
-                results = await self._commit(self._state, ops)
-            return results[len(records) :] if queue else []
+                await self._commit(self._state, ops)
+            return []
         state, events = self._with_events(records)
         return (await self.write(state, events, queue))[2]
 
     async def note(self, record: Record) -> None:
         """Queue a record ahead of all later writes without waiting for it."""
-        if self._posts is not None:
-            self._posts(self.guard, [Op("journal.append", (self.run_id, record))])
-            return
         state, events = self._with_events([record])
         await self._post(self._state, state)
         if events:
             await self._post(self._bus, events)
 
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
+        if self._linger:
+            self._notes += ops
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(self._linger, self._flush)
+            return
         post = getattr(target, "post", None)
         if post is not None:
             post(self.guard, ops)
         else:
             await self._commit(target, ops)
+
+    def _flush(self) -> None:
+        self._timer = None
+        if self._notes:
+            notes, self._notes = self._notes, []
+            with contextlib.suppress(StorageClosed):
+                cast(Engine, self._state).post(self.guard, notes)
 
     async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
         await self._commit(self._bus, [self._publish(rows)])
@@ -154,20 +176,24 @@ class Ledger:
         now = row[3]
         await self.write([Op("state.checkpoint", (self.run_id, text, mark, now))], [self._publish([row])])
 
-    async def status(self, status: str) -> None:
-        await self._post(self._state, [Op("state.status", (self.run_id, status, self.clock.wall()))])
+    async def status(self, status: str, *records: Record) -> None:
+        """Queue the run's status, and records that go with it, without waiting."""
+        state, events = self._with_events(records)
+        await self._post(self._state, [*state, Op("state.status", (self.run_id, status, self.clock.wall()))])
+        if events:
+            await self._post(self._bus, events)
 
     async def transact(self, fn: Any, args: tuple[Any, ...], seal: Any) -> str | None:
         """Run `fn` inside the commit of the record that `seal` makes of its result; the recorded result."""
         text: str | None = (await self._commit(self._state, [Op("journal.transact", (self.run_id, fn, args, seal))]))[0]
         return text
 
-    async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> RunRow:
-        """Leave the run as `how` says, with the records and queue operations that belong to it."""
+    async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> list[Any]:
+        """Leave the run as `how` says, with the records and queue operations that belong to it; the results of those.
+
+        Moved refuses it all where one engine holds it all; elsewhere what went before is repeated or put right.
+        """
         state, events = self._with_events(records)
-        if records:
-            state.append(Op("state.status", (self.run_id, how.status, how.now)))
-        # Moved refuses the whole commit, so on one engine nothing of it lands.
+        state.append(Op("state.status", (self.run_id, how.status, how.now)))
         done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])
-        row: RunRow = done[2][0]
-        return row
+        return done[2][1:]

@@ -268,6 +268,7 @@ class Waits:
         try:
             await self._ledger.settle(how)
         except Moved:
+            await self._ledger.status("running")
             return
         place = self._place
         place.parked = place.sealed = True

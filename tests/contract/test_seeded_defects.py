@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._clock import Clock
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
 from agent_runtime_core.queue import ClaimRequest, Mail, Moved, RunRow, Settle
 from agent_runtime_core.state import Record, StateRow
-from agent_runtime_core.testing.contracts import events, queue, state
+from agent_runtime_core.testing.contracts import events, queue, runs, state
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue, TheirRows
 from tests.contract.third_party.their_store import TheirStore
@@ -386,6 +387,16 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
 
 DEFECTS = [*QUEUES, *BUSES, *STORES]
 
+RUNS: list[tuple[type[TheirQueue], type[TheirBus], type[TheirStore], runs.Case]] = [
+    (_with(_ForgetsDelay), TheirBus, TheirStore, runs.a_failed_attempt_is_retried_and_keeps_its_steps),
+    (_with(_NoKeys), TheirBus, TheirStore, runs.what_is_asked_for_twice_is_done_once),
+    (_with(_NoWaking), TheirBus, TheirStore, runs.a_run_that_waits_is_parked_and_goes_on_once),
+    (TheirQueue, SequenceGap, TheirStore, runs.a_run_of_steps_tells_and_records_all_of_it),
+    (TheirQueue, KeepsDeleted, TheirStore, runs.what_is_old_is_forgotten_everywhere),
+    (TheirQueue, TheirBus, KeepsDeletedJournal, runs.what_is_old_is_forgotten_everywhere),
+    (TheirQueue, TheirBus, FirstEnding, runs.three_crashes_without_progress_make_a_dead_letter),
+]
+
 
 @pytest.mark.parametrize(("defect", "case"), DEFECTS, ids=[f"{d.__name__}-{c.__name__}" for d, c in DEFECTS])
 async def test_a_defect_is_found(defect: Any, case: Any) -> None:
@@ -393,7 +404,18 @@ async def test_a_defect_is_found(defect: Any, case: Any) -> None:
         await case(defect)
 
 
-@pytest.mark.parametrize("kit", [queue, events, state], ids=lambda kit: kit.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(("theirs", "case"), [(row[:3], row[3]) for row in RUNS], ids=[row[3].__name__ for row in RUNS])
+async def test_a_defect_is_found_by_running(theirs: Sequence[type[Any]], case: runs.Case) -> None:
+    queue_type, bus_type, store_type = theirs
+
+    def make(clock: Clock) -> tuple[TheirQueue, TheirBus, TheirStore]:
+        return queue_type(clock=clock), bus_type(), store_type(clock=clock)
+
+    with pytest.raises(AssertionError):
+        await case(make)
+
+
+@pytest.mark.parametrize("kit", [queue, events, state, runs], ids=lambda kit: kit.__name__.rpartition(".")[2])
 def test_every_case_is_in_the_table(kit: Any) -> None:
     functions = [value for value in vars(kit).values() if getattr(value, "__module__", "") == kit.__name__]
     cases = {value for value in functions if value.__annotations__ == {"make": "Make", "return": "None"}} - {kit.check}
@@ -405,6 +427,7 @@ async def test_check_runs_every_case() -> None:
     await queue.check(TheirQueue)
     await state.check(TheirStore)
     await events.check(TheirBus)
+    await runs.check(lambda clock: (TheirQueue(clock=clock), TheirBus(), TheirStore(clock=clock)))
     with pytest.raises(AssertionError):
         await queue.check(NoFence)
 

@@ -1,107 +1,296 @@
-"""A process is killed inside a step that was begun and not recorded: its policy decides, in every door."""
+"""A step that was begun and whose end nobody recorded: recognised, and its policy applied, behind every door."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from agent_runtime_core import RunStatus
-from tests.fault.children import Child, lines
-from tests.fault.jobs.agents import open_runner
+from agent_runtime_core.attempts import Happened
+from agent_runtime_core.errors import InvalidArgument, LeaseLost
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.steps import Step, StepExecutor
+from agent_runtime_core.testing.clock import VirtualClock
 
-KILLED = -9
+from .rig import KINDS, Store, consistent, drop, settings, status, store, until
 
+COLD = settings(park_after=0)
+DOORS = ("chain", "map", "step")
 
-def killed_inside(where: Path, door: str, policy: str) -> tuple[list[Path], Path]:
-    """The files and effects of a run whose process was killed in its step 1, after the effect."""
-    places, effects = [where / "all.db"] * 3, where / "effects"
-    how = {"places": [str(p) for p in places], "config": {"park_after": 0}, "once": True}
-    with Child("worker", json.dumps(how)) as child:
-        child.expect("ready")
-        assert child.ended() == KILLED
-    assert [name for name, _ in lines(effects)] == ["s0", "s1"]
-    return places, effects
+Effect = Callable[[], Awaitable[Any]]
 
-
-async def submitted(where: Path, door: str, policy: str) -> UUID:
-    params = {"door": door, "policy": policy, "effects": str(where / "effects")}
-    async with open_runner([where / "all.db"] * 3) as runner:
-        return await runner.submit("doubt", {"params": params})
+pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 
-def ran(effects: Path) -> list[str]:
-    return [words[0] for words in lines(effects)]
+def behind(door: str, effect: Effect, policy: Any) -> Callable[[Any], Awaitable[Any]]:
+    """An agent whose second step has the effect."""
+
+    async def chain(ctx: Any) -> Any:
+        async def first(ctx: Any, state: Any) -> int:
+            return 0
+
+        async def pay(ctx: Any, state: Any) -> Any:
+            return await effect()
+
+        done = await StepExecutor(ctx).run([Step("first", first), Step("pay", pay, on_in_doubt=policy)])
+        return done["pay"]
+
+    async def fan_out(ctx: Any) -> Any:
+        async def pay(n: int) -> Any:
+            return await effect() if n else 0
+
+        return (await StepExecutor(ctx, max_concurrency=1).map("pay", pay, [0, 1], on_in_doubt=policy))[1]
+
+    async def imperative(ctx: Any) -> Any:
+        await ctx.step("first", lambda: 0)
+        return await ctx.step("pay", effect, on_in_doubt=policy)
+
+    return {"chain": chain, "map": fan_out, "step": imperative}[door]
 
 
-DOORS = pytest.mark.parametrize("door", ["chain", "map", "step"])
+class Payments:
+    """An effect that the first process does not live to record."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.returns = True
+
+    async def __call__(self) -> str:
+        self.made += 1
+        if self.made == 1:
+            await asyncio.get_running_loop().create_future()
+        return f"paid {self.made}"
 
 
-@DOORS
-@pytest.mark.parametrize(
-    ("policy", "out", "then"),
-    [
-        ("retry", [0, 1, 2], ["s1", "s2"]),
-        ("again", [0, 1, 2], ["asked", "s1", "s2"]),
-        ("happened", [0, 41, 2], ["asked", "s2"]),
-    ],
-)
-async def test_a_step_in_doubt_goes_on_as_its_policy_says(
-    door: str, policy: str, out: list[int], then: list[str], tmp_path: Path
-) -> None:
-    run_id = await submitted(tmp_path, door, policy)
-    places, effects = killed_inside(tmp_path, door, policy)
-    async with open_runner(places, park_after=0) as runner:
+@asynccontextmanager
+async def crashed(kind: str, path: Path, door: str, policy: Any) -> AsyncIterator[tuple[AgentRunner, UUID, Payments]]:
+    """A run whose worker died inside its second step, ready for the next worker."""
+    clock, payments = VirtualClock(), Payments()
+    async with store(kind, path, clock) as here:
+        here.agent("a", behind(door, payments.__call__, policy))
+        first = here.runner(COLD)
+        run_id = await first.submit("a")
+        dead = asyncio.ensure_future(first.run_once())
+        await until(lambda: payments.made == 1)
+        await written(here)
+        await drop(first, dead, run_id)
+        clock.advance(61)
+        try:
+            yield here.runner(COLD), run_id, payments
+        finally:
+            dead.cancel()
+            await asyncio.wait({dead})
+
+
+async def written(here: Store) -> None:
+    """What was posted is there once a later write is."""
+    await here.engine.commit(None, [])
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_by_default_it_runs_again(kind: str, door: str, tmp_path: Path) -> None:
+    async with crashed(kind, tmp_path, door, "retry") as (runner, run_id, payments):
         assert await runner.run_once()
-        result = await runner.wait(run_id, timeout=5)
-    assert result.status is RunStatus.SUCCEEDED
-    assert result.final_output == {"out": out}
-    assert ran(effects) == ["s0", "s1", *then]
-    keys = {words[1] for words in lines(effects) if words[0] == "s1"}
-    assert len(keys) == 1, "the same idempotency key on every attempt"
+        assert (await runner.wait(run_id)).final_output == {"value": "paid 2"}
+        assert payments.made == 2
+        started = [
+            e.payload
+            for e in await runner.event_bus.get_events(run_id)
+            if e.event_type == "step.started" and (e.payload["step_name"], e.payload["step_index"] != 0) == ("pay", True)
+        ]
+        assert len(started) == 2
+        assert len({each["step_id"] for each in started}) == 1, "one step, one idempotency key"
+        records = await runner.state_store.records(run_id)
+        assert [r.info for r in records if r.info and '"in_doubt"' in r.info], "it says so in the journal"
+        await consistent(runner, run_id)
 
 
-@DOORS
-async def test_a_step_in_doubt_fails_its_run_where_the_policy_says_so(door: str, tmp_path: Path) -> None:
-    run_id = await submitted(tmp_path, door, "fail")
-    places, effects = killed_inside(tmp_path, door, "fail")
-    async with open_runner(places, park_after=0) as runner:
+@pytest.mark.parametrize("door", DOORS)
+async def test_fail_ends_the_run(kind: str, door: str, tmp_path: Path) -> None:
+    async with crashed(kind, tmp_path, door, "fail") as (runner, run_id, payments):
         assert await runner.run_once()
-        result = await runner.wait(run_id, timeout=5)
-    assert result.status is RunStatus.FAILED
-    assert result.error is not None
-    assert result.error.type == "StepInDoubt"
-    assert ran(effects) == ["s0", "s1"], "it is not retried either"
+        result = await runner.wait(run_id)
+        assert result.status is RunStatus.FAILED
+        assert result.error is not None
+        assert result.error.type == "StepInDoubt"
+        assert "'pay'" in result.error.message
+        assert payments.made == 1
+        assert not await runner.run_once(), "it is not retried"
+        await consistent(runner, run_id)
 
 
-@DOORS
-@pytest.mark.parametrize(
-    ("answer", "status", "out", "then"),
-    [
-        ({"outcome": "retry"}, RunStatus.SUCCEEDED, [0, 1, 2], ["s1", "s2"]),
-        ({"outcome": "done", "result": 41}, RunStatus.SUCCEEDED, [0, 41, 2], ["s2"]),
-        ({"outcome": "failed"}, RunStatus.FAILED, None, []),
-    ],
-    ids=["retry", "done", "failed"],
-)
-async def test_a_step_in_doubt_is_parked_for_review(
-    door: str, answer: dict[str, Any], status: RunStatus, out: list[int] | None, then: list[str], tmp_path: Path
-) -> None:
-    run_id = await submitted(tmp_path, door, "review")
-    places, effects = killed_inside(tmp_path, door, "review")
-    async with open_runner(places, park_after=0, max_retries=2) as runner:
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("answer", [{"outcome": "done", "result": "paid by hand"}, "retry", "failed"])
+async def test_review_parks_the_run_until_somebody_looked(kind: str, door: str, answer: Any, tmp_path: Path) -> None:
+    async with crashed(kind, tmp_path, door, "review") as (runner, run_id, payments):
         assert await runner.run_once()
         info = await runner.get_run(run_id)
-        assert (info.status, info.reason) == (RunStatus.WAITING, "in_doubt")
-        asked = [e for e in await runner.event_bus.get_events(run_id) if e.event_type == "step.in_doubt"]
-        assert len(asked) == 1
-        assert await runner.signal(run_id, asked[0].payload["signal"], answer)
+        assert (info.status.value, info.reason) == ("waiting", "in_doubt")
+        [asked] = [e.payload for e in await runner.event_bus.get_events(run_id) if e.event_type == "step.in_doubt"]
+        assert (asked["step_name"], asked["signal"]) == ("pay", "in_doubt:pay")
+        assert payments.made == 1
+        await runner.signal(run_id, asked["signal"], answer)
+        while await runner.run_once():
+            pass
+        result = await runner.wait(run_id)
+        if answer == "failed":
+            assert result.status is RunStatus.FAILED
+            assert payments.made == 1
+        elif answer == "retry":
+            assert result.final_output == {"value": "paid 2"}
+        else:
+            assert result.final_output == {"value": "paid by hand"}
+            assert payments.made == 1
+        await consistent(runner, run_id)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_check_function_is_asked(kind: str, door: str, happened: bool, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def check(ctx: Any) -> Any:
+        asked.append(ctx.idempotency_key)
+        return Happened("paid before") if happened else None
+
+    async with crashed(kind, tmp_path, door, check) as (runner, run_id, payments):
         assert await runner.run_once()
-        result = await runner.wait(run_id, timeout=5)
-    assert result.status is status
-    assert ran(effects) == ["s0", "s1", *then]
-    if out is not None:
-        assert result.final_output == {"out": out}
+        result = await runner.wait(run_id)
+        assert result.final_output == {"value": "paid before" if happened else "paid 2"}, result.error
+        assert payments.made == (1 if happened else 2)
+        assert len(asked) == 1
+        ids = {
+            e.payload["step_id"]
+            for e in await runner.event_bus.get_events(run_id)
+            if e.event_type == "step.completed" and e.payload["step_name"] == "pay" and e.payload["step_index"] != 0
+        }
+        assert asked == [f"{run_id}:{step}" for step in ids], "the key the first try had"
+        await consistent(runner, run_id)
+
+
+async def test_a_check_function_that_answers_something_else(kind: str, tmp_path: Path) -> None:
+    async with crashed(kind, tmp_path, "step", lambda: "yes") as (runner, run_id, payments):
+        assert await runner.run_once()
+        result = await runner.wait(run_id)
+        assert result.status is RunStatus.FAILED
+        assert result.error is not None
+        assert result.error.type == InvalidArgument.__name__
+        assert "'yes'" in result.error.message
+        assert payments.made == 1
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_step_that_was_never_begun_is_in_no_doubt(kind: str, door: str, tmp_path: Path) -> None:
+    """The worker dies in the first step; the second one, whose policy is to fail, runs for the first time."""
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        hang = [True]
+        reached: list[str] = []
+
+        async def first(*_: Any) -> int:
+            reached.append("first")
+            if hang:
+                hang.clear()
+                await asyncio.get_running_loop().create_future()
+            return 0
+
+        async def pay(*_: Any) -> str:
+            reached.append("pay")
+            return "paid"
+
+        async def chain(ctx: Any) -> Any:
+            steps = [Step("first", first), Step("pay", pay, on_in_doubt="fail")]
+            return (await StepExecutor(ctx).run(steps))["pay"]
+
+        async def fan_out(ctx: Any) -> Any:
+            await StepExecutor(ctx).map("first", first, [0])
+            return (await StepExecutor(ctx).map("pay", pay, [0], on_in_doubt="fail"))[0]
+
+        async def imperative(ctx: Any) -> Any:
+            await ctx.step("first", first)
+            return await ctx.step("pay", pay, on_in_doubt="fail")
+
+        here.agent("a", {"chain": chain, "map": fan_out, "step": imperative}[door])
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        dead = asyncio.ensure_future(runner.run_once())
+        await until(lambda: reached == ["first"])
+        await drop(runner, dead, run_id)
+        clock.advance(61)
+        assert await here.runner(COLD).run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": "paid"}
+        assert reached == ["first", "first", "pay"]
+        dead.cancel()
+        await asyncio.wait({dead})
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_a_step_that_failed_is_in_no_doubt(kind: str, door: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+        tries = 0
+
+        async def pay() -> str:
+            nonlocal tries
+            tries += 1
+            if tries < 3:
+                raise ValueError("not yet")
+            return "paid"
+
+        here.agent("a", behind(door, pay, "fail"))
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        while await runner.run_once():
+            pass
+        assert (await runner.wait(run_id)).final_output == {"value": "paid"}
+        assert tries == 3
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_the_dead_one_that_comes_back_writes_nothing(kind: str, door: str, tmp_path: Path) -> None:
+    """It was only slow: when its step ends, the run is another worker's, or over."""
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        gate, made = asyncio.Event(), 0
+        refused: list[str] = []
+
+        async def pay() -> str:
+            nonlocal made
+            made += 1
+            mine = made
+            if mine == 1:
+                await gate.wait()
+            return f"paid {mine}"
+
+        code = behind(door, pay, "retry")
+
+        async def watched(ctx: Any) -> Any:
+            try:
+                return await code(ctx)
+            except LeaseLost as error:
+                refused.append(error.key)
+                raise
+
+        here.agent("a", watched)
+        slow = here.runner(COLD)
+        run_id = await slow.submit("a")
+        working = asyncio.ensure_future(slow.run_once())
+        await until(lambda: made == 1)
+        await written(here)
+        slow.heart.drop(str(run_id))
+        clock.advance(61)
+        quick = here.runner(COLD)
+        assert await quick.run_once()
+        assert (await quick.wait(run_id)).final_output == {"value": "paid 2"}
+        before = len(await quick.state_store.records(run_id))
+        gate.set()
+        await working
+        assert refused == [str(run_id)]
+        assert len(await quick.state_store.records(run_id)) == before
+        assert await status(quick, run_id) == "succeeded"
+        await consistent(quick, run_id)

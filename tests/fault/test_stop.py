@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import signal
 import sqlite3
 import time
@@ -14,7 +16,9 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
+from agent_runtime_core._engines import sqlite
 from agent_runtime_core.context import Context
+from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.queue.row import RunRow, Settle
 from tests.fault.children import Child, lines, until
 from tests.fault.jobs.agents import open_runner
@@ -35,9 +39,22 @@ def stored(places: list[str]) -> dict[str, list[tuple[Any, ...]]]:
         conn = sqlite3.connect(place)
         for table in TABLES:
             if conn.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
-                found[f"{place} {table}"] = conn.execute(f"SELECT * FROM {table} ORDER BY 1, 2").fetchall()
+                found[f"{place} {table}"] = conn.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
         conn.close()
     return found
+
+
+def committing(places: list[str]) -> bool:
+    """Whether somebody holds a commit lock of these files."""
+    for place in set(places):
+        fd = os.open(f"{place}.live/commit.lock", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 async def taken_over(runner: AgentRunner, agent: str) -> RunRow:
@@ -52,42 +69,39 @@ async def taken_over(runner: AgentRunner, agent: str) -> RunRow:
     raise AssertionError("the lease of a stopped worker does not run out")
 
 
-async def superseded(runner: AgentRunner, places: list[str], *, ended: bool) -> tuple[dict[str, str], str]:
-    """What became of each write of a claim that lost its run while its process stood still."""
-    await runner.submit("steps", {"params": {"n": 1}}, run_id=UUID(int=1))
-    with Child("fenced", json.dumps(places)) as child:
-        assert await child.aline() == "ready"
-        child.stop()
-        row = await taken_over(runner, "steps")
-        ctx: Context = await context(runner, row)
-        assert {name for name, _ in ctx.book.done} == {"first"}
-        await ctx.step("first", lambda: 1)
-        await ctx.step("second", lambda: 2)
-        if ended:
-            await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
-        before = stored(places)
-        child.send(signal.SIGCONT)
-        child.tell("go")
-        became = json.loads(await child.aline())
-        assert await child.aended() == 0
+def refused(child: Child, places: list[str]) -> None:
+    """Let it try every write, and find nothing changed."""
+    before = stored(places)
+    child.tell("go")
+    became = json.loads(child.line())
     after = stored(places)
     changed = [table for table in before if before[table] != after.get(table)] + sorted(after.keys() - before.keys())
     assert changed == [], "a superseded claim changed something"
-    return became, row.run_id
+    answers = {"extend_lease": "False", "requeue": "False", "note": "'queued'", "status": "'queued'"}
+    assert became == {name: answers.get(name, "LeaseLost") for name in became}
+    assert len(became) == 19
 
 
 @ENGINES
-@pytest.mark.parametrize("ended", [False, True], ids=["still held", "ended"])
 async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(
-    files: tuple[str, str, str], ended: bool, tmp_path: Path
+    files: tuple[str, str, str], tmp_path: Path
 ) -> None:
     places = [str(tmp_path / f"{name}.db") for name in files]
     async with open_runner(places) as runner:
-        became, run_id = await superseded(runner, places, ended=ended)
-        answers = {"extend_lease": "False", "requeue": "False", "note": "'queued'", "status": "'queued'"}
-        assert became == {name: answers.get(name, "LeaseLost") for name in became}
-        assert len(became) == 19
-        assert await runner.queue.children(run_id) == []
+        await runner.submit("steps", {"params": {"n": 1}}, run_id=UUID(int=1))
+        with Child("fenced", json.dumps(places)) as child:
+            assert await child.aline() == "ready"
+            child.stop()
+            row = await taken_over(runner, "steps")
+            ctx: Context = await context(runner, row)
+            assert {name for name, _ in ctx.book.done} == {"first"}
+            await ctx.step("first", lambda: 1)
+            await ctx.step("second", lambda: 2)
+            child.send(signal.SIGCONT)
+            await asyncio.to_thread(refused, child, places)
+            await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
+            await asyncio.to_thread(refused, child, places)
+        assert await runner.queue.children(row.run_id) == []
 
 
 @ENGINES
@@ -120,7 +134,11 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(files: tuple[st
         with Child("worker", json.dumps(how)) as child:
             child.expect("ready")
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the run to write")
-            child.stop()
+            while True:
+                child.stop()
+                if not committing(places):
+                    break
+                child.send(signal.SIGCONT)
             row = await taken_over(runner, "writer")
             ctx = await context(runner, row)
             assert ctx.book.done
@@ -136,3 +154,30 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(files: tuple[st
                 assert after[table] == before[table], table
         await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
         assert (await runner.get_run(run)).worker == "new"
+
+
+async def test_a_worker_stopped_inside_a_commit_costs_others_time_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, effects = [str(tmp_path / "all.db")] * 3, tmp_path / "effects"
+    async with open_runner(places) as runner:
+        run = await runner.submit("writer", {"params": {"effects": str(effects)}})
+        with Child("worker", json.dumps({"places": places})) as child:
+            child.expect("ready")
+            await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the run to write")
+            monkeypatch.setattr(sqlite, "PATIENCE", 0.3)
+            while True:
+                child.stop()
+                if committing(places):
+                    break
+                child.send(signal.SIGCONT)
+                await asyncio.sleep(0.003)
+            with pytest.raises(StorageBusy):
+                await runner.submit("noop", {}, run_id="again")
+            events = await runner.event_bus.get_events(run)
+            assert len(events) > 3, "reading goes on"
+            monkeypatch.undo()
+            assert child.kill()
+        assert await runner.submit("noop", {}, run_id="again")
+        assert len(await runner.runs(agent="noop")) == 1, "repeating what was not answered is safe"
+        assert (await runner.queue.claim_rows("new", 60, agent_keys=["writer"]))[0].run_id == str(run)

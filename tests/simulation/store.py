@@ -116,7 +116,7 @@ class Wire:
             elif dice > 1 - faults.doubled and _repeatable(request):
                 world.trace("doubled", request.ops)
                 going.append(Request(request.guard, request.ops))
-        if chance() < faults.crash and going:
+        if chance() < faults.crash and going and self._host.partition(".")[0] != world.unbreakable:
             self._crash(going)
         else:
             self._land(going)
@@ -147,15 +147,32 @@ def _repeatable(request: Request) -> bool:
     return all(op.name in REPEATABLE for op in request.ops)
 
 
+def _nobody() -> None:
+    """Listens to everything."""
+
+
 class Bells:
     """Listening without threads; what other hosts ring comes a little later."""
 
     world: World
-    _listeners: dict[str, list[Callable[[], None]]]
+
+    def __init__(self, *args: Any) -> None:
+        self.listeners: dict[str, list[Callable[[], None]]] = {}
+        super().__init__(*args)
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        listeners = self.listeners.setdefault(topic, [])
+        listeners.append(wake)
+
+        def stop() -> None:
+            if wake in listeners:
+                listeners.remove(wake)
+
+        return stop
 
     def hear(self, topics: set[str]) -> None:
         for topic in sorted(topics):
-            for wake in tuple(self._listeners.get(topic, ())):
+            for wake in tuple(self.listeners.get(topic, ())):
                 wake()
 
     def start_beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
@@ -190,6 +207,8 @@ class SimMemoryEngine(Bells, MemoryEngine):
         self.tables = world.tables
         self.tables.setdefault("fence", {})
         self.add(CRASHES)
+        # Others listen, whoever does here.
+        self._listeners = {topic: [_nobody] for topic in ("work", "mail", "done", "events")}
         self._rung: set[str] = set()
         self._replayed = False
 
@@ -319,16 +338,6 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
             result, error = None, failure
         _answer(future, result, error)
 
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        listeners = self._listeners.setdefault(topic, [])
-        listeners.append(wake)
-
-        def stop() -> None:
-            if wake in listeners:
-                listeners.remove(wake)
-
-        return stop
-
     def _ring(self, topics: set[str]) -> None:
         self.world.ring(self, topics)
 
@@ -345,6 +354,8 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         if self._closed:
             return
         self._closed = True
+        if "rollback" in self.world.ablated and self._conn.in_transaction:
+            self._conn.execute("COMMIT")
         for conn in (self._conn, self._reader):
             if conn is not None:
                 conn.close()

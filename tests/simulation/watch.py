@@ -42,7 +42,9 @@ class Watch:
         self.journal: dict[str, dict[int, Record]] = defaultdict(dict)
         self.done: dict[str, dict[str, str]] = defaultdict(dict)  # step id -> claim that recorded it
         self.claims: Counter[str] = Counter()
-        self.stalls: Counter[str] = Counter()
+        self.stalls: Counter[str] = Counter()  # crashes in a row
+        self.noted: Counter[str] = Counter()  # those of them whose claim had begun to write
+        self.began: set[str] = set()  # claims that had
         self.failures: Counter[str] = Counter()  # injected into steps, by idempotency key
         self.effects: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
         self.attempts: Counter[str] = Counter()  # times an agent's code was entered
@@ -54,6 +56,22 @@ class Watch:
         self.problems.append(f"at {self.world.loop.now:.3f} s: {problem}")
         self.world.trace("WRONG", problem)
         self.world.end()
+
+    def live(self) -> dict[str, str]:
+        """The runs that have still to end.
+
+        A child that its parent ran in its own process is the parent's to go on with: one whose parent ended
+        otherwise than well, and nobody cancelled, is left for the parent's next generation.
+        """
+        return {
+            run: status
+            for run, status in self.status.items()
+            if status in LIVE and not self._left(run)
+        }
+
+    def _left(self, run: str) -> bool:
+        row = self.rows[run]
+        return bool(row.origin) and row.parent_id is not None and self.status[row.parent_id] in ("failed", "timed_out")
 
     # -- commits
 
@@ -67,6 +85,8 @@ class Watch:
             names = ", ".join(op.name for op in ops)
             self.wrong(f"{names} of claim {guard.token} on run {guard.key} accepted, "
                        f"the claim now is {self.owner.get(guard.key)}")  # fmt: skip
+        if guard is not None:
+            self.began.add(guard.token)
         for op, result in zip(ops, results, strict=True):
             self._op(op, result)
 
@@ -101,10 +121,11 @@ class Watch:
             self.wrong(f"run {run} was {before} and is claimed again in generation {row.generation}")
         if row.generation > self.generation[run]:
             self.generation[run] = row.generation
-            self.stalls[run] = 0
+            self.stalls[run] = self.noted[run] = 0
             self.cancelled.pop(run, None)
         if before == "running":
             self.stalls[run] += 1
+            self.noted[run] += self.owner.get(run) in self.began
             self._idle(row)
         self.claims[run] += 1
         self.claimed_at[row.claim_id] = self.world.loop.now
@@ -124,7 +145,7 @@ class Watch:
 
     def _settle(self, run: str, how: Settle, row: RunRow) -> None:
         if how.failures > self.rows[run].failures:
-            self.stalls[run] = 0
+            self.stalls[run] = self.noted[run] = 0
         self.rows[run] = row
         if how.status == "running":
             return
@@ -156,7 +177,7 @@ class Watch:
             return
         self.journal[run][seq] = record
         if record.kind == DONE:
-            self.stalls[run] = 0
+            self.stalls[run] = self.noted[run] = 0
             step = step_id(run, record.name, record.key)
             if step in self.done[run]:
                 self.wrong(f"step {record.name} {record.key} of run {run} is recorded twice")
@@ -169,8 +190,8 @@ class Watch:
         self.attempts[run] += 1
         if self.owner.get(run) != row.claim_id:
             return
-        if not row.origin and self.stalls[run] >= POISON:
-            self.wrong(f"run {run} runs code after {self.stalls[run]} crashes in a row")
+        if not row.origin and self.noted[run] >= POISON:
+            self.wrong(f"run {run} runs code after {self.noted[run]} crashes in a row")
         at = self.cancelled.get(run)
         if at is not None and at < self.claimed_at[row.claim_id]:
             self.wrong(f"run {run} was cancelled at {at:.3f} s, and a later claim runs its code")

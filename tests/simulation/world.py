@@ -18,7 +18,6 @@ from agent_runtime_core.events.memory import InMemoryEventBus
 from agent_runtime_core.events.sqlite import SQLiteEventBus
 from agent_runtime_core.interfaces import AgentRuntime
 from agent_runtime_core.queue.memory import InMemoryQueue
-from agent_runtime_core.queue.row import LIVE
 from agent_runtime_core.queue.sqlite import SQLiteQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner.core import AgentRunner
@@ -137,6 +136,7 @@ class World:
         self.over = asyncio.Event()
         self.some_ended = asyncio.Event()
         self.calm = False
+        self.unbreakable = "client"
         self.restart_after = 1.0
         self._faulty_claims: list[float] = []
         self._bells: dict[str, set[str]] = {}
@@ -232,7 +232,7 @@ class World:
             return
         engine.hear(topics)
         for host in self.hosts.values():
-            if host.engine is engine or not host.alive or not topics & host.engine._listeners.keys():
+            if host.engine is engine or not host.alive or not topics & host.engine.listeners.keys():
                 continue
             underway = self._bells.get(host.label)
             if underway is not None:
@@ -265,7 +265,7 @@ class World:
         self.over.set()
 
     def all_ended(self) -> bool:
-        return not any(status in LIVE for status in self.watch.status.values())
+        return not self.watch.live()
 
     def calm_down(self) -> None:
         """From here on nothing goes wrong any more."""

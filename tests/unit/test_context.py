@@ -368,7 +368,7 @@ async def test_a_bad_step_is_named(arguments: Any, said: str) -> None:
     [
         ({"retries": -2}, "not -2"),
         ({"timeout": 0}, "not 0"),
-        ({"retry_delay": "x"}, "'x'"),
+        ({"retries": 1, "retry_delay": "x"}, "'x'"),
         ({"on_in_doubt": "hope"}, "not 'hope'"),
         ({"on_changed_input": "shrug"}, "not 'shrug'"),
     ],

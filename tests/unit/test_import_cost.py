@@ -46,8 +46,9 @@ def test_every_public_module_imports_without_any_third_party_package() -> None:
         "import sys, agent_runtime_core as it\n"
         "before = {name.partition('.')[0] for name in sys.modules}\n"
         "for name in it.__all__: getattr(it, name)\n"
-        "from agent_runtime_core import queue, events, state, tracing, steps, testing, tools\n"
+        "from agent_runtime_core import queue, events, state, steps, testing, tools\n"
         "after = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted(after - before - set(sys.stdlib_module_names) - {'agent_runtime_core'}), sep='\\n')"
     ).split()
-    assert foreign == []
+    # The standard library's record of its own build has a name of its own on each platform.
+    assert [name for name in foreign if not name.startswith("_sysconfigdata")] == []

@@ -53,6 +53,8 @@ class Concern:
     migrations: Sequence[str] = ()
     #: Names of the dicts it needs on the memory engine.
     tables: Sequence[str] = ()
+    #: Operations that run somebody's function, so that a group that fails may not simply be tried again.
+    once: frozenset[str] = frozenset()
 
 
 class Commits(Protocol):
@@ -70,6 +72,8 @@ class Engine(ABC):
 
     kind: str
     clock: Clock
+    #: Seconds that writes nobody waits for are worth holding back, to travel with the next one.
+    linger: float = 0.0
     #: Names this process to others on the same store; "" where nobody can tell a dead one.
     holder: str = ""
 

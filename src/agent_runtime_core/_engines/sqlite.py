@@ -164,6 +164,7 @@ class SQLiteEngine(Engine):
     """Use `SQLiteEngine.open(path)`: all backends of a process on one file share one engine."""
 
     kind = "sqlite"
+    linger = 0.002
 
     # One writer thread per file and process is what makes the promises true, so the table is the process's.
     _open: ClassVar[dict[str, SQLiteEngine]] = {}
@@ -196,6 +197,7 @@ class SQLiteEngine(Engine):
         self._ops: dict[str, Callable[..., Any]] = {}
         self._applied: dict[str, Callable[..., Any]] = {}
         self._concerns: set[str] = set()
+        self._once: frozenset[str] = frozenset()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._pending: dict[Request, None] = {}
         self._watching: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -258,6 +260,7 @@ class SQLiteEngine(Engine):
         self._ops.update(concern.ops)
         self._applied.update(concern.applied)
         self._concerns.add(concern.name)
+        self._once |= concern.once
 
     def _migrate(self, concern: Concern) -> None:
         # On a connection of its own: the writing one belongs to the writer thread.
@@ -410,24 +413,16 @@ class SQLiteEngine(Engine):
             self._ring(tx.rings)
 
     def _transact(self, tx: SQLiteTx, batch: list[Request]) -> None:
+        """Commit a group; as if each request were alone, should one of them fail half-way."""
+        once = self._once and any(op.name in self._once for request in batch for op in request.ops)
         try:
             tx.execute("BEGIN IMMEDIATE")
-            if len(batch) == 1:
-                self._apply(tx, batch[0])
-                tx.execute("COMMIT" if batch[0].error is None else "ROLLBACK")
-                return
-            for request in batch:
-                tx.execute("SAVEPOINT arc_one")
-                self._apply(tx, request)
-                if request.error is not None:
-                    tx.execute("ROLLBACK TO arc_one")
-                tx.execute("RELEASE arc_one")
+            if once or not self._apply_all(tx, batch):
+                self._apply_each(tx, batch)
             tx.execute("COMMIT")
         except sqlite3.Error as error:
             # The transaction as a whole failed: nothing of it landed.
-            if self._conn.in_transaction:
-                with contextlib.suppress(sqlite3.Error):
-                    self._conn.execute("ROLLBACK")
+            self._roll_back()
             if len(batch) == 1:
                 batch[0].result, batch[0].error = None, translate(error, self.path)
                 return
@@ -435,26 +430,55 @@ class SQLiteEngine(Engine):
                 request.result = request.error = None
                 self._transact(tx, [request])
 
-    def _apply(self, tx: SQLiteTx, request: Request) -> None:
+    def _apply_all(self, tx: SQLiteTx, batch: list[Request]) -> bool:
+        """Apply all requests without a savepoint each; False, with nothing applied, if one fails in its operations."""
+        for request in batch:
+            if not self._apply(tx, request):
+                tx.execute("ROLLBACK")
+                tx.execute("BEGIN IMMEDIATE")
+                for each in batch:
+                    each.result = each.error = None
+                return False
+        return True
+
+    def _apply_each(self, tx: SQLiteTx, batch: list[Request]) -> None:
+        for request in batch:
+            tx.execute("SAVEPOINT arc_one")
+            if not self._apply(tx, request):
+                tx.execute("ROLLBACK TO arc_one")
+            tx.execute("RELEASE arc_one")
+
+    def _roll_back(self) -> None:
+        if self._conn.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._conn.execute("ROLLBACK")
+
+    def _apply(self, tx: SQLiteTx, request: Request) -> bool:
+        """Apply one request; False if it failed where it may have written."""
         guard = request.guard
         try:
             if guard is not None and tx.fenced(guard.key) != guard.token:
-                request.result = self._replay(tx, guard, request.ops)
-            else:
-                ops = self._ops
-                request.result = [ops[name](tx, *args) for name, args in request.ops]
+                request.result, request.error = self._replay(tx, guard, request.ops)
+                return True
+            ops, results = self._ops, []
+            for name, args in request.ops:
+                results.append(ops[name](tx, *args))
+            request.result = results
+            return True
         except sqlite3.Error as error:
             if not self._conn.in_transaction:
                 raise
             request.error = translate(error, self.path)
         except Exception as error:  # noqa: BLE001 - it belongs to the caller of this request, not to the group
             request.error = error
+        return False
 
-    def _replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:
+    def _replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> tuple[list[Any] | None, LeaseLost | None]:
+        """The results of a superseded claim's operations if all were applied before, or why not; writes nothing."""
         try:
-            return [self._applied[name](tx, *args) for name, args in ops]
+            return [self._applied[name](tx, *args) for name, args in ops], None
         except (KeyError, NotApplied):
-            raise LeaseLost(guard.key, guard.token) from None
+            return None, LeaseLost(guard.key, guard.token)
 
     def _deliver(self, batch: list[Request]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
@@ -646,7 +670,9 @@ class SQLiteEngine(Engine):
         self._commit_lock.close()
 
     def _after_fork(self) -> None:
+        # A copy of a lock's descriptor holds the lock, for as long as this child lives.
         self._presence.close(forked=True)
+        self._commit_lock.close()
 
 
 def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

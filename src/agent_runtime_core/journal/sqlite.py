@@ -70,6 +70,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         tx.execute(_INSERT, (run_id, *record[:17], record[18], _crc(record)))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
+    if record.nev:
+        tx.rings.add("events")
     return record.seq
 
 
@@ -125,4 +127,5 @@ CONCERN = Concern(
     {"journal.append": append, "journal.transact": transact, "journal.delete": delete},
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
+    once=frozenset({"journal.transact"}),
 )

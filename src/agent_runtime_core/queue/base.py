@@ -183,12 +183,15 @@ class RunQueue(ABC):
 
     # -- claiming
 
-    def _want(self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int) -> ClaimRequest:
+    def want(
+        self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *, light: bool = False
+    ) -> ClaimRequest:
+        """A claim, as a value; a `light` one takes ready runs only and leaves expired leases and timers to others."""
         lease = seconds("lease_seconds", lease_seconds, least=0.001)
         now = self.lease_now()
         tickets = tuple(new_ulid(self.clock) for _ in range(count))
         wanted = None if agents is None else tuple(agents)
-        return ClaimRequest(tickets, worker, self.holder, now + lease, now, self.clock.wall(), wanted)
+        return ClaimRequest(tickets, worker, self.holder, now + lease, now, self.clock.wall(), wanted, light)
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
@@ -197,7 +200,7 @@ class RunQueue(ABC):
             raise InvalidArgument(f"limit is at least 1, not {limit!r}")
         if agent_keys is not None and not agent_keys:
             return []
-        want = self._want(worker_id, lease_seconds, agent_keys, limit)
+        want = self.want(worker_id, lease_seconds, agent_keys, limit)
         rows: list[RunRow] = await self._granted(want, Op("queue.claim", (want,)))
         return rows
 
@@ -207,10 +210,11 @@ class RunQueue(ABC):
             return (await self.commits.commit(None, [op]))[0]
         except (asyncio.CancelledError, StorageBusy):
             with contextlib.suppress(AgentRuntimeError):
-                await self._return(want.tickets)
+                await self.unclaim(want.tickets)
             raise
 
-    async def _return(self, tickets: Sequence[str]) -> None:
+    async def unclaim(self, tickets: Sequence[str]) -> None:
+        """Give back what was claimed with those tickets, if anything was."""
         # A claim id ends with its ticket's bits of chance, however high it had to be lifted.
         ends = {ticket[-CHANCE:] for ticket in tickets}
         for row in await self.find(RunFilter(("running",), limit=MOST)):
@@ -236,7 +240,7 @@ class RunQueue(ABC):
         Answers ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row)
         with another agent or input, or ("unknown", None).
         """
-        want = self._want(worker_id, lease_seconds, None, 1)
+        want = self.want(worker_id, lease_seconds, None, 1)
         answer: tuple[str, RunRow | None] = await self._granted(want, Op("queue.take", (row, insert, reopen, want)))
         return answer
 

@@ -94,6 +94,7 @@ class ClaimRequest(NamedTuple):
     lease_now: float
     wall: float
     agents: tuple[str, ...] | None
+    light: bool = False  # ready runs only: no look at expired leases and timers
 
 
 class Settle(NamedTuple):

@@ -109,11 +109,17 @@ class Rows(ABC):
 
     def claim(self, want: ClaimRequest) -> list[RunRow]:
         """Claim as many runs as there are tickets: first those whose holder let them fall."""
-        self.promote(want.wall)
-        found = self.expired(want, len(want.tickets))
+        found: list[RunRow] = []
+        if not want.light:
+            self.promote(want.wall)
+            found = self.expired(want, len(want.tickets))
         if len(found) < len(want.tickets):
             found = found + self.ready(want, len(want.tickets) - len(found))
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
+
+    def claim_applied(self, want: ClaimRequest) -> list[RunRow]:
+        # What it got is not known any more: its caller gives back whatever the tickets hold.
+        return []
 
     def take(self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest) -> tuple[str, RunRow | None]:
         """Claim that one run, storing it first if new: ("claimed", "held", "ended", "conflict" or "unknown", row)."""
@@ -226,7 +232,7 @@ def operations(rows: Callable[[Any], Rows]) -> Mapping[str, Callable[..., Any]]:
 
 def replays(rows: Callable[[Any], Rows]) -> Mapping[str, Callable[..., Any]]:
     """What answers for operations that a superseded claim has applied before, by name; each may raise NotApplied."""
-    return {f"queue.{verb}": _bound(rows, f"{verb}_applied") for verb in ("insert", "settle", "post")}
+    return {f"queue.{verb}": _bound(rows, f"{verb}_applied") for verb in ("insert", "claim", "settle", "post")}
 
 
 def _bound(rows: Callable[[Any], Rows], method: str) -> Callable[..., Any]:

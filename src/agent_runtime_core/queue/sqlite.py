@@ -24,8 +24,8 @@ MIGRATIONS = (
     holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
     updated_at REAL NOT NULL, cancel_at REAL, output TEXT, error TEXT, mail_seq INTEGER NOT NULL,
     n INTEGER PRIMARY KEY AUTOINCREMENT);
-CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n) WHERE status = 'pending' AND due_at = 0;
-CREATE INDEX arc_runs_any ON arc_runs (priority DESC, n) WHERE status = 'pending' AND due_at = 0;
+CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n)
+    WHERE status = 'pending' AND due_at = 0 AND origin = '';
 CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
 CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running';
 CREATE INDEX arc_runs_ended ON arc_runs (ended_at) WHERE ended_at IS NOT NULL;
@@ -52,8 +52,9 @@ _READY = (
     "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = ''"
     " ORDER BY priority DESC, n LIMIT ?"
 )
-_READY_ANY = (
-    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' ORDER BY priority DESC, n LIMIT ?"
+_NEXT_AGENT = (
+    "SELECT agent FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' AND agent > ?"
+    " ORDER BY agent LIMIT 1"
 )
 _SAVE = (
     "UPDATE arc_runs SET due_at=?, expires_at=?, origin=?, status=?, generation=?, failures=?, crashes=?, stalls=?,"
@@ -122,14 +123,21 @@ class SQLiteRows(Rows):
             self.tx.execute(_FREE, (holder,))
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        if want.agents is None:
-            return _fetch(self.tx.execute(_READY_ANY, (limit,)))
         found: list[RunRow] = []
-        for agent in want.agents:
+        agents = self._agents() if want.agents is None else want.agents
+        for agent in agents:
             found += _fetch(self.tx.execute(_READY, (agent, limit)))
-        if len(want.agents) > 1:
+        if len(agents) > 1:
             found.sort(key=lambda row: (-row.priority, row.n))
         return found[:limit]
+
+    def _agents(self) -> list[str]:
+        """The agents that have ready runs, one index look-up each."""
+        found: list[str] = []
+        after = ""
+        while row := self.tx.execute(_NEXT_AGENT, (after,)).fetchone():
+            found.append(after := row[0])
+        return found
 
     def mailed(self, run_id: str, msg_id: str) -> int | None:
         row = self.tx.execute("SELECT seq FROM arc_mail WHERE run_id = ? AND msg_id = ?", (run_id, msg_id)).fetchone()

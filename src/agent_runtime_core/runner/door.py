@@ -42,7 +42,7 @@ class _Nobody(AgentRuntime):
 class _Finished(Ledger):
     """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
 
-    async def open(self) -> list[Record]:
+    async def open(self, *, fresh: bool = False) -> list[Record]:
         return await self.state.records(self.run_id)
 
     async def note(self, record: Record) -> None:

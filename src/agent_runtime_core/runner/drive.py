@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,13 +24,14 @@ from ..errors import (
     NotSupported,
     StepCancelledError,
     StepInDoubt,
+    StorageBusy,
     UnserialisableResult,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
 from ..ledger import Ledger
 from ..outcome import decode_result, encode_result, error_payload, payload_of
-from ..queue.row import Moved, RunRow, Settle
+from ..queue.row import ClaimRequest, Moved, RunRow, Settle
 from ..retry import run_backoff
 from ..status import RunStatus
 from ..waits import Place, Services
@@ -58,6 +59,9 @@ class Drive:
         self.place = Place()
         self.lost = False
         self.handing_back = False
+        #: How a worker claims its next run in the commit that ends this one, and starts what it got.
+        self.next_claim: Callable[[], ClaimRequest | None] | None = None
+        self.start: Callable[[list[RunRow]], None] | None = None
         self.begun = row.parked == 1  # whether this attempt is in the journal
 
     def _ledger(self) -> Ledger:
@@ -112,7 +116,9 @@ class Drive:
 
     async def _run(self) -> RunResult | None:
         while True:
-            records = await self.ledger.open()
+            # A run at its first claim has no journal: nothing to read, nothing to wait for.
+            row = self.row
+            records = await self.ledger.open(fresh=row.attempt == 1 and row.generation == 1 and not row.parked)
             book = Book(self.ledger, records)
             early = await self._before(book)
             if early is not None:
@@ -167,8 +173,8 @@ class Drive:
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.begun = True
-        await self.ledger.note(book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info))
-        await self.ledger.status(RunStatus.RUNNING.value)
+        record = book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
+        await self.ledger.status(RunStatus.RUNNING.value, record)
 
     async def _attempt(self, book: Book) -> Any:
         """One attempt of the agent's `run`, and what came of it."""
@@ -312,8 +318,7 @@ class Drive:
         how = self._settle("pending")._replace(
             due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
         )
-        await self.ledger.settle(how, ops=())
-        await self.ledger.status(RunStatus.PENDING.value)
+        await self.ledger.settle(how)
         return None
 
     async def _pause(self, seconds: float) -> None:
@@ -350,8 +355,27 @@ class Drive:
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
         how = self._settle(status.value)._replace(stalls=row.stalls, reason=reason)
-        await self.ledger.settle(how, [record], self._tell_parent(result))
+        await self._settle_last(how, [record], self._tell_parent(result))
         return result
+
+    async def _settle_last(self, how: Settle, records: Sequence[Record], ops: list[Op]) -> None:
+        """End the run, and in the same commit claim the next one for the worker, if it wants one."""
+        want = self.next_claim() if self.next_claim is not None else None
+        if want is None:
+            await self.ledger.settle(how, records, ops)
+            return
+        try:
+            claimed = (await self.ledger.settle(how, records, [*ops, Op("queue.claim", (want,))]))[-1]
+        except (StorageBusy, asyncio.CancelledError) as error:
+            # Whether the next one was claimed is not known: it goes back, and this end is made sure of.
+            with contextlib.suppress(AgentRuntimeError):
+                await self.backends.queue.unclaim(want.tickets)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            await self.ledger.settle(how, records, ops)
+        else:
+            assert self.start is not None
+            self.start(claimed)
 
     def _tell_parent(self, result: RunResult) -> list[Op]:
         row = self.row

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentRuntimeError, InvalidArgument
-from ..queue.row import RunRow
+from ..queue.row import ClaimRequest, RunRow
 
 if TYPE_CHECKING:
     from .core import AgentRunner
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agent_runtime_core")
 
+LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
 
 
@@ -32,6 +33,7 @@ class Worker:
         self._slots = 1
         self._drives: dict[asyncio.Task[Any], Drive] = {}
         self._stopping = False
+        self._looked = -LOOK_AROUND  # when the loop last claimed with an eye to leases and timers
         self._hurry = False
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,11 +53,26 @@ class Worker:
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
         drive = self.runner._drive(row, self.runner.agent(row.agent), inline=False)
+        if self._wake is not None:
+            drive.next_claim, drive.start = self._next_claim, self._start_all
         task = asyncio.ensure_future(drive.run())
         self._busy += 1
         self._drives[task] = drive
         task.add_done_callback(self._ended)
         return task
+
+    def _start_all(self, rows: list[RunRow]) -> None:
+        for row in rows:
+            self._start(row)
+
+    def _next_claim(self) -> ClaimRequest | None:
+        """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
+        now, runner = self.runner.queue.clock.boot(), self.runner
+        if self._stopping or self._busy > self._slots or now - self._looked > LOOK_AROUND:
+            return None
+        return runner.queue.want(
+            runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
+        )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._drives.pop(task, None)
@@ -108,6 +125,7 @@ class Worker:
         free = self._slots - self._busy
         if free <= 0:
             return False
+        self._looked = self.runner.queue.clock.boot()
         try:
             rows = await self._claim(free)
         except AgentRuntimeError as error:
@@ -120,11 +138,13 @@ class Worker:
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Until something may be claimable: a bell, a free slot, a timer that is due, or the next poll."""
         clock, seconds = self.runner.queue.clock, poll_interval
-        if self._busy < self._slots:
-            with contextlib.suppress(AgentRuntimeError):
-                due = await self.runner.queue.next_due()
-                if due is not None:
-                    seconds = min(seconds, max(due - clock.wall(), 0.001))
+        if self._busy >= self._slots:
+            await wake.wait()  # nothing can be claimed before a slot is free
+            return
+        with contextlib.suppress(AgentRuntimeError):
+            due = await self.runner.queue.next_due()
+            if due is not None:
+                seconds = min(seconds, max(due - clock.wall(), 0.001))
         waiting = asyncio.ensure_future(wake.wait())
         timer = asyncio.ensure_future(clock.sleep(seconds))
         try:

@@ -1,6 +1,6 @@
 """A claim that is superseded while its process is stopped, and then tries every write: fenced.py '[PLACES]'.
 
-Says "ready" under its claim, waits for a line, and answers with what became of each write.
+Says "ready" under its claim, and answers each line it is told with what became of each write.
 """
 
 from __future__ import annotations
@@ -92,19 +92,19 @@ async def main(places: list[str]) -> None:
         await ctx.emit("mine", {})
         await ctx.checkpoint({"mine": True})
         say("ready")
-        sys.stdin.readline()
-        became: dict[str, str] = {}
-        for name, write in writes(runner, row, ctx).items():
-            try:
-                became[name] = repr(await write())
-            except LeaseLost:
-                became[name] = "LeaseLost"
-            except Exception as error:  # noqa: BLE001 - told to the test, which wants none
-                became[name] = repr(error)
-        # Behind what was queued without waiting.
-        for backend in runner.backends:
-            await backend.commits.commit(None, [])
-        say(json.dumps(became))
+        while sys.stdin.readline():
+            became: dict[str, str] = {}
+            for name, write in writes(runner, row, ctx).items():
+                try:
+                    became[name] = repr(await write())
+                except LeaseLost:
+                    became[name] = "LeaseLost"
+                except Exception as error:  # noqa: BLE001 - told to the test, which wants none
+                    became[name] = repr(error)
+            # Behind what was queued without waiting.
+            for backend in runner.backends:
+                await backend.commits.commit(None, [])
+            say(json.dumps(became))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
-"""What the contract suites share: checks that say what they expected, and time that is set by hand."""
+"""What the contract suites share: checks that say what they expected."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Iterator
-
-from ..._clock import Clock
 
 PATIENCE = 20.0  # seconds after which what should have come counts as missing
 
@@ -30,20 +28,3 @@ def refused(error: type[Exception], what: str) -> Iterator[None]:
 async def turns(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-class SetClock(Clock):
-    """Both clocks stand still until `advance` moves them."""
-
-    def __init__(self) -> None:
-        super().__init__(seed=2)
-        self.passed = 0.0
-
-    def advance(self, seconds: float) -> None:
-        self.passed += seconds
-
-    def wall(self) -> float:
-        return 1_800_000_000.0 + self.passed
-
-    def boot(self) -> float:
-        return 50_000.0 + self.passed

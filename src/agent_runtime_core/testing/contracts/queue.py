@@ -21,7 +21,8 @@ from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRu
 from ...queue.base import QueuedRun, RunQueue
 from ...queue.row import Mail, Moved, News, RunFilter, RunRow
 from ...status import TERMINAL, TRANSITIONS, RunStatus
-from .checks import PATIENCE, SetClock, refused, same, turns
+from ..clock import VirtualClock
+from .checks import PATIENCE, refused, same, turns
 
 Make = Callable[..., RunQueue]
 Case = Callable[[Make], Awaitable[None]]
@@ -43,8 +44,8 @@ async def check(make: Make) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(make: Make, **options: Any) -> AsyncIterator[tuple[RunQueue, SetClock]]:
-    clock = SetClock()
+async def opened(make: Make, **options: Any) -> AsyncIterator[tuple[RunQueue, VirtualClock]]:
+    clock = VirtualClock()
     queue = make(clock=clock, **options)
     try:
         async with asyncio.timeout(PATIENCE):
@@ -149,6 +150,21 @@ async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
 
         found = [str(run.run_id) for runs in await asyncio.gather(*map(claim, range(16))) for run in runs]
         same(sorted(found), sorted(ids), "what 16 claimers got")
+
+
+@case
+async def a_claimer_that_is_cancelled_keeps_nothing(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await add(queue, "agent")
+        for patience in range(6):
+            claiming = asyncio.ensure_future(queue.claim("w1", LEASE))
+            await turns(patience)
+            claiming.cancel()
+            await asyncio.wait({claiming})
+            run: Any = await queue.claim("w2", LEASE) if claiming.cancelled() else claiming.result()
+            same(run is not None, True, f"that somebody has the run, its claimer cancelled after {patience} turns")
+            same(run.attempt, 1, f"the attempt, its claimer cancelled after {patience} turns")
+            await leave(queue, run.row, "pending")
 
 
 @case
@@ -286,7 +302,7 @@ async def claim_ids_grow_also_where_the_clock_goes_back(make: Make) -> None:
         for _ in range(6):
             ids.append(row.claim_id)
             await leave(queue, row, "pending")
-            clock.advance(-3600)
+            clock.set_wall(clock.wall() - 3600)
             row = await one(queue, "w")
         same(sorted(set(ids)), ids, "claim ids of one run in order")
 
@@ -850,4 +866,4 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
         with refused(InvalidArgument, "a retry in the past"):
             await queue.requeue_for_retry(run_id, "w", "boom", delay_seconds=-1)
         with refused(InvalidArgument, "a queue that never tries"):
-            make(clock=SetClock(), max_retries=0)
+            make(clock=VirtualClock(), max_retries=0)

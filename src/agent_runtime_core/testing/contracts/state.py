@@ -19,7 +19,8 @@ from ..._engines.base import FORGET, INSTALL, Guard, Op
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...journal.record import DONE, ENDED, STARTED, Record
 from ...state.base import StateRow, StateStore
-from .checks import PATIENCE, SetClock, refused, same
+from ..clock import VirtualClock
+from .checks import PATIENCE, refused, same
 
 Make = Callable[..., StateStore]
 Case = Callable[[Make], Awaitable[None]]
@@ -44,7 +45,7 @@ async def check(make: Make) -> None:
 
 @contextlib.asynccontextmanager
 async def opened(make: Make) -> AsyncIterator[StateStore]:
-    store = make(clock=SetClock())
+    store = make(clock=VirtualClock())
     try:
         async with asyncio.timeout(PATIENCE):
             yield store

@@ -1,0 +1,100 @@
+"""A worker with nothing to do: how soon it hears of a run from another process, and what waiting costs it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_runtime_core.config import configure
+from agent_runtime_core.queue import get_queue
+
+from .floor import SMALL, Line, Size, connect, percentile
+
+GRACE = 1.5  # milliseconds beside two commits
+CPU = 1.0  # percent of a core
+
+_WORKER = """
+import asyncio, sys, time
+from agent_runtime_core.interfaces import AgentRuntime, RunResult
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+
+class Tell(AgentRuntime):
+    key = "tell"
+    async def run(self, ctx):
+        print(time.monotonic(), flush=True)
+        return RunResult()
+
+async def main(path, seconds):
+    registry = Registry()
+    registry.register(Tell())
+    async with AgentRunner.open(path, registry=registry) as runner:
+        working = asyncio.ensure_future(runner.run_loop())
+        await asyncio.sleep(0.3)
+        print("ready", flush=True)
+        if seconds:
+            since, used = time.monotonic(), time.process_time()
+            await asyncio.sleep(seconds)
+            print((time.process_time() - used) / (time.monotonic() - since), flush=True)
+            runner.stop()
+        await working
+
+asyncio.run(main(sys.argv[1], float(sys.argv[2])))
+"""
+
+
+def _worker(path: Path, seconds: float = 0) -> subprocess.Popen[str]:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", _WORKER, str(path), str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    if worker.stdout.readline() != "ready\n":
+        worker.kill()
+        raise AssertionError(f"the worker did not start: {worker.wait()}")
+    return worker
+
+
+async def _wake_ups(path: Path, bare: Path, count: int) -> tuple[list[float], list[float]]:
+    """Milliseconds from enqueue to start, and of a bare commit, in turns."""
+    starts: list[float] = []
+    commits: list[float] = []
+    conn = connect(bare, "FULL")
+    queue = get_queue("sqlite", path=path)
+    worker = _worker(path)
+    assert worker.stdout is not None
+    try:
+        for n in range(count):
+            await asyncio.sleep(0.03)
+            since = time.monotonic()
+            await queue.enqueue(None, "tell", {})
+            started = float(await asyncio.to_thread(worker.stdout.readline))
+            starts.append((started - since) * 1000)
+            await asyncio.sleep(0.03)
+            begun = time.perf_counter()
+            conn.execute("INSERT INTO record VALUES ('run', ?, ?)", (n, SMALL))
+            commits.append((time.perf_counter() - begun) * 1000)
+    finally:
+        worker.terminate()
+        worker.communicate()
+        await queue.close()
+        conn.close()
+    return starts, commits
+
+
+def rows(size: Size) -> Iterator[Line]:
+    configure(durability="full")
+    with size.file() as path, size.file() as bare:
+        starts, commits = asyncio.run(_wake_ups(path, bare, size.of(120, 3)))
+    allowed = 2 * statistics.median(commits) + GRACE
+    note = f"p99 {percentile(starts, 0.99):.1f} ms; a commit {statistics.median(commits):.2f} ms"
+    median = statistics.median(starts)
+    yield Line("idle enqueue to start in another process, p50", median, "ms", allowed, most=1.0, note=note)
+    with size.file() as path:
+        worker = _worker(path, seconds=size.of(5, 1))
+        share, _ = worker.communicate(timeout=60)
+    yield Line("idle worker", float(share) * 100, "% of a core", most=CPU)

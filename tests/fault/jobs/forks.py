@@ -1,0 +1,94 @@
+"""A process that forks while it holds a run, and what its child can do: forks.py DB RUN_ID [inside].
+
+The child says what became of each thing it tried and ends; the parent says "parent went on" when it has
+taken another step. With "inside", it forks while a commit is under way, and dies while its child lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agent_runtime_core import AgentRunner, open_run
+from agent_runtime_core._engines.sqlite import SQLiteEngine, SQLiteTx
+from tests.fault.jobs.effects import say
+
+
+async def tried(runner: AgentRunner, ctx: Any, db: str) -> None:
+    """In the child, on a loop of its own."""
+    for name, thing in {
+        "read": lambda: runner.get_run("other"),
+        "submit": lambda: runner.submit("x", {}),
+        "step": lambda: ctx.step("in the child", lambda: 1),
+        "emit": lambda: ctx.emit("in the child", {}),
+        "note": ctx.now,
+        "close": runner.close,
+    }.items():
+        try:
+            await thing()
+            say(f"{name}: done")
+        except Exception as error:  # noqa: BLE001 - told to the test
+            say(f"{name}: {type(error).__name__}")
+    # What it opens itself, works.
+    async with open_run(db, "of the child") as own:
+        say(f"own: {await own.step('x', lambda: 7)}")
+
+
+def main(db: str, run_id: str) -> None:
+    loop = asyncio.Runner()
+
+    async def begin() -> tuple[AgentRunner, Any, Any]:
+        run = open_run(db, run_id)
+        ctx = await run.__aenter__()
+        await ctx.step("first", lambda: 1)
+        return AgentRunner.open(db), run, ctx
+
+    async def go_on() -> None:
+        await ctx.step("second", lambda: 2)
+        await ctx.emit("in the parent", {})
+        say("parent went on")
+        sys.stdin.readline()
+        await run.__aexit__(None, None, None)
+        await runner.close()
+
+    runner, run, ctx = loop.run(begin())
+    pid = os.fork()
+    if pid == 0:
+        asyncio.run(tried(runner, ctx, db))
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    say(f"child ended: {status}")
+    loop.run(go_on())
+    loop.close()
+
+
+def lives_on(tx: SQLiteTx) -> None:
+    """Fork inside a commit; the child outlives its parent, which dies there."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(1)
+        time.sleep(20)
+        os._exit(0)
+    say(f"forked {pid}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def inside(db: str, run_id: str) -> None:
+    async with open_run(db, run_id) as ctx:
+        await ctx.step("first", lambda: 1)
+        engine: SQLiteEngine = ctx._ledger.queue.engine  # type: ignore[attr-defined]
+        ops: dict[str, Callable[..., Any]] = engine._ops
+        ops["events.publish"] = lambda tx, *args: lives_on(tx)
+        await ctx.emit("x", {})
+
+
+if __name__ == "__main__":
+    if sys.argv[3:]:
+        asyncio.run(inside(sys.argv[1], sys.argv[2]))
+    else:
+        main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,182 @@
+"""A disk that is full, a file that is cut short or has a bit flipped: typed errors, and nothing that was promised lost.
+
+The long forms, 200 sizes and 100 cuts and 100 flips: pytest tests/fault/test_disk.py -m slow
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core import AgentRunner
+from agent_runtime_core.errors import StorageCorrupt, StorageError, StorageTooNew, UnknownRun
+from agent_runtime_core.journal.record import Record
+from tests.fault.children import Child
+from tests.fault.jobs.agents import open_runner
+
+log = logging.getLogger("fault")
+
+
+def filled(where: Path, sizes: list[int]) -> None:
+    errors: Counter[str] = Counter()
+    acknowledged = 0
+    with Child("full", where, *sizes) as child:
+        for size in sizes:
+            told = json.loads(child.line())
+            assert told["size"] == size
+            assert (told["error"], told["integrity"], told["lost"]) == ("StorageFull", ["ok"], [])
+            assert told["again"] in ("StorageFull", "not refused")  # something smaller may still fit
+            assert told["after"] == ["20000", "20001", "20002"], "it works again when there is space"
+            errors[told["error"]] += 1
+            acknowledged += told["acknowledged"]
+        told = json.loads(child.line())
+        assert told == {"error": "StorageFull", "after": 1}
+        assert child.ended() == 0
+    log.info("%d sizes of a full disk: %s, %d acknowledged steps, 0 lost", len(sizes), dict(errors), acknowledged)
+
+
+def sizes(count: int) -> list[int]:
+    random = Random(count)
+    return [0, 1, 4096, 5 << 20, *(random.randrange(300_000) for _ in range(count - 4))]
+
+
+def test_a_full_disk_is_told_and_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    filled(tmp_path, sizes(20))
+
+
+@pytest.mark.slow
+def test_200_sizes_of_a_full_disk(tmp_path: Path) -> None:
+    filled(tmp_path, sizes(200))
+
+
+RUNS = [UUID(int=n + 1) for n in range(4)]
+
+
+class Truth(NamedTuple):
+    """What a sound file says."""
+
+    data: bytes
+    records: dict[UUID, list[Record]]
+    outputs: dict[UUID, Any]
+    events: dict[UUID, list[tuple[int, str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    db = tmp_path_factory.mktemp("sound") / "all.db"
+
+    async def make() -> Truth:
+        async with open_runner([db] * 3) as runner:
+            for run in RUNS:
+                input_ = {"params": {"n": 10, "say": True, "text": "t" * 600}}
+                await runner.execute("steps", run, input_)
+            return Truth(
+                b"",
+                {run: await runner.state_store.records(run) for run in RUNS},
+                {run: (await runner.wait(run)).final_output for run in RUNS},
+                {run: [(e.sequence, e.event_type, e.payload) for e in await runner.event_bus.get_events(run)] for run in RUNS},
+            )  # fmt: skip
+
+    told = asyncio.run(make())
+    assert not Path(f"{db}-wal").exists(), "all of it is in the file"
+    return told._replace(data=db.read_bytes())
+
+
+async def survey(db: Path, truth: Truth) -> list[str]:
+    """What happened on a damaged file: the errors, and whether any value was wrong."""
+    before = hashlib.sha256(db.read_bytes()).digest()
+    told: list[str] = []
+
+    async def look(what: str, ask: Callable[[AgentRunner], Any], check: Callable[[Any], bool]) -> None:
+        try:
+            answer = await ask(runner)
+        except (StorageError, UnknownRun) as error:
+            told.append(type(error).__name__)
+        else:
+            assert check(answer), f"{what}: a wrong value was given: {answer!r:.300}"
+
+    try:
+        opened = open_runner([db] * 3)
+    except StorageError as error:
+        assert isinstance(error, (StorageCorrupt, StorageTooNew)), repr(error)
+        assert str(db) in str(error)
+        assert hashlib.sha256(db.read_bytes()).digest() == before, "the file is left as it is"
+        return [f"refused: {type(error).__name__}"]
+    async with opened as runner:
+        for run in RUNS:
+            expected = {record.seq: record for record in truth.records[run]}
+            await look(
+                "journal",
+                lambda r: r.state_store.records(run),  # noqa: B023
+                lambda records: all(expected.get(record.seq) == record for record in records),  # noqa: B023
+            )
+            await look("output", lambda r: outcome(r, run), lambda out: out in (None, truth.outputs[run]))  # noqa: B023
+            with contextlib.suppress(ValueError):  # the payload of an event has no checksum
+                await look("events", lambda r: r.event_bus.get_events(run), lambda events: isinstance(events, list))  # noqa: B023
+        await look("new run", lambda r: r.execute("steps", input_data={"params": {"n": 2}}), lambda result: True)
+    return told or ["untouched"]
+
+
+async def outcome(runner: AgentRunner, run: UUID) -> Any:
+    info = await runner.get_run(run)
+    return (await runner.wait(run, timeout=1)).final_output if info.ended_at is not None else None
+
+
+def cuts(data: bytes, count: int) -> Iterator[bytes]:
+    random = Random("cuts")
+    for n in range(count):
+        at = (1, 50, 100, 512, 4096)[n] if n < 5 else random.randrange(1, len(data))
+        yield data[:at]
+
+
+def flips(data: bytes, count: int) -> Iterator[bytes]:
+    random = Random("flips")
+    for n in range(count):
+        at = random.randrange(100) if n % 5 == 0 else random.randrange(len(data))
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << random.randrange(8)
+        yield bytes(flipped)
+
+
+async def damaged(where: Path, truth: Truth, damage: Callable[[bytes, int], Iterator[bytes]], count: int) -> None:
+    found: Counter[str] = Counter()
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for n, data in enumerate(damage(truth.data, count)):
+        home = where / str(n)
+        home.mkdir()
+        db = home / "all.db"
+        db.write_bytes(data)
+        found.update(set(await survey(db, truth)))
+    log.info("%d x %s: %s", count, damage.__name__, dict(found))
+    assert any("Corrupt" in kind for kind in found)
+    assert threading.active_count() <= threads + 2, "what is refused leaves no thread behind"
+    if files:
+        assert len(os.listdir("/proc/self/fd")) <= files + 4, "nor a file"
+
+
+@pytest.mark.parametrize("damage", [cuts, flips])
+async def test_a_damaged_file_gives_typed_errors_and_no_wrong_value(
+    damage: Callable[[bytes, int], Iterator[bytes]], truth: Truth, tmp_path: Path
+) -> None:
+    await damaged(tmp_path, truth, damage, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [cuts, flips])
+async def test_100_damaged_files(
+    damage: Callable[[bytes, int], Iterator[bytes]], truth: Truth, tmp_path: Path
+) -> None:
+    await damaged(tmp_path, truth, damage, 100)

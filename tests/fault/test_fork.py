@@ -1,0 +1,56 @@
+"""A fork after a file was opened: the child is told to open it again, and the parent notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core import RunBusy, open_run
+from tests.fault.children import Child, image, recorded
+
+RUN = str(UUID(int=3))
+
+
+async def test_a_forked_child_cannot_use_what_was_opened_before_and_frees_nothing(tmp_path: Path) -> None:
+    db = tmp_path / "jobs.db"
+    with Child("forks", db, RUN) as child:
+        said = {}
+        for _ in range(7):
+            name, _, answer = (await child.aline()).partition(": ")
+            said[name] = answer
+        assert said == {
+            "read": "StorageClosed", "submit": "StorageClosed", "step": "StorageClosed", "emit": "StorageClosed",
+            "note": "StorageClosed", "close": "done", "own": "7",
+        }  # fmt: skip
+        assert await child.aline() == "child ended: 0"
+        assert await child.aline() == "parent went on"
+        with pytest.raises(RunBusy):
+            async with open_run(db, RUN):
+                pass
+        child.tell("end")
+        assert await child.aended() == 0
+    conn = image(db)
+    assert recorded(conn, RUN) == {"first", "second"}
+    assert conn.execute("SELECT status FROM arc_runs WHERE run_id = ?", (RUN,)).fetchone() == ("succeeded",)
+    conn.close()
+
+
+async def test_a_child_that_outlives_its_parent_keeps_neither_its_run_nor_the_file(tmp_path: Path) -> None:
+    db = tmp_path / "jobs.db"
+    with Child("forks", db, RUN, "inside") as child:
+        orphan = int(child.expect("forked"))
+        try:
+            assert await child.aended() == -9
+            began = time.monotonic()
+            async with asyncio.timeout(4), open_run(db, RUN) as ctx:
+                assert ctx.attempt == 2
+                assert await ctx.step("first", lambda: 9) == 1
+            assert time.monotonic() - began < 2
+        finally:
+            os.kill(orphan, signal.SIGKILL)

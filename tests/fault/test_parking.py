@@ -1,0 +1,497 @@
+"""Parked runs: held by no worker, woken once, never missing a message, and nothing of the old attempt writes after."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core.errors import RunFailed, StorageFull, WaitTimeout
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing.clock import VirtualClock
+
+from .rig import KINDS, consistent, drop, settings, status, store, until, until_status
+
+COLD = settings(park_after=0)
+DAY = 86400.0
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+
+
+async def events_of(runner: AgentRunner, run_id: UUID | str) -> list[str]:
+    return [e.event_type for e in await runner.event_bus.get_events(run_id)]
+
+
+async def test_a_sleep_of_thirty_days(kind: str, tmp_path: Path) -> None:
+    clock, ran = VirtualClock(), list[str]()
+    async with store(kind, tmp_path, clock) as here:
+
+        async def monthly(ctx: Any) -> Any:
+            await ctx.step("before", lambda: ran.append("before"))
+            await ctx.sleep(30 * DAY)
+            await ctx.step("after", lambda: ran.append("after"))
+            return clock.wall()
+
+        here.agent("monthly", monthly)
+        began = clock.wall()
+        runner = here.runner(COLD)
+        run_id = await runner.submit("monthly")
+        assert await runner.run_once()
+        info = await runner.get_run(run_id)
+        assert (info.status.value, info.reason) == ("waiting", "sleep")
+        assert info.scheduled_at is not None
+        assert info.scheduled_at.timestamp() == began + 30 * DAY
+        assert not await runner.run_once()
+        clock.advance(30 * DAY - 1)
+        assert not await here.runner(COLD).run_once()
+        clock.advance(1)
+        # Another worker goes on with it.
+        assert await here.runner(COLD).run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": began + 30 * DAY}
+        assert ran == ["before", "after"]
+        assert (await runner.get_run(run_id)).attempt == 1
+        kinds = await events_of(runner, run_id)
+        assert kinds.count("run.started") == kinds.count("run.resumed") == 1
+        await consistent(runner, run_id)
+
+
+async def test_the_loop_of_a_worker_wakes_at_the_hour(kind: str, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        here.agent("a", lambda ctx: ctx.sleep(30 * DAY))
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        working = asyncio.ensure_future(runner.run_loop(365 * DAY, handle_signals=False))
+        await until_status(runner, run_id, "waiting")
+        async with asyncio.timeout(10):
+            while clock.next_due is None or clock.next_due > 30 * DAY:
+                await asyncio.sleep(0.002)
+        clock.advance(30 * DAY)
+        assert (await runner.wait(run_id, timeout=10)).status is RunStatus.SUCCEEDED
+        runner.stop()
+        await working
+
+
+async def test_a_signal_between_look_and_park_is_never_lost(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes when the mailbox has been read, before the commit that gives the run back."""
+    async with store(kind, tmp_path) as here:
+
+        async def waits(ctx: Any) -> Any:
+            return await ctx.wait_for_signal("go")
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        commit, sent = here.engine.commit, list[bool]()
+
+        async def signal_first(guard: Any, ops: Any) -> Any:
+            parks = any(op.name == "queue.settle" and op.args[1].status == "waiting" for op in ops)
+            if parks and not sent:
+                sent.append(True)
+                assert await runner.signal(run_id, "go", "just in time")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(here.engine, "commit", signal_first)
+        await runner.run_once()
+        assert sent
+        # The park was refused, and the run went on in place.
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": "just in time"}
+        assert "run.resumed" not in await events_of(runner, run_id)
+
+
+async def test_another_message_between_look_and_park_does_not_keep_it_up(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def waits(ctx: Any) -> Any:
+            return [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("other")]
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        commit, sent = here.engine.commit, list[bool]()
+
+        async def signal_first(guard: Any, ops: Any) -> Any:
+            if any(op.name == "queue.settle" for op in ops) and not sent:
+                sent.append(True)
+                await runner.signal(run_id, "other", 2)
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(here.engine, "commit", signal_first)
+        await runner.run_once()
+        assert await status(runner, run_id) == "waiting"
+        await runner.signal(run_id, "go", 1)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": [1, 2]}
+
+
+async def test_signals_sent_before_and_while_parked_arrive_in_order(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def waits(ctx: Any) -> Any:
+            first = await ctx.wait_for_signal("go")
+            await ctx.step("between", lambda: None)
+            return [first, await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go")]
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        await runner.signal(run_id, "go", 1)
+        assert await runner.run_once()
+        assert await status(runner, run_id) == "waiting"
+        await runner.signal(run_id, "go", 2)
+        await runner.signal(run_id, "go", 3)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": [1, 2, 3]}
+        await consistent(runner, run_id)
+
+
+async def test_the_time_limit_of_a_parked_wait(kind: str, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        heard: list[str] = []
+
+        async def waits(ctx: Any) -> Any:
+            try:
+                await ctx.wait_for_signal("go", timeout=60)
+            except WaitTimeout as error:
+                heard.append(str(error))
+            return await ctx.approve("then", timeout=DAY)
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        assert await runner.run_once()
+        clock.advance(59)
+        assert not await runner.run_once()
+        clock.advance(1)
+        assert await runner.run_once()
+        await runner.signal(run_id, "go", "late")
+        await runner.approve(run_id, "then", "yes")
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": "yes"}
+        assert heard == ["no signal go came within 60 s"] * 2
+        assert (await events_of(runner, run_id)).count("approval.requested") == 1
+
+
+async def test_a_woken_run_does_not_wait_anew(kind: str, tmp_path: Path) -> None:
+    """Another message wakes it half-way: the sleep still ends when it was to end at first."""
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        began = clock.wall()
+
+        async def sleeps(ctx: Any) -> Any:
+            await ctx.sleep(100)
+            return clock.wall() - began
+
+        here.agent("a", sleeps)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        assert await runner.run_once()
+        for _ in range(3):
+            clock.advance(30)
+            await runner.signal(run_id, "nothing")
+            assert await runner.run_once()
+            assert await status(runner, run_id) == "waiting"
+        clock.advance(10)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": 100.0}
+
+
+async def test_what_is_called_after_a_park_never_returns_and_writes_nothing(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+        kept: list[Any] = []
+        reached: list[str] = []
+
+        async def waits(ctx: Any) -> Any:
+            kept.append(ctx)
+            try:
+                return await ctx.wait_for_signal("go")
+            finally:
+                reached.append("finally")
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        await runner.run_once()
+        assert reached == ["finally"]
+        assert await status(runner, run_id) == "waiting"
+        before = (await runner.state_store.records(run_id), await events_of(runner, run_id))
+        ctx = kept[0]
+
+        async def step() -> None:
+            reached.append("step")
+
+        calls = [
+            ctx.emit("late", {}), ctx.checkpoint({"late": 1}), ctx.get_state(), ctx.step("late", step), ctx.sleep(0),
+            ctx.wait_for_signal("go"), ctx.approve("late"), ctx.call("a", {}), ctx.now(), ctx.random(), ctx.uuid4(),
+            ctx.transaction("late", len, "x"),
+        ]  # fmt: skip
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        done, _ = await asyncio.wait(tasks, timeout=0.1)
+        assert done == set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert reached == ["finally"]
+        assert before == (await runner.state_store.records(run_id), await events_of(runner, run_id))
+        assert await runner.state_store.get_checkpoint(str(run_id)) is None
+
+
+async def test_what_is_called_after_the_end_never_returns_and_writes_nothing(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+        kept: list[Any] = []
+
+        async def ends(ctx: Any) -> None:
+            kept.append(ctx)
+
+        here.agent("a", ends)
+        runner = here.runner()
+        result = await runner.execute("a")
+        assert result.run_id is not None
+        before = await events_of(runner, result.run_id)
+        late = asyncio.ensure_future(kept[0].emit("late", {}))
+        await asyncio.wait({late}, timeout=0.05)
+        assert not late.done()
+        late.cancel()
+        assert await events_of(runner, result.run_id) == before
+
+
+async def test_a_park_wakes_a_worker_for_others(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def waits(ctx: Any) -> Any:
+            return await ctx.wait_for_signal("go")
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        runs = [await runner.submit("a") for _ in range(20)]
+        working = asyncio.ensure_future(runner.run_loop(5, concurrency=1, handle_signals=False))
+        for run_id in runs:
+            await until_status(runner, run_id, "waiting")
+        for n, run_id in enumerate(runs):
+            assert await runner.signal(run_id, "go", n)
+        results = [await runner.wait(run_id, timeout=10) for run_id in runs]
+        assert [r.final_output["value"] for r in results] == list(range(20))
+        runner.stop()
+        await working
+
+
+# -- children
+
+
+async def doubled(ctx: Any) -> Any:
+    return await ctx.step("double", lambda n: 2 * n, ctx.params["n"])
+
+
+async def test_a_child_run_by_a_worker(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def parent(ctx: Any) -> Any:
+            first = await ctx.call("double", {"params": {"n": 4}})
+            second = await ctx.call("double", {"params": {"n": 5}})
+            assert first.run_id != second.run_id
+            return [first.final_output["value"], second.final_output["value"]]
+
+        here.agent("double", doubled)
+        here.agent("parent", parent)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("parent", priority=3)
+        assert await runner.run_once()
+        info = await runner.get_run(run_id)
+        assert info.status is RunStatus.WAITING
+        assert info.reason.startswith("child ")
+        [child] = await runner.runs(agent="double")
+        assert (child.status, child.parent_run_id, child.priority) == (RunStatus.PENDING, run_id, 3)
+        while await runner.run_once():
+            pass
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": [8, 10]}
+        assert len(await runner.runs(agent="double")) == 2
+        await consistent(runner, run_id)
+
+
+async def test_a_child_run_in_place(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def parent(ctx: Any) -> Any:
+            result = await ctx.call("double", {"params": {"n": 4}}, key="the one")
+            return [result.status.value, result.final_output["value"]]
+
+        here.agent("double", doubled)
+        here.agent("parent", parent)
+        runner = here.runner()
+        result = await runner.execute("parent", "p")
+        assert result.final_output == {"value": ["succeeded", 8]}
+        [child] = await runner.runs(agent="double")
+        assert child.parent_run_id == result.run_id
+        assert (await runner.execute("parent", "p")).final_output == result.final_output
+        assert len(await runner.runs(agent="double")) == 1
+
+
+@pytest.mark.parametrize("worker", [True, False], ids=["worker", "in-place"])
+async def test_a_child_that_fails(kind: str, worker: bool, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def fails(ctx: Any) -> Any:
+            raise ValueError("no luck")
+
+        async def parent(ctx: Any) -> Any:
+            try:
+                await ctx.call("fails", {})
+            except RunFailed as error:
+                return [error.status, str(error).split(": ", 1)[1]]
+
+        here.agent("fails", fails)
+        here.agent("parent", parent)
+        runner = here.runner(settings(park_after=0, max_retries=2))
+        if worker:
+            run_id = await runner.submit("parent")
+            while await runner.run_once():
+                pass
+            result = await runner.wait(run_id, timeout=5)
+        else:
+            result = await runner.execute("parent")
+        assert result.final_output == {"value": ["failed", "ValueError: no luck"]}
+        [child] = await runner.runs(agent="fails")
+        assert (child.status, child.attempt) == (RunStatus.FAILED, 2)
+
+
+async def test_cancelling_a_parent_cancels_what_it_called(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+        async def grandparent(ctx: Any) -> Any:
+            return await ctx.call("parent", {})
+
+        async def parent(ctx: Any) -> Any:
+            return await ctx.call("child", {})
+
+        here.agent("grandparent", grandparent)
+        here.agent("parent", parent)
+        here.agent("child", lambda ctx: ctx.wait_for_signal("never"))
+        runner = here.runner(COLD)
+        run_id = await runner.submit("grandparent")
+        while await runner.run_once():
+            pass
+        assert [r.status.value for r in await runner.runs()] == ["waiting"] * 3
+        assert await runner.cancel(run_id)
+        assert [r.status.value for r in await runner.runs()] == ["cancelled"] * 3
+        assert not await runner.run_once()
+        for info in await runner.runs():
+            await consistent(runner, info.run_id)
+            assert (await events_of(runner, info.run_id))[-1] == "run.cancelled"
+
+
+async def test_cancelling_a_run_cancels_the_child_running_in_place(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+        here.agent("child", lambda ctx: ctx.step("long", lambda: asyncio.sleep(30)))
+
+        async def parent(ctx: Any) -> Any:
+            return await ctx.call("child", {})
+
+        here.agent("parent", parent)
+        runner = here.runner()
+        running = asyncio.ensure_future(runner.execute("parent", "p"))
+        async with asyncio.timeout(5):
+            while not [r for r in await runner.runs(agent="child") if r.status is RunStatus.RUNNING]:
+                await asyncio.sleep(0.002)
+        assert await runner.cancel("p", wait=True) is RunStatus.CANCELLED
+        assert (await running).status is RunStatus.CANCELLED
+        assert [r.status.value for r in await runner.runs()] == ["cancelled"] * 2
+
+
+async def test_a_child_that_is_cancelled_tells_its_parent(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def parent(ctx: Any) -> Any:
+            try:
+                await ctx.call("child", {})
+            except RunFailed as error:
+                return error.status
+
+        here.agent("child", lambda ctx: ctx.wait_for_signal("never"))
+        here.agent("parent", parent)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("parent")
+        while await runner.run_once():
+            pass
+        [child] = await runner.runs(agent="child")
+        assert await runner.cancel(child.run_id)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": "cancelled"}
+
+
+async def test_a_child_is_spawned_once_over_a_crash(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent dies right after the commit that stores its child, and again while it waits."""
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("double", {"params": {"n": 3}})).final_output["value"]
+
+        here.agent("parent", parent)
+        here.agent("double", doubled)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("parent")
+        commit, crashes = here.engine.commit, 0
+
+        async def crash_after(guard: Any, ops: Any) -> Any:
+            nonlocal crashes
+            result = await commit(guard, ops)
+            if any(op.name == "queue.insert" for op in ops):
+                crashes += 1
+                await asyncio.get_running_loop().create_future()
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here.engine, "commit", crash_after)
+            dead = asyncio.ensure_future(runner.run_once())
+            await until(lambda: crashes == 1)
+        await drop(runner, dead, run_id)
+        clock.advance(61)
+        survivor = here.runner(COLD)
+        while await survivor.run_once():
+            pass
+        assert (await survivor.wait(run_id, timeout=5)).final_output == {"value": 6}
+        assert len(await survivor.runs(agent="double")) == 1
+        assert (await survivor.get_run(run_id)).attempt == 2
+        await consistent(survivor, run_id)
+        dead.cancel()
+        await asyncio.wait({dead})
+
+
+async def test_a_park_that_cannot_be_written_is_an_error_of_the_run(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store(kind, tmp_path) as here:
+        async def waits(ctx: Any) -> Any:
+            return await ctx.wait_for_signal("go")
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        commit, full = here.engine.commit, [True]
+
+        async def refuse(guard: Any, ops: Any) -> Any:
+            if full and any(op.name == "queue.settle" and op.args[1].status == "waiting" for op in ops):
+                full.clear()
+                raise StorageFull("injected")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(here.engine, "commit", refuse)
+        assert await runner.run_once()
+        info = await runner.get_run(run_id)
+        assert (info.status.value, info.attempt) == ("pending", 2)
+        assert await runner.run_once()
+        await runner.signal(run_id, "go", 1)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": 1}
+        gc.collect()

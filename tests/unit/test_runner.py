@@ -1,0 +1,799 @@
+"""The verbs of a runner: executing, submitting, watching, stopping and repairing runs."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import logging
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core import configure, register_runtime
+from agent_runtime_core._clock import Clock
+from agent_runtime_core.errors import (
+    IdempotencyConflict,
+    IllegalTransition,
+    InvalidArgument,
+    NotSupported,
+    RunBusy,
+    RunFailed,
+    UnknownAgent,
+    UnknownRun,
+)
+from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig
+from agent_runtime_core.runner import core as runner_core
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing import VirtualClock
+from tests.unit.rig import Rig, Script, soon, until
+
+
+class Echo(AgentRuntime):
+    key = "my-agent"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        await ctx.emit("assistant.message", {"content": "hi"})
+        return RunResult(
+            final_output={"response": ctx.input_messages[-1]["content"]},
+            final_messages=[{"role": "assistant", "content": "hi"}],
+            usage={"total_tokens": 3},
+            artifacts={"file": b"1"},
+        )
+
+
+async def answer(ctx: Any) -> int:
+    return 42
+
+
+async def breaks(ctx: Any) -> None:
+    raise ValueError("broken")
+
+
+# -- execute
+
+
+async def test_execute_as_the_readme_writes_it() -> None:
+    register_runtime(Echo())
+    runner = AgentRunner(config=RunnerConfig(run_timeout_seconds=300, max_retries=3))
+    result = await runner.execute(
+        agent="my-agent", run_id="run-123", input_data={"messages": [{"role": "user", "content": "Hello!"}]}
+    )
+    assert result.final_output == {"response": "Hello!"}
+    assert (result.status, result.error) == (RunStatus.SUCCEEDED, None)
+    assert result.raise_for_status() is result
+    assert isinstance(result.run_id, UUID)
+    again = await runner.execute(
+        agent="my-agent", run_id="run-123", input_data={"messages": [{"role": "user", "content": "Hello!"}]}
+    )
+    assert again == result
+    info = await runner.get_run("run-123")
+    assert (info.run_key, info.run_id, info.agent_key) == ("run-123", result.run_id, "my-agent")
+    await runner.close()
+
+
+async def test_the_events_of_a_success(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        await rig.runner.execute(Echo(), "r", {"messages": [{"content": "Q"}]})
+        assert await rig.told() == [
+            ("run.started", {"agent_key": "my-agent", "attempt": 1}),
+            ("assistant.message", {"content": "hi"}),
+            ("run.succeeded", {"final_output": {"response": "Q"}, "usage": {"total_tokens": 3}}),
+        ]
+        assert await rig.runner.state_store.get_run_status((await rig.runner.get_run("r")).run_id) == "succeeded"
+
+
+async def test_a_failing_run_is_tried_as_often_as_allowed(place: Path | None) -> None:
+    async with Rig(place, max_retries=3, retry_backoff_base=2) as rig:
+        result = await rig.go(breaks)
+        assert result.status == RunStatus.FAILED
+        assert result.error is not None
+        assert (result.error.type, result.error.message, result.error.retriable) == ("ValueError", "broken", True)
+        assert "breaks" in result.error.stack
+        told = await rig.told()
+        assert [kind for kind, _ in told] == ["run.started"] * 3 + ["run.failed"]
+        assert [payload["attempt"] for _, payload in told[:3]] == [1, 2, 3]
+        assert set(told[3][1]) == {"type", "message", "stack", "retriable", "details"}
+        assert rig.clock.boot() == 2 + 4
+        with pytest.raises(RunFailed, match="ValueError: broken") as caught:
+            result.raise_for_status()
+        assert caught.value.status == "failed"
+        assert await rig.runner.state_store.get_run_status(str(result.run_id)) == "failed"
+
+
+async def test_raise_on_error_raises() -> None:
+    async with Rig() as rig:
+        with pytest.raises(RunFailed, match="broken"):
+            await rig.go(breaks, raise_on_error=True)
+        assert (await rig.go(answer, "ok", raise_on_error=True)).final_output == {"value": 42}
+
+
+async def test_an_error_in_the_result_is_a_failure_and_keeps_the_result() -> None:
+    async with Rig() as rig:
+
+        async def partly(ctx: Any) -> RunResult:
+            return RunResult({"part": 1}, error=ErrorInfo("Quota", "used up", retriable=False))
+
+        result = await rig.go(partly)
+        assert (result.status, result.final_output) == ("failed", {"part": 1})
+        assert result.error is not None
+        assert result.error.message == "used up"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [("text", "'text', not a RunResult"), (RunResult({"x": object()}), r"final_output\.x")]
+)
+async def test_what_is_no_result_fails_the_run_for_good(place: Path | None, wrong: Any, said: str) -> None:
+    class Wrong(Echo):
+        async def run(self, ctx: RunContext) -> RunResult:
+            return wrong  # type: ignore[no-any-return]
+
+    async with Rig(place, max_retries=3) as rig:
+        result = await rig.runner.execute(Wrong(), "r")
+        assert result.status == RunStatus.FAILED
+        assert result.error is not None
+        assert result.error.retriable is False
+        with pytest.raises(RunFailed, match=said):
+            result.raise_for_status()
+        assert len(await rig.told("run.started")) == 1
+        # What went wrong left no hole: the run can be opened again and cancelled.
+        await rig.runner.resume("r")
+        assert await rig.runner.cancel("r", wait=True) == RunStatus.CANCELLED
+
+
+async def test_an_attempt_that_takes_too_long_is_timed_out_for_good(place: Path | None) -> None:
+    async with Rig(place, Clock(), run_timeout_seconds=0.06, max_retries=3) as rig:
+
+        async def stays(ctx: Any) -> None:
+            await asyncio.Event().wait()
+
+        result = await rig.go(stays)
+        assert result.status == RunStatus.TIMED_OUT
+        assert await rig.told("run.timed") == [("run.timed_out", {"timeout_seconds": 0.06})]
+        assert len(await rig.told("run.started")) == 1
+
+
+async def test_a_deadline_stops_a_run_before_and_while_it_runs(place: Path | None) -> None:
+    clock = Clock()
+    async with Rig(place, clock) as rig:
+
+        async def stays(ctx: Any) -> None:
+            await asyncio.Event().wait()
+
+        rig.register(stays)
+        await rig.runner.submit("script", run_id="in", deadline=clock.wall() + 0.1)
+        await rig.runner.submit("script", run_id="before", deadline=dt.datetime.fromtimestamp(clock.wall() - 1, dt.UTC))
+        assert await rig.runner.run_once()
+        assert await rig.runner.run_once()
+        for run_id in ("in", "before"):
+            result = await rig.runner.wait(run_id)
+            assert result.status == RunStatus.TIMED_OUT
+        result = await rig.runner.wait("before")
+        assert result.error is not None
+        assert result.error.type == "DeadlineExceeded"
+
+
+async def test_a_run_not_begun_in_time_is_not_begun(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", run_id="r", expires_in=5)
+        clock.advance(6)
+        assert await rig.runner.run_once()
+        result = await rig.runner.wait("r")
+        assert result.error is not None
+        assert (result.status, result.error.type) == (RunStatus.TIMED_OUT, "Expired")
+        assert await rig.told("run.started") == []
+
+
+async def test_the_agents_hooks_are_asked(place: Path | None, caplog: pytest.LogCaptureFixture) -> None:
+    class Hooked(Script):
+        async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
+            if str(error) == "hook":
+                raise RuntimeError("the hook is broken")
+            return None if str(error) == "none" else ErrorInfo("Mine", f"<{error}>", retriable=False)
+
+        async def cancel(self, ctx: RunContext) -> None:
+            await ctx.emit("bye", {})
+            raise RuntimeError("the hook is broken")
+
+    async with Rig(place) as rig:
+
+        def says(text: str) -> Any:
+            async def body(ctx: Any) -> None:
+                raise ValueError(text)
+
+            return body
+
+        kinds = []
+        for text in ("mine", "none", "hook"):
+            result = await rig.runner.execute(Hooked(says(text)), text)
+            assert result.error is not None
+            kinds.append(result.error.type)
+        assert kinds == ["Mine", "ValueError", "ValueError"]
+        assert "on_error() of agent 'script' failed" in caplog.text
+
+        async def cancelled(ctx: Any) -> None:
+            ctx.place.cancelled = True
+            ctx.place.task.cancel()
+            await asyncio.sleep(0)
+
+        assert (await rig.runner.execute(Hooked(cancelled), "r")).status == RunStatus.CANCELLED
+        assert [kind for kind, _ in await rig.told()] == ["run.started", "bye", "run.cancelled"]
+        assert "cancel() of agent 'script' failed" in caplog.text
+
+
+async def test_an_agent_that_cancels_itself_has_failed() -> None:
+    async def body(ctx: Any) -> None:
+        raise asyncio.CancelledError
+
+    async with Rig() as rig:
+        result = await rig.go(body)
+        assert result.error is not None
+        assert (result.status, result.error.type) == (RunStatus.FAILED, "CancelledError")
+
+
+async def test_cancelling_execute_gives_the_run_back_unused(place: Path | None) -> None:
+    inside = asyncio.Event()
+    attempts: list[int] = []
+
+    async def body(ctx: Any) -> int:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            inside.set()
+            await asyncio.Event().wait()
+        return 1
+
+    async with Rig(place, max_retries=3) as rig:
+        await rig.cut(body, inside)
+        assert (await rig.runner.get_run("r")).status == RunStatus.PENDING
+        assert await rig.value(body) == 1
+        assert attempts == [1, 1]
+        assert [kind for kind, _ in await rig.told("run.")] == ["run.started", "run.resumed", "run.succeeded"]
+
+
+async def test_another_agent_or_input_under_one_id_is_a_conflict(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        await rig.go(answer, input_data={"n": 1})
+        with pytest.raises(IdempotencyConflict, match=r'r was used before with input \{"n":1\}, now \{"n":2\}'):
+            await rig.go(answer, input_data={"n": 2})
+        with pytest.raises(IdempotencyConflict, match="agent 'script', now 'other'"):
+            await rig.runner.execute(Script(answer, "other"), "r", {"n": 1})
+
+
+async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None) -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> str:
+        inside.set()
+        await leave.wait()
+        return "first"
+
+    async with Rig(place) as rig:
+        other = rig.another(worker_id="other")
+        going = asyncio.ensure_future(other.execute(Script(body), "r"))
+        await until(inside)
+        with pytest.raises(RunBusy, match="r is held by other since") as caught:
+            await rig.go(body, if_running="raise")
+        assert caught.value.worker == "other"
+        waiting = asyncio.ensure_future(rig.value(body))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        leave.set()
+        assert await waiting == "first"
+        assert (await going).final_output == {"value": "first"}
+
+
+async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: Path | None) -> None:
+    inside = asyncio.Event()
+
+    async def hangs(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    clock = VirtualClock()
+    async with Rig(place, clock, lease_ttl_seconds=60, run_timeout_seconds=1e6) as rig:
+        rig.register(answer)
+        tasks = []
+        for run_id, recover in (("mine", "inline"), ("theirs", "worker")):
+            inside.clear()
+            tasks.append(asyncio.ensure_future(rig.go(hangs, run_id, recover=recover)))
+            await until(inside)
+        clock.advance(61)
+        worker = rig.another(worker_id="w2")
+        assert await worker.run_once()
+        assert (await worker.wait("theirs")).final_output == {"value": 42}
+        assert not await worker.run_once()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"if_running": "hope"}, "not 'hope'"), ({"recover": "never"}, "not 'never'"), ({"run_id": ""}, "not empty"),
+     ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x")],
+)  # fmt: skip
+async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        with pytest.raises(ValueError, match=said):
+            await rig.runner.execute(Script(answer), **options)
+        assert await rig.runner.runs() == []
+
+
+async def test_an_unknown_agent_names_the_nearest() -> None:
+    async with Rig() as rig:
+        rig.register(answer, "report")
+        with pytest.raises(UnknownAgent, match=r"no agent 'raport'.*did you mean 'report'\?"):
+            await rig.runner.execute("raport")
+        with pytest.raises(KeyError):
+            await rig.runner.execute("zzz")
+
+
+# -- through the queue
+
+
+async def test_a_submitted_run_is_stored_claimed_and_waited_for(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        agent = rig.register(answer)
+        run_id = await rig.runner.submit(agent, {"n": 1}, run_id="r", metadata={"m": 1}, priority=3)
+        info = await rig.runner.get_run(run_id)
+        assert isinstance(info, RunInfo)
+        assert (info.status, info.attempt, info.generation, info.priority) == (RunStatus.PENDING, 1, 1, 3)
+        assert (info.input, info.metadata, info.worker, info.reason) == ({"n": 1}, {"m": 1}, None, "")
+        assert info.created_at.tzinfo is not None
+        assert await rig.runner.run_once() is True
+        assert await rig.runner.run_once() is False
+        result = await rig.runner.wait("r", timeout=5)
+        assert (result.final_output, result.run_id) == ({"value": 42}, run_id)
+        info = await rig.runner.get_run("r")
+        assert info.worker == "worker-1"
+        assert info.started_at is not None
+        assert info.ended_at is not None
+
+
+async def test_a_worker_retries_through_the_queue(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock, max_retries=2, retry_backoff_base=3) as rig:
+        rig.register(breaks)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
+        info = await rig.runner.get_run("r")
+        assert (info.status, info.attempt) == (RunStatus.PENDING, 2)
+        assert info.scheduled_at == dt.datetime.fromtimestamp(clock.wall() + 3, dt.UTC)
+        assert await rig.runner.state_store.get_run_status(str(info.run_id)) == "pending"
+        assert not await rig.runner.run_once()
+        clock.advance(3)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).status == RunStatus.FAILED
+        assert (await rig.runner.get_run("r")).reason == "ValueError"
+
+
+async def test_priority_then_arrival_and_delays(place: Path | None) -> None:
+    clock, order = VirtualClock(), list[str]()
+
+    async def notes(ctx: Any) -> None:
+        order.append(ctx.run_key)
+
+    async with Rig(place, clock) as rig:
+        rig.register(notes)
+        await rig.runner.submit("script", run_id="low")
+        await rig.runner.submit("script", run_id="late", delay=10, priority=99)
+        await rig.runner.submit("script", run_id="high", priority=5)
+        await rig.runner.submit("script", run_id="high2", priority=5)
+        while await rig.runner.run_once():
+            pass
+        assert order == ["high", "high2", "low"]
+        clock.advance(10)
+        assert await rig.runner.run_once()
+        assert order[-1] == "late"
+
+
+async def test_one_idempotency_key_is_one_run(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        first = await rig.runner.submit("script", {"n": 1}, idempotency_key="k")
+        assert await rig.runner.submit("script", {"n": 1}, idempotency_key="k") == first
+        with pytest.raises(IdempotencyConflict, match="idempotency key 'k'"):
+            await rig.runner.submit("script", {"n": 2}, idempotency_key="k")
+        assert len(await rig.runner.runs()) == 1
+
+
+async def test_an_agent_nobody_knows_stays_queued(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        await rig.runner.submit("elsewhere", run_id="r")
+        rig.register(answer)
+        assert not await rig.runner.run_once()
+        assert (await rig.runner.get_run("r")).status == RunStatus.PENDING
+        rig.register(answer, "elsewhere")
+        assert await rig.runner.run_once()
+
+
+async def test_runs_are_listed_by_status_agent_and_time(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", run_id="a")
+        await rig.runner.run_once()
+        clock.advance(10)
+        since = clock.wall()
+        await rig.runner.submit("script", run_id="b")
+        await rig.runner.submit("other", run_id="c")
+
+        async def keys(**wanted: Any) -> list[str | None]:
+            return [info.run_key for info in await rig.runner.runs(**wanted)]
+
+        assert await keys() == ["a", "b", "c"]
+        assert await keys(status="succeeded") == ["a"]
+        assert await keys(status=RunStatus.PENDING) == ["b", "c"]
+        assert await keys(agent="other") == ["c"]
+        assert await keys(since=since) == await keys(since=dt.datetime.fromtimestamp(since, dt.UTC)) == ["b", "c"]
+        assert await keys(limit=1) == ["a"]
+        with pytest.raises(ValueError, match="lost"):
+            await keys(status="lost")
+
+
+async def test_what_is_not_stored_is_unknown(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        runner = rig.runner
+        for call in (runner.get_run, runner.wait, runner.cancel, runner.resume):
+            with pytest.raises(UnknownRun, match="no run nope"):
+                await call("nope")
+        with pytest.raises(UnknownRun):
+            await runner.signal("nope", "x")
+        with pytest.raises(UnknownRun):
+            await anext(aiter(runner.stream("nope")))
+        with pytest.raises(InvalidArgument, match="not ''"):
+            await runner.signal("nope", "")
+
+
+async def test_wait_gives_up_after_its_time() -> None:
+    async with Rig() as rig:
+        await rig.runner.submit("script", run_id="r")
+        with pytest.raises(TimeoutError):
+            await rig.runner.wait("r", timeout=0.01)
+
+
+async def test_a_stream_replays_follows_and_ends(place: Path | None) -> None:
+    leave = asyncio.Event()
+
+    async def talks(ctx: Any) -> None:
+        await ctx.emit("one", {})
+        await leave.wait()
+        await ctx.emit("two", {})
+
+    async with Rig(place) as rig:
+        going = asyncio.ensure_future(rig.go(talks))
+        await rig.begun()
+        kinds = []
+        async for event in rig.runner.stream("r"):
+            kinds.append(event.event_type)
+            if event.event_type == "one":
+                leave.set()
+        assert kinds == ["run.started", "one", "two", "run.succeeded"]
+        assert [event.event_type async for event in rig.runner.stream("r", 2)] == ["two", "run.succeeded"]
+        assert [event async for event in rig.runner.stream("r", 99)] == []
+        await going
+
+
+async def test_a_stream_left_early_lets_go() -> None:
+    async with Rig() as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", run_id="r")
+        stream = rig.runner.stream("r")
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.01)
+        await rig.runner.run_once()
+        assert (await first).event_type == "run.started"
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert rig.runner.event_bus._hubs == {}
+
+
+# -- cancelling
+
+
+async def test_a_waiting_or_pending_run_is_cancelled_at_once(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.cancel("r") is True
+        assert await rig.runner.cancel("r") is False
+        assert not await rig.runner.run_once()
+        result = await rig.runner.wait("r")
+        assert result.status == RunStatus.CANCELLED
+        assert await rig.told() == [("run.cancelled", {})]
+        assert await rig.runner.cancel("r", wait=True) == RunStatus.CANCELLED
+
+
+async def test_a_running_run_and_its_children_hear_of_a_cancel(place: Path | None) -> None:
+    inside, hooked = asyncio.Event(), list[str]()
+
+    async def child(ctx: Any) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            hooked.append("child stopped")
+
+    async with Rig(place) as rig:
+        rig.register(child, "child")
+        going = asyncio.ensure_future(rig.go(lambda ctx: ctx.call("child", {})))
+        await until(inside)
+        assert await rig.another().cancel("r", wait=True) == RunStatus.CANCELLED
+        result = await going
+        assert result.status == RunStatus.CANCELLED
+        assert hooked == ["child stopped"]
+        assert [info.status for info in await rig.runner.runs(agent="child")] == [RunStatus.CANCELLED]
+        assert (await rig.told())[-1] == ("run.cancelled", {})
+
+
+async def test_a_cancelled_run_can_be_resumed_and_keeps_its_steps(place: Path | None) -> None:
+    calls: list[int] = []
+    inside = asyncio.Event()
+
+    async def body(ctx: Any) -> int:
+        await ctx.step("once", lambda: calls.append(1))
+        if not inside.is_set():
+            inside.set()
+            await asyncio.Event().wait()
+        return 7
+
+    async with Rig(place) as rig:
+        rig.register(body)
+        going = asyncio.ensure_future(rig.go(body))
+        await until(inside)
+        assert await rig.runner.cancel("r", wait=True) == "cancelled"
+        await going
+        info = await rig.runner.resume("r")
+        assert (info.status, info.generation, info.attempt) == (RunStatus.PENDING, 2, 1)
+        assert await rig.runner.state_store.get_run_status(str(info.run_id)) == "pending"
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": 7}
+        assert calls == [1]
+        with pytest.raises(IllegalTransition, match="r is succeeded"):
+            await rig.runner.resume("r")
+
+
+# -- parking, poison, dead letters
+
+
+async def test_a_wait_is_parked_and_goes_on_where_it_was(place: Path | None) -> None:
+    clock, calls = VirtualClock(), list[str]()
+
+    async def body(ctx: Any) -> str:
+        await ctx.step("before", lambda: calls.append("before"))
+        await ctx.sleep(30 * 86400)
+        answer = await ctx.wait_for_signal("go")
+        return f"{answer} after {len(calls)}"
+
+    async with Rig(place, clock, park_after=0) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
+        info = await rig.runner.get_run("r")
+        assert (info.status, info.reason) == (RunStatus.WAITING, "sleep")
+        assert not await rig.runner.run_once()
+        clock.advance(30 * 86400)
+        assert await rig.runner.run_once()
+        info = await rig.runner.get_run("r")
+        assert (info.status, info.reason, info.attempt) == (RunStatus.WAITING, "signal go", 1)
+        assert await rig.runner.signal("r", "go", "yes")
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": "yes after 1"}
+        kinds = [kind for kind, _ in await rig.told("run.")]
+        assert kinds == ["run.started", "run.resumed", "run.resumed", "run.succeeded"]
+
+
+async def test_a_parent_parks_until_its_child_has_ended(place: Path | None) -> None:
+    async with Rig(place, park_after=0) as rig:
+        rig.register(answer, "child")
+
+        async def body(ctx: Any) -> Any:
+            return (await ctx.call("child", {})).final_output["value"]
+
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        for _ in range(3):
+            assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": 42}
+
+
+async def test_three_crashes_without_progress_are_a_dead_letter(place: Path | None) -> None:
+    clock, alive = VirtualClock(), list[str]()
+
+    async def hangs(ctx: Any) -> None:
+        alive.append(str(ctx.attempt))
+        if len(alive) < 4:
+            await asyncio.Event().wait()
+
+    async with Rig(place, clock, max_retries=9, run_timeout_seconds=1e6) as rig:
+        rig.register(hangs)
+        await rig.runner.submit("script", run_id="r")
+        zombies = []
+        for n in range(3):
+            zombies.append(asyncio.ensure_future(rig.another(worker_id=f"w{n}").run_once()))
+            await soon(lambda n=n: len(alive) == n + 1)  # type: ignore[misc]
+            clock.advance(61)
+        assert await rig.runner.run_once()
+        assert alive == ["1", "2", "3"]
+        result = await rig.runner.wait("r")
+        assert result.error is not None
+        assert (result.status, result.error.type) == (RunStatus.DEAD, "Poisoned")
+        assert [info.run_key for info in await rig.runner.runs(status="dead")] == ["r"]
+        assert (await rig.told())[-1][0] == "run.failed"
+        await rig.runner.requeue("r")
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).status == RunStatus.SUCCEEDED
+        for zombie in zombies:
+            zombie.cancel()
+        await asyncio.wait(zombies)
+
+
+async def test_progress_between_crashes_keeps_a_run_alive(place: Path | None) -> None:
+    """A zombie loses each time to the next worker, after one more step."""
+    clock, inside = VirtualClock(), asyncio.Event()
+
+    async def body(ctx: Any) -> int:
+        for n in range(ctx.attempt):
+            await ctx.step("s", lambda: 1, key=str(n))
+        if ctx.attempt < 5:
+            inside.set()
+            await asyncio.Event().wait()
+        return int(ctx.attempt)
+
+    async with Rig(place, clock, max_retries=9, run_timeout_seconds=1e6) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        zombies = []
+        for n in range(5):
+            inside.clear()
+            zombies.append(asyncio.ensure_future(rig.another(worker_id=f"w{n}").run_once()))
+            await soon(lambda: inside.is_set() or zombies[-1].done())
+            clock.advance(61)
+        assert (await rig.runner.wait("r", timeout=5)).final_output == {"value": 5}
+        for zombie in zombies:
+            zombie.cancel()
+        await asyncio.wait(zombies)
+
+
+# -- retention
+
+
+async def test_vacuum_forgets_what_is_old_and_ended(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock, retention={"succeeded": 100}) as rig:
+        rig.register(answer)
+        await rig.go(answer, "old")
+        clock.advance(200)
+        await rig.go(answer, "new")
+        await rig.go(breaks, "failed")
+        await rig.runner.submit("script", run_id="live")
+        clock.advance(50)
+        assert await rig.runner.vacuum() == 1
+        assert [info.run_key for info in await rig.runner.runs()] == ["new", "failed", "live"]
+        assert await rig.told(run_id="old") == []
+        assert await rig.runner.vacuum({"failed": 0, "succeeded": 0}) == 2
+        assert await rig.runner.vacuum() == 0
+        with pytest.raises(InvalidArgument, match="not 'pending'"):
+            await rig.runner.vacuum({"pending": 0})
+        # A forgotten id is a new run.
+        assert await rig.value(answer, "old") == 42
+
+
+# -- setting up
+
+
+async def test_open_takes_a_path_a_url_and_memory(tmp_path: Path) -> None:
+    for where in (tmp_path / "a.db", f"sqlite:///{tmp_path / 'b.db'}", "memory://"):
+        async with AgentRunner.open(where, config=RunnerConfig(worker_id="w"), registry=Registry()) as runner:
+            assert (await runner.execute(Script(answer), "r")).final_output == {"value": 42}
+            assert runner.backends.durable is (where != "memory://")
+    assert (tmp_path / "a.db").exists()
+    assert (tmp_path / "b.db").exists()
+    async with AgentRunner.open(tmp_path / "a.db") as runner:
+        assert (await runner.get_run("r")).status == RunStatus.SUCCEEDED
+    with pytest.raises(InvalidArgument, match="mysql://x"):
+        AgentRunner.open("mysql://x")
+
+
+async def test_the_memory_default_says_once_that_nothing_lasts(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner_core, "_warned", set())
+    caplog.set_level(logging.INFO, "agent_runtime_core")
+    await AgentRunner.open(tmp_path / "a.db").close()
+    assert "nothing outlives" not in caplog.text
+    for _ in range(2):
+        await AgentRunner().close()
+    assert caplog.text.count("nothing outlives this process") == 1
+
+
+async def test_settings_come_from_the_configuration() -> None:
+    configure(run_timeout_seconds=7, max_retries=2, lease_ttl_seconds=9, heartbeat_interval_seconds=5)
+    runner = AgentRunner()
+    config = runner.config
+    assert (config.run_timeout_seconds, config.max_retries, config.lease_ttl_seconds) == (7, 2, 9)
+    assert config.beat_interval == 3
+    assert runner.queue.max_retries == 2
+    await runner.close()
+    queue = InMemoryQueue()
+    runner = AgentRunner(queue)
+    assert runner.queue is queue
+    assert runner.state_store.commits is queue.engine
+    await runner.close()
+
+
+def test_the_defaults_of_a_runner_config() -> None:
+    config = RunnerConfig()
+    assert (config.worker_id, config.run_timeout_seconds, config.heartbeat_interval_seconds) == ("worker-1", 300, 30)
+    assert (config.lease_ttl_seconds, config.max_retries) == (60, 3)
+    assert (config.retry_backoff_base, config.retry_backoff_max) == (2, 300)
+    assert (config.park_after, config.beat_interval) == (5, 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"worker_id": ""}, "not ''"),
+        ({"worker_id": 3}, "not 3"),
+        ({"run_timeout_seconds": 0}, "run_timeout_seconds.*not 0"),
+        ({"heartbeat_interval_seconds": -1}, "heartbeat_interval_seconds.*not -1"),
+        ({"lease_ttl_seconds": float("inf")}, "lease_ttl_seconds.*not inf"),
+        ({"lease_ttl_seconds": True}, "lease_ttl_seconds.*not True"),
+        ({"retry_backoff_base": -2}, "retry_backoff_base.*not -2"),
+        ({"retry_backoff_max": "x"}, "retry_backoff_max.*not 'x'"),
+        ({"park_after": float("nan")}, "park_after.*not nan"),
+        ({"grace_seconds": -1}, "grace_seconds.*not -1"),
+        ({"max_retries": 0}, "max_retries.*not 0"),
+        ({"max_retries": True}, "not True"),
+        ({"max_retries": 1.0}, r"not 1\.0"),
+        ({"retention": {"running": 1}}, "not 'running'"),
+        ({"retention": {"failed": -1}}, "'failed'.*not -1"),
+    ],
+)
+def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        RunnerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"priority": 1.5}, r"not 1\.5"),
+        ({"priority": 2**31}, "not 2147483648"),
+        ({"delay": -1}, "delay.*not -1"),
+        ({"expires_in": float("nan")}, "expires_in.*not nan"),
+        ({"deadline": dt.datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
+        ({"deadline": float("inf")}, "deadline.*not inf"),
+        ({"idempotency_key": ""}, "not ''"),
+        ({"idempotency_key": "x" * 513}, "1 to 512"),
+        ({"run_id": "x" * 513}, "513 characters"),
+        ({"run_id": 3}, "not a int"),
+        ({"input": [1]}, r"not list: \[1\]"),
+        ({"agent_key": ""}, "not ''"),
+        ({"parent_run_id": ""}, "not empty"),
+    ],
+)
+async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match=said):
+            await rig.runner.submit(**{"agent_key": "script", **options})
+        assert await rig.runner.runs() == []
+
+
+async def test_a_transaction_says_where_it_works() -> None:
+    async with Rig() as rig:
+        result = await rig.go(lambda ctx: ctx.transaction("t", lambda conn: 1))
+        assert result.error is not None
+        assert (result.error.type, result.error.retriable) == (NotSupported.__name__, False)
+
+
+async def test_a_runner_that_was_closed_is_not_used_again(tmp_path: Path) -> None:
+    runner = AgentRunner.open(tmp_path / "a.db")
+    await runner.close()
+    await runner.close()
+    with pytest.raises(Exception, match="closed"):
+        await runner.submit("script")
