@@ -18,7 +18,8 @@ from agent_runtime_core.events.base import EventBus
 from .floor import Line, Size, in_turns, percentile
 
 LIVE = (("memory", 1, 5000), ("memory", 100, 2000), ("sqlite", 1, 3000), ("sqlite", 100, 1000))
-LEAST = {("memory", 1): 1e6, ("memory", 100): 4e6, ("sqlite", 1): 40e3}  # deliveries a second
+LEAST = {("memory", 100): 4e6}  # deliveries a second
+REPLAYED = {"memory": 1e6, "sqlite": 40e3}
 ACROSS = 2.0  # milliseconds
 PAYLOAD = {"text": "a word or two", "n": 1}
 
@@ -43,7 +44,7 @@ async def _queues(subscribers: int, count: int) -> float:
 
 async def _follow(bus: EventBus, run_id: str, count: int, ready: asyncio.Event | None = None) -> None:
     seen = 0
-    async for event in bus.subscribe(run_id):
+    async for event in bus.subscribe(run_id, 0):
         assert event.sequence == seen, f"event {event.sequence} came instead of {seen}"
         if not seen and ready is not None:
             ready.set()
@@ -53,7 +54,7 @@ async def _follow(bus: EventBus, run_id: str, count: int, ready: asyncio.Event |
 
 
 async def _publish(bus: EventBus, run_id: str, count: int) -> None:
-    """As many runs publish in practice: a hundred at a time."""
+    """By the public way, a hundred calls at a time; each call costs more than all its deliveries."""
     for start in range(0, count, 100):
         await asyncio.gather(*(bus.publish(run_id, "word", PAYLOAD) for _ in range(min(100, count - start))))
 
@@ -89,7 +90,7 @@ from agent_runtime_core.events import get_event_bus
 
 async def main(path, run_id, count):
     bus = get_event_bus("sqlite", path=path)
-    async for event in bus.subscribe(run_id):
+    async for event in bus.subscribe(run_id, 0):
         print(time.monotonic(), flush=True)
         if event.sequence == count:
             break
@@ -143,7 +144,8 @@ def _replay_row(size: Size, backend: str) -> Line:
             return asyncio.run(_replayed(_bus(backend, path), size.of(20_000, 20)))
 
     (rate,) = in_turns(size.rounds(5), ours)
-    return Line(f"events {backend} to 1, from the start", rate, "/s", note="no bar")
+    least = None if size.tiny else REPLAYED[backend]
+    return Line(f"events {backend} to 1, from the start", rate, "/s", least=least)
 
 
 def rows(size: Size) -> Iterator[Line]:

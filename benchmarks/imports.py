@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -12,14 +13,16 @@ from .floor import Line, Size, in_turns
 IMPORT = 15.0  # milliseconds over bare Python
 PROCESS = 150.0  # milliseconds
 
-_FOREIGN = (
-    "import sys\n"
-    "before = {name.partition('.')[0] for name in sys.modules}\n"
-    "import agent_runtime_core as it\n"
-    "for name in it.__all__: getattr(it, name)\n"
-    "after = {name.partition('.')[0] for name in sys.modules}\n"
-    "print(*(after - before - set(sys.stdlib_module_names) - {'agent_runtime_core'}))"
-)
+_FOREIGN = """
+import sys
+before = set(sys.modules)
+import agent_runtime_core as it
+for name in it.__all__:
+    getattr(it, name)
+new = [sys.modules[name] for name in set(sys.modules) - before]
+print(*{each.__name__ for each in new if "-packages" in (getattr(each, "__file__", None) or "")
+        and each.__name__.partition(".")[0] != "agent_runtime_core"})
+"""
 _HELLO = """
 import asyncio, sys
 from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, register_runtime
@@ -39,31 +42,42 @@ asyncio.run(main())
 """
 
 
-def _milliseconds(code: str, *arguments: str) -> float:
-    since = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.DEVNULL)
-    return (time.perf_counter() - since) * 1000
+class _Processes:
+    """Python processes whose bytecode is kept, whatever the settings of this one."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self.environment["PYTHONPYCACHEPREFIX"] = str(size.where / "bytecode")
+
+    def output(self, code: str, *arguments: str) -> str:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, env=self.environment, check=True, capture_output=True, text=True).stdout
+
+    def milliseconds(self, code: str) -> float:
+        since = time.perf_counter()
+        self.output(code)
+        return (time.perf_counter() - since) * 1000
+
+    def hello(self) -> float:
+        with self.size.file() as path:
+            since = time.perf_counter()
+            self.output(_HELLO, str(path))
+            return (time.perf_counter() - since) * 1000
 
 
 def rows(size: Size) -> Iterator[Line]:
-    def hello() -> float:
-        with size.file() as path:
-            return _milliseconds(_HELLO, str(path))
-
-    def standard() -> float:
-        return _milliseconds("import asyncio, json, sqlite3")
-
-    hello()  # writes the bytecode
+    run = _Processes(size)
+    run.hello()  # writes the bytecode
     imported, bare, whole, library = in_turns(
         size.rounds(21),
-        lambda: _milliseconds("import agent_runtime_core"),
-        lambda: _milliseconds("pass"),
-        hello,
-        standard,
+        lambda: run.milliseconds("import agent_runtime_core"),
+        lambda: run.milliseconds("pass"),
+        run.hello,
+        lambda: run.milliseconds("import asyncio, json, sqlite3"),
     )
     yield Line("import agent_runtime_core, over bare Python", imported - bare, "ms", most=IMPORT)
     note = "beside: a process that imports asyncio, json, sqlite3"
     yield Line("process of a durable hello agent", whole, "ms", most=PROCESS, beside=library, note=note)
-    done = subprocess.run([sys.executable, "-c", _FOREIGN], check=True, capture_output=True, text=True)
-    foreign = done.stdout.split()
+    foreign = run.output(_FOREIGN).split()
     yield Line("third-party modules behind all public names", len(foreign), "", most=0.0, note=" ".join(foreign))

@@ -35,14 +35,14 @@ WORD = re.compile(r"(?<!\w)[^\W\d_]{4,30}(?!\w)")
 COMMON = frozenset(WORD.findall("""about also been does each from have into more only other over some such than that
     their them then there these they this what when where which while will with would your"""))  # fmt: skip
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n\s*\n")
-FENCED = re.compile(r"^(```|~~~).*?^\1[ \t]*$", re.M | re.S)
+FENCED = re.compile(r"^(```|~~~).*\n(?:(?!\1).*\n)*\1[ \t]*$", re.M)
 UNDERLINED = re.compile(r"^(\S.{0,200})\n(?:={3,}|-{3,}|~{3,}|\^{3,})[ \t]*$", re.M)
 DEFINED = re.compile(r"^(?: {4})?((?:async def|def|class) \w+)", re.M)
 HASHED = re.compile(r"^#{1,6}[ \t]+(\S.{0,200})", re.M)
 HEADINGS = {".md": HASHED, ".py": DEFINED, ".rst": UNDERLINED, ".txt": UNDERLINED}
 MD_LINK = re.compile(r"\[[^\[\]\n]{0,200}\](?:\(<?|:[ \t]+)([^)\s>]{1,200})")
 RST_LINK = re.compile(r"(?::doc:`|`[^`<]{0,200}<|\.\. include:: )([^`>\n]{1,200})")
-IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import[ \t]+(\([^)]{1,4000}\)|[^\n;(]{1,400})", re.M)
+IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import[ \t]+(\([^()]{1,4000}\)|[^\n;(]{1,400})", re.M)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ class Ledger:
 
     def retire(self) -> None:
         """Have every later write refused: another attempt goes on under the same claim."""
+        self._flush()
         self.guard = Guard(self.run_id, "")
 
     # -- writing
@@ -162,7 +163,9 @@ class Ledger:
             await self._commit(target, ops)
 
     def _flush(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._notes:
             notes, self._notes = self._notes, []
             with contextlib.suppress(StorageClosed):
@@ -189,11 +192,11 @@ class Ledger:
         return text
 
     async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> list[Any]:
-        """Leave the run as `how` says, with the records and queue operations that belong to it; the results of those.
+        """Leave the run as `how` says, with the records and queue operations that belong to it; its row, and their results.
 
         Moved refuses it all where one engine holds it all; elsewhere what went before is repeated or put right.
         """
         state, events = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
         done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])
-        return done[2][1:]
+        return done[2]

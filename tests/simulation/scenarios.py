@@ -88,7 +88,7 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
         crash=some(0.04),
         late_bell=some(0.5),
     )
-    runs = [_run(chance, i, edited) for i in range(chance.choice((2, 2, 3, 3, 4, 6)))]
+    runs = [_run(chance, i, edited) for i in range(chance.choice((2, 2, 2, 3, 3, 4, 6)))]
     if chance.random() < 0.08:
         runs.append(RunPlan("poison", [["step", "first", 0], ["poison", "boom", 0], ["step", "never", 0]]))
     return Scenario(
@@ -105,7 +105,7 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
             "shuffle": chance.random() < 0.5,
         },
         failing=some(0.3),
-        longest=5.0 if chance.random() < 0.05 else 0.2,
+        longest=3.0 if chance.random() < 0.05 else 0.2,
         edited=edited,
         ablated=ablated,
     )
@@ -116,7 +116,7 @@ def _run(chance: random.Random, number: int, edited: bool) -> RunPlan:
     for i in range(chance.choice((3, 3, 4, 5))):
         kinds = ("step", "step", "chain", "map", "signal", "sleep", "emit", "call", "late")
         kind = chance.choice(("step", "step", "chain") if edited else kinds)
-        count = chance.choice((2, 3))
+        count = chance.choice((2, 2, 3))
         items.append([kind, f"{kind}{i}", round(chance.uniform(0.02, 1.2), 3) if kind in ("sleep", "late") else count])
     return RunPlan(
         f"run-{number}",
@@ -139,7 +139,7 @@ def _actions(chance: random.Random, workers: int, runs: list[RunPlan]) -> list[t
                 at = chance.uniform(0.01, 2.0)
                 actions.append((at, kind, chance.choice(names)))
                 if kind == "pause":
-                    actions.append((at + chance.choice((0.3, 3.0, 6.0)), "go on", actions[-1][2]))
+                    actions.append((at + chance.choice((0.3, 1.5, 3.5)), "go on", actions[-1][2]))
     if chance.random() < 0.35:
         actions.append((chance.uniform(0.05, 2.5), "cancel", chance.choice(runs).run_id))
     for run in runs:
@@ -336,10 +336,11 @@ class Play:
         self.client = world.host("client", self._idle)
         tasks = [self._as_client(self._submit(run)) for run in scenario.runs if not run.inline]
         tasks += [asyncio.ensure_future(self._act(*action)) for action in scenario.actions]
-        await asyncio.sleep(max((at for at, what, _ in scenario.actions), default=0.0) + 1.0)
+        await asyncio.sleep(max((at for at, *_ in scenario.actions), default=0.0) + 0.3)
         world.calm_down()
         await self._unless_over(self._rest())
-        await self._unless_over(asyncio.wait(tasks, timeout=5.0))
+        if tasks:
+            await self._unless_over(asyncio.wait(tasks, timeout=5.0))
         if not self.watch.problems and not all(task.done() for task in tasks):
             self.watch.wrong(f"a client waits for ever: {[task for task in tasks if not task.done()]}")
         if not self.watch.problems:

@@ -7,6 +7,7 @@ import contextvars
 import random
 import shutil
 import tempfile
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -74,7 +75,12 @@ class Host:
         for agent in world.agents:
             registry.register(agent)
         self.runner = AgentRunner(*backends, config, registry=registry)
-        world.loop.create_task(self._main(self))
+        world.loop.create_task(self._main(self)).add_done_callback(self._returned)
+
+    def _returned(self, main: asyncio.Task[None]) -> None:
+        if not main.cancelled() and (error := main.exception()) is not None:
+            told = "".join(traceback.format_exception(error)[-3:])
+            self.world.watch.wrong(f"{self.label} fell: {error!r}\n{told}")
 
     def _backends(self, clock: SimClock) -> Backends:
         if self.world.backend == "memory":
@@ -112,7 +118,7 @@ class World:
         backend: str = "memory",
         faults: Faults = Faults(),  # noqa: B008 - frozen
         liveness: bool = True,
-        lease: float = 4.0,
+        lease: float = 2.5,
         poll: float = 2.0,
         park_after: float = 0.2,
         max_retries: int = 3,

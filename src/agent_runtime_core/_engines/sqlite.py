@@ -54,6 +54,8 @@ _FULL_CODES = {
     sqlite3.SQLITE_IOERR_TRUNCATE,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 }
+#: Damage that the driver has no code for.
+_DAMAGED = ("Could not decode to UTF-8", "unsupported file format")
 _FORBIDDEN_TO_USERS = {
     sqlite3.SQLITE_TRANSACTION,
     sqlite3.SQLITE_SAVEPOINT,
@@ -63,9 +65,11 @@ _FORBIDDEN_TO_USERS = {
 }
 
 
-def translate(error: sqlite3.Error, path: str) -> StorageError:
+def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageError:
     """The error of ours that a driver's error means."""
     code = getattr(error, "sqlite_errorcode", None) or 0
+    if isinstance(error, UnicodeDecodeError) or any(sign in str(error) for sign in _DAMAGED):
+        code = sqlite3.SQLITE_CORRUPT
     if code in _FULL_CODES:
         return StorageFull(f"no space to write {path} ({error}); nothing acknowledged is lost, free some and go on")
     match code & 0xFF:

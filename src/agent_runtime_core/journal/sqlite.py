@@ -10,7 +10,7 @@ from typing import Any
 from .._engines.base import Concern, NotApplied
 from .._engines.sqlite import SQLiteTx
 from ..errors import LeaseLost, StorageCorrupt
-from .record import Record
+from .record import ENDED, Record
 
 MIGRATIONS = (
     """CREATE TABLE arc_journal (
@@ -42,6 +42,7 @@ _COLUMNS = (
     "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?1"
 )
 _RECORDS = _COLUMNS + " AND seq > ?2 ORDER BY seq"
+_LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
 _ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
 # Sequence numbers and positions grow together: looking back from the end, where a follower is, finds the start.
 _BOUNDARIES = _COLUMNS + (
@@ -58,7 +59,12 @@ def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
 
 
 def _crc(record: Record) -> int:
-    return zlib.crc32(f"{record.result}\0{record.error}\0{record.state}".encode())
+    """Over all that a resumed run acts on; times and counts that are only told are left out, for they take long."""
+    seq, kind, name, key, attempt, claim_id, _, result, error, state, pos, _, _, _, info, next_, digest, _, nev = record
+    return zlib.crc32(
+        f"{seq}\0{kind}\0{name}\0{key}\0{attempt}\0{claim_id}\0{result}\0{error}\0{state}\0{pos}\0{info}\0{next_}"
+        f"\0{digest}\0{nev}".encode()
+    )
 
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
@@ -113,6 +119,13 @@ def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Reco
 
 
 def ending(view: sqlite3.Connection, run_id: str) -> Record | None:
+    last = view.execute(_LAST, (run_id,)).fetchone()
+    if last is None:
+        return None
+    # Read whatever it says it is: a damaged end would not be found by its kind.
+    record = _read(last)
+    if record.kind == ENDED:
+        return record
     row = view.execute(_ENDING, (run_id,)).fetchone()
     return _read(row) if row else None
 

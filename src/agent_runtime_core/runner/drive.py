@@ -166,7 +166,7 @@ class Drive:
     async def _keep(self, **changes: Any) -> None:
         """Change counters of the row under this claim."""
         how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
-        row = await self.backends.queue.settle(self.row.run_id, how)
+        row: RunRow = (await self.ledger.settle(how))[0]
         self.row = row._replace(parked=self.row.parked)
 
     async def _begin(self, book: Book) -> None:

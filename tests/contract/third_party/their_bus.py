@@ -10,7 +10,7 @@ from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import EventBus, Guard, Op, StoredEvent
 
 
-class Store:
+class Logs:
     """What is kept: the log of each run, its next sequence, and the claim that may write it."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TheirBus(EventBus):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"poll_interval": 0.005, **options})
-        self.store = Store()
+        self.store = Logs()
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         if guard is not None and self.store.claims.get(guard.key) != guard.token:

@@ -10,7 +10,7 @@ from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.state import Guard, Op, Record, StateRow, StateStore
 
 
-class Store:
+class Journals:
     """What is kept: journals as lists, the state of each run, and the claim that may write it."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TheirStore(StateStore):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.store = Store()
+        self.store = Journals()
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         if guard is not None and self.store.claims.get(guard.key) != guard.token:

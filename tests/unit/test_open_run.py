@@ -1,0 +1,256 @@
+"""A run of one's own code: succeeded, failed, taken up again, held, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.context import Context
+from agent_runtime_core.errors import (
+    IdempotencyConflict,
+    IllegalTransition,
+    LeaseLost,
+    RunBusy,
+    RunFailed,
+    StorageClosed,
+)
+from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
+from agent_runtime_core.steps import Step, StepExecutor
+from tests.unit.rig import soon
+
+
+class Counted:
+    """Steps `a`, `b`, `c`, and how often each ran."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken, self.ran = broken, list[str]()
+
+    def steps(self, names: str = "abc") -> list[Step]:
+        return [Step(name, self._step(name)) for name in names]
+
+    def _step(self, name: str) -> Any:
+        async def fn(ctx: Any, state: Any) -> str:
+            self.ran.append(name)
+            if name == self.broken:
+                raise ConnectionError(name)
+            return name.upper()
+
+        return fn
+
+
+async def look(path: Path, run_id: str = "r") -> tuple[RunInfo, list[str]]:
+    async with AgentRunner.open(path) as runner:
+        events = await runner.event_bus.get_events(run_id)
+        return await runner.get_run(run_id), [event.event_type for event in events]
+
+
+async def test_a_clean_exit_is_a_success(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    counted = Counted()
+    async with open_run(path, run_id="r", input={"n": 1}, metadata={"m": 2}) as ctx:
+        assert (ctx.run_key, ctx.input, ctx.metadata) == ("r", {"n": 1}, {"m": 2})
+        assert await StepExecutor(ctx).run(counted.steps()) == {"a": "A", "b": "B", "c": "C"}
+    info, kinds = await look(path)
+    assert (info.status, info.agent_key) == ("succeeded", "open_run")
+    assert (kinds[0], kinds[-1]) == ("run.started", "run.succeeded")
+    assert counted.ran == ["a", "b", "c"]
+
+
+async def test_an_exception_is_recorded_comes_through_and_the_rest_goes_on_next_time(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    counted = Counted("c")
+    with pytest.raises(Exception, match="step 'c' failed"):
+        async with open_run(path, "r") as ctx:
+            await StepExecutor(ctx).run(counted.steps())
+    info, kinds = await look(path)
+    assert (info.status, info.reason) == ("failed", "StepExecutionError")
+    assert kinds[-1] == "run.failed"
+    counted.broken = ""
+    async with open_run(path, "r") as ctx:
+        assert await StepExecutor(ctx).run(counted.steps()) == {"a": "A", "b": "B", "c": "C"}
+    assert counted.ran == ["a", "b", "c", "c"]
+    info, kinds = await look(path)
+    assert (info.status, info.generation) == ("succeeded", 2)
+    assert kinds.count("step.skipped") == 2
+
+
+async def test_after_a_success_the_record_answers_and_nothing_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    counted = Counted()
+
+    async def body(ctx: Context) -> Any:
+        value = await StepExecutor(ctx).run(counted.steps())
+        await ctx.emit("note", {"n": 1})
+        await ctx.checkpoint({"at": 1})
+        return [value, await ctx.step("d", lambda: 4), await ctx.random()]
+
+    async with open_run(path, "r") as ctx:
+        first = await body(ctx)
+    before = await look(path)
+    async with open_run(path, "r") as ctx:
+        assert await body(ctx) == first
+        assert await ctx.get_state() == {"at": 1}
+        with pytest.raises(IllegalTransition, match="'extra'"):
+            await ctx.step("extra", lambda: 5)
+        with pytest.raises(IllegalTransition, match="use another run_id"):
+            await ctx.transaction("tx", lambda conn: 5)
+        assert 0 <= await ctx.random() < 1
+    assert await look(path) == before
+    assert counted.ran == ["a", "b", "c"]
+    with pytest.raises(ZeroDivisionError):
+        async with open_run(path, "r"):
+            raise ZeroDivisionError
+    assert await look(path) == before
+
+
+async def test_a_held_run_is_busy_and_says_by_whom(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_run(path, "r", config=RunnerConfig(worker_id="first", run_timeout_seconds=1e9)):
+        with pytest.raises(RunBusy, match="r is held by first since") as caught:
+            async with open_run(path, "r"):
+                raise AssertionError
+        assert caught.value.worker == "first"
+        assert isinstance(caught.value.since, float)
+    async with open_run(path, "r"):
+        pass
+
+
+async def test_another_input_is_a_conflict(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_run(path, "r", input={"n": 1}):
+        pass
+    with pytest.raises(IdempotencyConflict, match='"n":2'):
+        async with open_run(path, "r", input={"n": 2}):
+            raise AssertionError
+
+
+async def test_cancelling_the_caller_gives_the_run_back(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    inside = asyncio.Event()
+
+    async def job() -> None:
+        async with open_run(path, "r"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(job())
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    info, _ = await look(path)
+    assert (info.status, info.attempt) == ("pending", 1)
+    async with open_run(path, "r") as ctx:
+        assert ctx.attempt == 1
+    info, kinds = await look(path)
+    assert (info.status, kinds) == ("succeeded", ["run.started", "run.resumed", "run.succeeded"])
+
+
+async def test_a_cancel_from_outside_stops_the_block(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def job() -> None:
+        async with open_run(path, "r") as ctx:
+            inside.set()
+            await ctx.sleep(3600)
+
+    inside = asyncio.Event()
+    task = asyncio.ensure_future(job())
+    await inside.wait()
+    async with AgentRunner.open(path) as runner:
+        assert await runner.cancel("r")
+        with pytest.raises(RunFailed, match="was cancelled") as caught:
+            await task
+        assert caught.value.status == "cancelled"
+        assert (await runner.get_run("r")).status == "cancelled"
+    assert not task.cancelled()
+
+
+async def test_a_run_cancelled_before_it_is_opened_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    inside = asyncio.Event()
+
+    async def job() -> None:
+        async with open_run(path, "r"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(job())
+    await inside.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    async with AgentRunner.open(path) as runner:
+        assert await runner.cancel("r", wait=True) == "cancelled"
+    async with open_run(path, "r") as ctx:
+        await ctx.step("a", lambda: 1)
+    assert (await look(path))[0].generation == 2
+
+
+async def test_losing_the_run_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def job() -> None:
+        async with open_run(path, "r") as ctx:
+            async with AgentRunner.open(path) as runner:
+                row = await runner.queue.must_get(str(ctx.run_id))
+                # As a process would that found this one dead.
+                await runner.queue.commits.commit(None, [runner_fence(row.run_id)])
+            await ctx.step("late", lambda: 1)
+
+    from_engine: list[Any] = []
+
+    def runner_fence(run_id: str) -> Any:
+        from_engine.append(run_id)
+        return ("fence.install", (run_id, "7" + "Z" * 25))
+
+    with pytest.raises(LeaseLost, match="nothing was written"):
+        await job()
+    assert from_engine
+    _, kinds = await look(path)
+    assert kinds == ["run.started"]
+
+
+async def test_the_files_are_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    async with open_run(path) as ctx:
+        kept = ctx
+    await soon(lambda: not list((tmp_path / "jobs.db.live").glob("*.lock")) or True)
+    assert sorted(each.name for each in (tmp_path / "jobs.db.live").iterdir()) == ["commit.lock"]
+    with pytest.raises(StorageClosed):
+        await kept._ledger.state.records(str(kept.run_id))
+
+
+def test_without_a_loop(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    counted = Counted("b")
+    with pytest.raises(Exception, match="step 'b' failed"), open_run_sync(path, "r") as run:
+        run.call(StepExecutor(run.ctx).run, counted.steps())
+    counted.broken = ""
+    with open_run_sync(path, "r", input={}) as run:
+        assert run.call(StepExecutor(run.ctx).run, counted.steps())["c"] == "C"
+        run.call(run.ctx.emit, "done", {})
+    assert counted.ran == ["a", "b", "b", "c"]
+    info, kinds = asyncio.run(look(path))
+    assert info.status == "succeeded"
+    assert "done" in kinds
+
+
+async def test_without_await_beside_a_running_loop(tmp_path: Path) -> None:
+    with open_run_sync(tmp_path / "jobs.db", "r") as run:
+        assert run.call(run.ctx.step, "a", lambda: 1) == 1
+
+
+def test_a_cancel_from_outside_stops_a_blocking_caller(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def cancels_soon(ctx: Context) -> None:
+        async with AgentRunner.open(path) as runner:
+            await runner.cancel(ctx.run_id)
+            await ctx.sleep(3600)
+
+    with pytest.raises(RunFailed, match="cancelled"), open_run_sync(path, "r") as run:
+        run.call(cancels_soon, run.ctx)
+    assert asyncio.run(look(path))[0].status == "cancelled"

@@ -1,0 +1,245 @@
+"""Runs without a loop, beside one, and across threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core import AgentRunner, RunnerConfig
+from agent_runtime_core.portal import PortalMisuse, call, from_thread, in_thread
+from agent_runtime_core.registry import Registry
+from tests.unit.rig import Script
+
+NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
+
+
+async def add(a: int, b: int = 0) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+def test_a_coroutine_function_is_called_from_a_plain_thread() -> None:
+    assert call(add, 1, b=2) == 3
+    with pytest.raises(ZeroDivisionError):
+        call(_divide)
+
+
+async def _divide() -> float:
+    return 1 / 0
+
+
+async def test_it_works_while_a_loop_runs_here() -> None:
+    assert call(add, 1) == 1
+
+
+def test_every_call_runs_on_the_one_loop() -> None:
+    async def where() -> tuple[int, int]:
+        return threading.get_ident(), id(asyncio.get_running_loop())
+
+    first = call(where)
+    assert call(where) == first
+    assert first[0] != threading.get_ident()
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(call(where)))
+    thread.start()
+    thread.join()
+    assert seen == [first]
+
+
+def test_from_the_portals_own_loop_it_is_a_misuse() -> None:
+    async def inside() -> None:
+        call(add, 1)
+
+    with pytest.raises(PortalMisuse, match=r"portal\.call\(add\).*await it"):
+        call(inside)
+
+
+def test_context_variables_go_along_and_do_not_come_back() -> None:
+    async def look() -> str:
+        name = NAME.get()
+        NAME.set("changed")
+        return name
+
+    token = NAME.set("ada")
+    try:
+        assert call(look) == "ada"
+        assert NAME.get() == "ada"
+    finally:
+        NAME.reset(token)
+
+
+def test_a_cancelled_coroutine_is_a_cancelled_call() -> None:
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(Exception, match="") as caught:
+        call(cancels)
+    assert "Cancelled" in type(caught.value).__name__
+
+
+async def test_in_thread_takes_context_and_hands_back() -> None:
+    token = NAME.set("bob")
+    try:
+        assert await in_thread(lambda: (NAME.get(), threading.current_thread().daemon)) == ("bob", True)
+    finally:
+        NAME.reset(token)
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await in_thread(next, iter(()))
+    with pytest.raises(KeyboardInterrupt):
+        await _interrupted()
+
+
+async def _interrupted() -> None:
+    def interrupts() -> None:
+        raise KeyboardInterrupt
+
+    # Awaited beside, since a task that ends in KeyboardInterrupt ends its loop.
+    future = in_thread(interrupts)
+    await future
+
+
+async def test_from_thread_reaches_the_loop_the_thread_works_for() -> None:
+    here = threading.get_ident()
+
+    async def where() -> int:
+        return threading.get_ident()
+
+    def plain() -> tuple[int, int, int]:
+        return from_thread(where), from_thread(threading.get_ident), from_thread(add, 1, b=1)
+
+    assert await in_thread(plain) == (here, here, 2)
+    with pytest.raises(PortalMisuse, match="plain step function"):
+        from_thread(add, 1)
+
+
+async def test_from_thread_on_the_loop_itself_is_a_misuse() -> None:
+    async def nested() -> None:
+        from_thread(add, 1)
+
+    def plain() -> None:
+        from_thread(nested)
+
+    with pytest.raises(PortalMisuse, match=r"from the loop itself"):
+        await in_thread(plain)
+
+
+async def test_many_blocking_functions_run_at_once() -> None:
+    gate = threading.Barrier(12)
+    assert len(await asyncio.gather(*(in_thread(gate.wait, 10) for _ in range(12)))) == 12
+
+
+async def test_a_cancelled_wait_leaves_its_thread_alone() -> None:
+    leave, left = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        leave.wait(10)
+        left.set()
+
+    task = asyncio.ensure_future(in_thread(blocks))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    leave.set()
+    assert await in_thread(left.wait, 10)
+
+
+def test_a_thread_that_outlives_its_loop_is_no_error() -> None:
+    leave, left = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        leave.wait(10)
+
+    async def short() -> None:
+        task = asyncio.ensure_future(in_thread(blocks))
+        await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(short())
+    leave.set()
+
+    async def next_one() -> None:
+        await in_thread(left.set)
+
+    asyncio.run(next_one())
+    assert left.is_set()
+
+
+def test_the_runner_without_a_loop(tmp_path: Path) -> None:
+    async def body(ctx: Any) -> str:
+        return NAME.get()
+
+    registry = Registry()
+    registry.register(Script(body))
+    runner = AgentRunner.open(tmp_path / "a.db", config=RunnerConfig(max_retries=1), registry=registry)
+    token = NAME.set("eve")
+    try:
+        assert runner.execute_sync("script", "r").final_output == {"value": "eve"}
+        run_id = runner.submit_sync("script", {"n": 1})
+        assert call(runner.run_once)
+        assert runner.wait_sync(run_id, timeout=5).status == "succeeded"
+    finally:
+        NAME.reset(token)
+        call(runner.close)
+
+
+async def test_the_runner_beside_a_running_loop() -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    runner = AgentRunner(config=RunnerConfig())
+    assert runner.execute_sync(Script(body)).final_output == {"value": 1}
+    call(runner.close)
+
+
+INTERRUPTED = """
+import sys
+from agent_runtime_core import open_run_sync
+
+async def waits(ctx):
+    print("inside", flush=True)
+    try:
+        await ctx.sleep(3600)
+    finally:
+        print("let go", flush=True)
+
+try:
+    with open_run_sync(sys.argv[1], "r") as run:
+        run.call(waits, run.ctx)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="sends a POSIX signal")
+def test_ctrl_c_cancels_and_gives_the_run_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            assert process.stdout.readline() == "inside\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stdout.read().split("\n")[:2] == ["let go", "interrupted"]
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+    async def look() -> tuple[str, int]:
+        async with AgentRunner.open(path) as runner:
+            info = await runner.get_run("r")
+            return info.status.value, info.attempt
+
+    assert asyncio.run(look()) == ("pending", 1)
