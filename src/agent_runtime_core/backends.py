@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ._engines.memory import MemoryEngine
@@ -57,11 +57,18 @@ def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", m
 
 
 def _sqlite(path: str, durability: str, max_retries: int) -> Backends:
-    return Backends(
-        get_queue("sqlite", path=path, durability=durability, max_retries=max_retries),
-        get_event_bus("sqlite", path=path, durability=durability),
-        get_state_store("sqlite", path=path, durability=durability),
-    )
+    where: dict[str, Any] = {"path": path, "durability": durability}
+    opened: list[Any] = []
+    try:
+        opened.append(get_queue("sqlite", **where, max_retries=max_retries))
+        opened.append(get_event_bus("sqlite", **where))
+        opened.append(get_state_store("sqlite", **where))
+    except BaseException:
+        # Half a store is none: a file that could not be read is not kept open either.
+        for backend in opened:
+            backend.engine.close_now()
+        raise
+    return Backends(*opened)
 
 
 def configured(

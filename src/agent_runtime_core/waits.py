@@ -48,16 +48,31 @@ class Place:
     sealed: bool = False
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
-    told: asyncio.Future[None] | None = None  # done once the task was told to stop
+    stopped: bool = False  # the task was told to stop
     waited: float = 0.0  # seconds spent waiting in place
     waiting_since: float | None = None
+    _awake: bool = False
+    _waker: asyncio.Future[None] | None = None
 
     def stop(self) -> None:
         """Cancel the task, and wake whoever waits for it: it may not listen."""
-        if self.told is not None and not self.told.done():
-            self.told.set_result(None)
+        self.stopped = True
+        self.wake()
         if self.task is not None:
             self.task.cancel()
+
+    def wake(self) -> None:
+        """Have the runner look at its task."""
+        self._awake = True
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    async def woken(self) -> None:
+        """Wait for the next `wake`, or one since the last time."""
+        if not self._awake:
+            self._waker = asyncio.get_running_loop().create_future()
+            await self._waker
+        self._awake = False
 
 
 class Waits:

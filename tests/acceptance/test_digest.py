@@ -165,6 +165,30 @@ def test_killed_50_times_over_240_files_it_writes_the_same_digest(tmp_path: Path
     kill_and_go_on(tmp_path, files=240, kills=50, slow=0.01, seed=50)
 
 
+@pytest.mark.parametrize("moment", ["before it is written", "before it is renamed", "before the run is ended"])
+def test_killed_while_the_digest_is_written_it_writes_it_again(tmp_path: Path, moment: str) -> None:
+    folder, out = tmp_path / "notes", tmp_path / "digest.md"
+    write_notes(folder, 6)
+    out.write_text("old")
+    named = {"before it is written": "digest.render", "before it is renamed": "os.replace"}
+    dying = (
+        "import os, signal, sys; sys.path.insert(0, sys.argv.pop(1)); import digest; write = digest.write_atomically\n"
+    )
+    dying += f"def die(*_): os.kill(os.getpid(), {signal.SIGKILL.value})\n"
+    dying += f"{named.get(moment, 'digest.write_atomically')} = "
+    dying += "die\n" if moment in named else "lambda *given: die(write(*given))\n"
+    dead = subprocess.run(
+        [sys.executable, "-c", dying + "digest.main()", SCRIPT.parent, folder], cwd=tmp_path, check=False
+    )
+    assert dead.returncode == -signal.SIGKILL
+    assert (out.read_text() == "old") == (moment in named)
+    assert "7 of 7 steps kept from before" in run(folder, cwd=tmp_path).stdout
+    again = out.read_bytes()
+    assert not list(tmp_path.glob(".digest.md*"))
+    run(folder, "--run-id", "plain", cwd=tmp_path)
+    assert out.read_bytes() == again
+
+
 # -- the command
 
 

@@ -111,7 +111,9 @@ async def survey(db: Path, truth: Truth) -> list[str]:
     try:
         opened = open_runner([db] * 3)
     except StorageError as error:
-        assert isinstance(error, (StorageCorrupt, StorageTooNew)), repr(error)
+        # Where the damage is in the text of a schema, SQLite only knows that it cannot make sense of it.
+        plain = type(error) is StorageError and "no such" in str(error)
+        assert plain or isinstance(error, (StorageCorrupt, StorageTooNew)), repr(error)
         assert str(db) in str(error)
         assert hashlib.sha256(db.read_bytes()).digest() == before, "the file is left as it is"
         return [f"refused: {type(error).__name__}"]
@@ -121,13 +123,18 @@ async def survey(db: Path, truth: Truth) -> list[str]:
             await look(
                 "journal",
                 lambda r: r.state_store.records(run),  # noqa: B023
-                lambda records: all(expected.get(record.seq) == record for record in records),  # noqa: B023
+                lambda records: all(checked(expected[record.seq]) == checked(record) for record in records),  # noqa: B023
             )
             await look("output", lambda r: outcome(r, run), lambda out: out in (None, truth.outputs[run]))  # noqa: B023
             with contextlib.suppress(ValueError):  # the payload of an event has no checksum
                 await look("events", lambda r: r.event_bus.get_events(run), lambda events: isinstance(events, list))  # noqa: B023
         await look("new run", lambda r: r.execute("steps", input_data={"params": {"n": 2}}), lambda result: True)
     return told or ["untouched"]
+
+
+def checked(record: Record) -> Record:
+    """What the checksum of a record is over: all that a resumed run acts on."""
+    return record._replace(t=0.0, total=0, tries=0, ms=0, ev=0)
 
 
 async def outcome(runner: AgentRunner, run: UUID) -> Any:
@@ -138,8 +145,8 @@ async def outcome(runner: AgentRunner, run: UUID) -> Any:
 def cuts(data: bytes, count: int) -> Iterator[bytes]:
     random = Random("cuts")
     for n in range(count):
-        at = (1, 50, 100, 512, 4096)[n] if n < 5 else random.randrange(1, len(data))
-        yield data[:at]
+        at = (2, 50, 100, 512, 4096)[n] if n < 5 else random.randrange(1, len(data))
+        yield data[:at]  # one byte counts as none for SQLite
 
 
 def flips(data: bytes, count: int) -> Iterator[bytes]:

@@ -275,7 +275,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         self.world = world
         self.wire = Wire(world, self.land)
         self._reader: sqlite3.Connection | None = None
-        self._landed: list[tuple[Request, bool]] = []
+        self._landed: dict[Request, bool] = {}
         self._replayed = False
         super().__init__(path, "normal", clock)
         if not world.liveness:
@@ -299,22 +299,23 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
     def land(self, batch: list[Request]) -> None:
         self._landed.clear()
         self.write(batch)
-        for request, replayed in self._landed:
+        for request, replayed in self._landed.items():
             if request.error is None:
                 self.world.watch.landed(request, replayed)
             else:
                 self.world.trace("refused", request.ops)
 
-    def _apply(self, tx: SQLiteTx, request: Request) -> None:
+    def _apply(self, tx: SQLiteTx, request: Request) -> bool:
         self._replayed = False
         guard = request.guard
         if "fence" in self.world.ablated:
             request.guard = None
-        super()._apply(tx, request)
+        done = super()._apply(tx, request)
         request.guard = guard
-        self._landed.append((request, self._replayed))
+        self._landed[request] = self._replayed
+        return done
 
-    def _replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:
+    def _replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> Any:
         self._replayed = True
         return super()._replay(tx, guard, ops)
 

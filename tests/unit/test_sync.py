@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import os
 import signal
@@ -81,9 +82,8 @@ def test_a_cancelled_coroutine_is_a_cancelled_call() -> None:
     async def cancels() -> None:
         raise asyncio.CancelledError
 
-    with pytest.raises(Exception, match="") as caught:
+    with pytest.raises(concurrent.futures.CancelledError):
         call(cancels)
-    assert "Cancelled" in type(caught.value).__name__
 
 
 async def test_in_thread_takes_context_and_hands_back() -> None:

@@ -69,5 +69,9 @@ class OnSQLite(Backed):
         self.engine: SQLiteEngine = (
             engine.share() if engine is not None else SQLiteEngine.open(where, durability=durability, clock=clock)
         )
-        for concern in self.concerns:
-            self.engine.add(concern)
+        try:
+            for concern in self.concerns:
+                self.engine.add(concern)
+        except BaseException:
+            self.engine.close_now()
+            raise

@@ -54,6 +54,8 @@ _FULL_CODES = {
     sqlite3.SQLITE_IOERR_TRUNCATE,
     sqlite3.SQLITE_IOERR_SHMSIZE,
 }
+#: In a damaged file, the driver's own messages may be no text.
+_DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 #: Damage that the driver has no code for.
 _DAMAGED = ("Could not decode to UTF-8", "unsupported file format")
 _FORBIDDEN_TO_USERS = {
@@ -145,7 +147,7 @@ class SQLiteTx:
 class Request:
     """One commit on its way to the writer thread and back."""
 
-    __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "withdrawn")
+    __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
 
     def __init__(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         self.guard, self.ops = guard, ops
@@ -156,10 +158,12 @@ class Request:
         self.done: threading.Event | None = None
         self.deadline = 0.0
         self.withdrawn = False
+        self.told = False  # on its loop: the outcome is known, not only computed
 
 
 def _settle(requests: list[Request]) -> None:
     for request in requests:
+        request.told = True
         if request.future is not None and not request.future.done():
             request.future.set_result(None)
 
@@ -222,18 +226,19 @@ class SQLiteEngine(Engine):
         except OSError as error:
             raise StorageError(f"cannot keep {path} here: {error}") from error
         self.holder = self._presence.holder
-        try:
-            with self._commit_lock:
-                _create_private(path)
-                self._conn = self._connect()
-                self._prepare()
-        except BaseException as error:
-            self._presence.close()
-            self._commit_lock.close()
-            if isinstance(error, sqlite3.Error):
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._commit_lock.close)
+            undo.callback(self._presence.close)
+            try:
+                with self._commit_lock:
+                    _create_private(path)
+                    self._conn = self._connect()
+                    undo.callback(self._conn.close)
+                    self._prepare()
+            except _DRIVER_ERRORS as error:
                 raise translate(error, path) from error
-            raise
-        self.add(Concern("fence", FENCE_OPS, {}, (_FENCE_SCHEMA,)))
+            self.add(Concern("fence", FENCE_OPS, {}, (_FENCE_SCHEMA,)))
+            undo.pop_all()
         self._start()
 
     # -- opening
@@ -242,9 +247,13 @@ class SQLiteEngine(Engine):
         conn = sqlite3.connect(
             self.path, isolation_level=None, check_same_thread=False, timeout=PATIENCE / 2, cached_statements=256
         )
-        conn.execute(f"PRAGMA synchronous={self._synchronous}")
-        for pragma in ("wal_autocheckpoint=0", "foreign_keys=ON", "trusted_schema=OFF", "fullfsync=ON"):
-            conn.execute(f"PRAGMA {pragma}")
+        try:
+            conn.execute(f"PRAGMA synchronous={self._synchronous}")
+            for pragma in ("wal_autocheckpoint=0", "foreign_keys=ON", "trusted_schema=OFF", "fullfsync=ON"):
+                conn.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            conn.close()
+            raise
         return conn
 
     def _prepare(self) -> None:
@@ -259,7 +268,7 @@ class SQLiteEngine(Engine):
         try:
             with self._commit_lock:
                 self._migrate(concern)
-        except sqlite3.Error as error:
+        except _DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
         self._ops.update(concern.ops)
         self._applied.update(concern.applied)
@@ -331,11 +340,9 @@ class SQLiteEngine(Engine):
 
     async def _drain(self, request: Request) -> None:
         """Wait for the outcome of a commit whose caller was cancelled, through more cancellations."""
-        while request.result is None and request.error is None:
+        while not request.told:
             assert request.loop is not None
             request.future = request.loop.create_future()
-            if request.result is not None or request.error is not None:
-                return
             with contextlib.suppress(asyncio.CancelledError):
                 await request.future
 
@@ -547,7 +554,7 @@ class SQLiteEngine(Engine):
             try:
                 conn = conn or self._connect()
                 result = self.view(conn, fn, args)
-            except sqlite3.Error as failure:
+            except _DRIVER_ERRORS as failure:
                 error = translate(failure, self.path)
             except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
                 error = failure
@@ -562,7 +569,8 @@ class SQLiteEngine(Engine):
         try:
             return fn(conn, *args)
         finally:
-            conn.execute("ROLLBACK")
+            if conn.in_transaction:  # some errors end it by themselves
+                conn.execute("ROLLBACK")
 
     # -- others on this file
 
@@ -652,15 +660,24 @@ class SQLiteEngine(Engine):
             conn.close()
 
     async def close(self) -> None:
+        if self._let_go():
+            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+
+    def close_now(self) -> None:
+        """`close` for those who have no loop, or must not wait for one."""
+        if self._let_go():
+            self._shut()
+
+    def _let_go(self) -> bool:
+        """One user less; True for the last one, who has to shut."""
         with self._open_lock:
             self._users -= 1
             if self._users > 0 or self._closed:
-                return
+                return False
             self._closed = True
             if self._open.get(self.path) is self:
                 del self._open[self.path]
-        if self._pid == os.getpid():
-            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+        return self._pid == os.getpid()
 
     def _shut(self) -> None:
         self._inbox.put(None)

@@ -28,7 +28,7 @@ class MemoryRows(Rows):
 
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
-        row = row._replace(n=tables["count"].get("", 0) + 1)
+        row = row.changed(n=tables["count"].get("", 0) + 1)
         put(tables["count"], "", row.n)
         if row.idem_key is not None:
             put(tables["keys"], row.idem_key, row.run_id)
@@ -61,7 +61,7 @@ class MemoryRows(Rows):
             at, run_id = heapq.heappop(due)
             row = self.get(run_id)
             if row is not None and row.due_at == at and row.status in ("pending", "waiting"):
-                self.save(row._replace(status="pending", due_at=0.0))
+                self.save(row.changed(status="pending", due_at=0.0))
 
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LIVE = ("pending", "running", "waiting")
 
@@ -53,6 +53,16 @@ class RunRow(NamedTuple):
     @property
     def attempt(self) -> int:
         return 1 + self.failures + self.crashes
+
+    def changed(self, **values: Any) -> RunRow:
+        """The row with other values; `_replace` looks at all of its fields by name."""
+        cells = list(self)
+        for name, value in values.items():
+            cells[_PLACE[name]] = value
+        return tuple.__new__(RunRow, cells)
+
+
+_PLACE = {name: place for place, name in enumerate(RunRow._fields)}
 
 
 class RunFilter(NamedTuple):
@@ -132,7 +142,7 @@ class Mail(NamedTuple):
 def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
     """The row under a new claim; taking it from a holder that never let go counts as a crash, here and at once."""
     crash = 1 if row.status == "running" else 0
-    return row._replace(
+    return row.changed(
         status="running",
         claim_id=ticket,
         worker=want.worker,
@@ -149,7 +159,7 @@ def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
 
 def reopened(row: RunRow, now: float) -> RunRow:
     """The row in a new generation: counters reset, what ended it forgotten."""
-    return row._replace(
+    return row.changed(
         status="pending", generation=row.generation + 1, failures=0, crashes=0, stalls=0, mark=-1, parked=0,
         reason="", ended_at=None, expires_at=None, cancel_at=None, output=None, error=None, due_at=0.0, updated_at=now,
     )  # fmt: skip
@@ -157,7 +167,7 @@ def reopened(row: RunRow, now: float) -> RunRow:
 
 def settled(row: RunRow, how: Settle) -> RunRow:
     ended = how.now if how.status not in LIVE else None
-    return row._replace(
+    return row.changed(
         status=how.status, due_at=how.due_at, parked=how.parked, reason=how.reason, failures=how.failures,
         crashes=how.crashes, stalls=how.stalls, mark=how.mark, output=how.output, error=how.error,
         ended_at=ended, updated_at=how.now, lease_until=row.lease_until if how.status == "running" else 0.0,

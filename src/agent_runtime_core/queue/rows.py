@@ -103,7 +103,7 @@ class Rows(ABC):
 
     def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         row = claimed(row, above(ticket, row.claim_id), want)
-        self.save(row._replace(parked=0))
+        self.save(row.changed(parked=0))
         self.fence(row.run_id, row.claim_id)
         return row
 
@@ -138,7 +138,7 @@ class Rows(ABC):
             if there.status == "succeeded" or not reopen:
                 return ("ended", there)
             there = reopened(there, want.wall)
-        return ("claimed", self._claim(there._replace(origin=row.origin), want.tickets[0], want))
+        return ("claimed", self._claim(there.changed(origin=row.origin), want.tickets[0], want))
 
     def settle(self, run_id: str, how: Settle) -> RunRow:
         """Leave a claimed run as `how` says."""
@@ -171,7 +171,7 @@ class Rows(ABC):
             row = self.get(run_id)
             held = row is not None and row.status == "running" and row.claim_id == claim_id
             if row is not None and held:
-                self.save(row._replace(lease_until=lease_until))
+                self.save(row.changed(lease_until=lease_until))
             answers.append((held, row is not None and row.cancel_at is not None))
         return answers
 
@@ -185,11 +185,11 @@ class Rows(ABC):
             return (row.status, seq or 0)
         seq = row.mail_seq + 1
         self.add_mail(run_id, mail._replace(seq=seq))
-        after = row._replace(mail_seq=seq)
+        after = row.changed(mail_seq=seq)
         if mail.kind == "cancel" and row.cancel_at is None:
-            after = after._replace(cancel_at=mail.t)
+            after = after.changed(cancel_at=mail.t)
         if row.status == "waiting":
-            after = after._replace(status="pending", due_at=0.0)
+            after = after.changed(status="pending", due_at=0.0)
         self._save(after)
         self.ring("mail")
         return (row.status, seq)
@@ -205,11 +205,11 @@ class Rows(ABC):
         row = self._expect(run_id, expect)
         self.fence(run_id, None)
         self.ring("mail")
-        return self._save(row._replace(status=status, due_at=0.0, reason=reason, ended_at=now, updated_at=now))
+        return self._save(row.changed(status=status, due_at=0.0, reason=reason, ended_at=now, updated_at=now))
 
     def reopen(self, run_id: str, expect: Sequence[str], now: float) -> RunRow:
         """Make an ended run pending in a new generation."""
-        return self._save(reopened(self._expect(run_id, expect), now)._replace(origin=""))
+        return self._save(reopened(self._expect(run_id, expect), now).changed(origin=""))
 
     def delete(self, run_id: str) -> None:
         """Forget an ended run."""

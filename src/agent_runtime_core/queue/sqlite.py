@@ -71,12 +71,12 @@ _FIND = (
 
 
 def _fetch(rows: sqlite3.Cursor) -> list[RunRow]:
-    return [RunRow(*row) for row in rows]
+    return [tuple.__new__(RunRow, row) for row in rows]
 
 
 def _one(rows: sqlite3.Cursor) -> RunRow | None:
     row = rows.fetchone()
-    return RunRow(*row) if row else None
+    return tuple.__new__(RunRow, row) if row else None
 
 
 class SQLiteRows(Rows):
@@ -92,7 +92,7 @@ class SQLiteRows(Rows):
 
     def add(self, row: RunRow) -> RunRow:
         n: int = self.tx.execute(_INSERT, row[:-1]).fetchone()[0]
-        return row._replace(n=n)
+        return row.changed(n=n)
 
     def save(self, row: RunRow) -> None:
         self.tx.execute(_SAVE, (row.due_at, row.expires_at, *row[13:]))

@@ -90,7 +90,6 @@ class Drive:
         if self.inline or self.services.park_after is None or self.services.park_after > 0:
             ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
         loop = asyncio.get_running_loop()
-        self.place.told = loop.create_future()
         self.heart.hold(Held(row, self.place, loop, ends, self._cancel, self._lose))
 
     # -- what the heart tells
@@ -116,9 +115,11 @@ class Drive:
 
     async def _run(self) -> RunResult | None:
         while True:
-            # A run at its first claim has no journal: nothing to read, nothing to wait for.
+            # A run at its very first claim has no journal: nothing to read, nothing to wait for. One that was claimed
+            # before, and given back without a trace, may have one.
             row = self.row
-            records = await self.ledger.open(fresh=row.attempt == 1 and row.generation == 1 and not row.parked)
+            first = row.attempt == 1 and row.generation == 1 and not row.parked and row.started_at == row.claimed_at
+            records = await self.ledger.open(fresh=first)
             book = Book(self.ledger, records)
             early = await self._before(book)
             if early is not None:
@@ -167,7 +168,7 @@ class Drive:
         """Change counters of the row under this claim."""
         how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
         row: RunRow = (await self.ledger.settle(how))[0]
-        self.row = row._replace(parked=self.row.parked)
+        self.row = row.changed(parked=self.row.parked)
 
     async def _begin(self, book: Book) -> None:
         row = self.row
@@ -230,9 +231,8 @@ class Drive:
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
         boot, place, deadline = self.clock.boot, self.place, self.row.deadline
-        told = place.told
-        assert told is not None
-        ends = boot() + self.config.run_timeout_seconds - place.waited
+        loop, ends = asyncio.get_running_loop(), boot() + self.config.run_timeout_seconds - place.waited
+        task.add_done_callback(lambda _: place.wake())
         while True:
             waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
             left = ends + waited - boot()
@@ -242,10 +242,15 @@ class Drive:
                 left = min(left, deadline - self.clock.wall())
                 if deadline <= self.clock.wall():
                     return False
-            await asyncio.wait({task, told}, timeout=max(left, 0.05), return_when=asyncio.FIRST_COMPLETED)
+            # One future and one timer: asyncio.wait would cost a run more than all else here.
+            timer = loop.call_later(max(left, 0.05), place.wake)
+            try:
+                await place.woken()
+            finally:
+                timer.cancel()
             if task.done():
                 return True
-            if told.done():
+            if place.stopped:
                 # Told to stop and still there: it gets a grace, then it is left to itself.
                 return await let_go(task, self._what)
 
@@ -312,7 +317,7 @@ class Drive:
         text = encode(error_payload(error))
         if self.inline:
             await self._keep(failures=self.row.failures + 1, stalls=0, error=text)
-            self.row = self.row._replace(parked=0)
+            self.row = self.row.changed(parked=0)
             await self._pause(delay)
             return _AGAIN
         how = self._settle("pending")._replace(
@@ -323,10 +328,11 @@ class Drive:
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, unless told to stop."""
-        sleep, told = asyncio.ensure_future(self.clock.sleep(seconds)), self.place.told
-        assert told is not None
+        sleep = asyncio.ensure_future(self.clock.sleep(seconds))
+        sleep.add_done_callback(lambda _: self.place.wake())
         try:
-            await asyncio.wait({sleep, told}, return_when=asyncio.FIRST_COMPLETED)
+            while not sleep.done() and not self.place.stopped:
+                await self.place.woken()
         finally:
             sleep.cancel()
 

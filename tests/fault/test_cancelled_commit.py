@@ -1,0 +1,52 @@
+"""A caller that is cancelled while its commit is under way learns of it only when the outcome is known."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines.sqlite import SQLiteTx
+from agent_runtime_core.queue import SQLiteQueue
+
+
+async def test_a_claim_cancelled_between_its_write_and_its_commit_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = SQLiteQueue(tmp_path / "queue.db")
+    await queue.enqueue(None, "agent", {})
+    written, go = asyncio.Event(), threading.Event()
+    loop, execute = asyncio.get_running_loop(), SQLiteTx.execute
+
+    def held_up(tx: SQLiteTx, sql: str, *args: Any) -> Any:
+        if sql == "COMMIT" and not go.is_set():
+            loop.call_soon_threadsafe(written.set)
+            assert go.wait(10)
+        return execute(tx, sql, *args)
+
+    monkeypatch.setattr(SQLiteTx, "execute", held_up)
+    claiming = asyncio.ensure_future(queue.claim("w1"))
+    try:
+        await written.wait()
+        claiming.cancel()
+        await _turns(lambda: claiming.done())
+        assert not claiming.done(), "the cancellation was raised while the transaction was open"
+    finally:
+        go.set()
+    await asyncio.wait({claiming})
+    assert claiming.cancelled()
+    run = await queue.claim("w2")
+    assert run is not None, "the run stayed with a claim that nobody knows"
+    assert run.attempt == 1
+    await queue.close()
+
+
+async def _turns(over: Callable[[], bool], count: int = 200) -> None:
+    for _ in range(count):
+        if over():
+            return
+        await asyncio.sleep(0)

@@ -1,0 +1,388 @@
+"""The working loop: claims as slots free, waits for the bell, drains when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._clock import Clock
+from agent_runtime_core.errors import InvalidArgument, StorageBusy
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner.drive import Drive
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing import VirtualClock
+from tests.unit.rig import Rig, soon, until
+
+
+async def working(runner: AgentRunner, **options: Any) -> asyncio.Task[None]:
+    task = asyncio.ensure_future(runner.run_loop(**{"handle_signals": False, **options}))
+    await soon(lambda: runner._worker._wake is not None)
+    return task
+
+
+async def stopped(runner: AgentRunner, task: asyncio.Task[None]) -> None:
+    runner.stop()
+    async with asyncio.timeout(20):
+        await task
+
+
+async def test_the_loop_works_off_what_is_submitted(place: Path | None) -> None:
+    async def body(ctx: Any) -> int:
+        return int(ctx.params["n"])
+
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        before = await rig.runner.submit("script", {"params": {"n": 1}})
+        # An hour between polls: only the bell can wake it.
+        loop = await working(rig.runner, poll_interval=3600)
+        after = await rig.another().submit("script", {"params": {"n": 2}})
+        values = [(await rig.runner.wait(run_id, 10)).final_output["value"] for run_id in (before, after)]
+        assert values == [1, 2]
+        await stopped(rig.runner, loop)
+
+
+async def test_no_more_run_at_once_than_slots(place: Path | None) -> None:
+    now, most, leave = 0, 0, asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await leave.wait()
+        now -= 1
+
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        ids = [await rig.runner.submit("script") for _ in range(5)]
+        loop = await working(rig.runner, concurrency=2)
+        await soon(lambda: now == 2)
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        assert most == 2
+        leave.set()
+        for run_id in ids:
+            assert (await rig.runner.wait(run_id, 10)).status == RunStatus.SUCCEEDED
+        assert most == 2
+        await stopped(rig.runner, loop)
+
+
+async def test_a_run_that_waits_in_place_leaves_its_slot(place: Path | None) -> None:
+    async def waits(ctx: Any) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    async def quick(ctx: Any) -> int:
+        return 1
+
+    async with Rig(place, Clock(), park_after=3600) as rig:
+        rig.register(waits, "waits")
+        rig.register(quick, "quick")
+        loop = await working(rig.runner, concurrency=1)
+        held = await rig.runner.submit("waits", run_id="held")
+        await rig.begun("held")
+        free = await rig.runner.submit("quick")
+        assert (await rig.runner.wait(free, 10)).final_output == {"value": 1}
+        assert (await rig.runner.get_run(held)).status == RunStatus.RUNNING
+        await rig.runner.signal(held, "go", 7)
+        assert (await rig.runner.wait(held, 10)).final_output == {"value": 7}
+        await stopped(rig.runner, loop)
+
+
+async def test_a_timer_that_is_due_wakes_the_loop(place: Path | None) -> None:
+    clock = VirtualClock()
+
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async with Rig(place, clock) as rig:
+        rig.register(body)
+        run_id = await rig.runner.submit("script", delay=50)
+        loop = await working(rig.runner, poll_interval=3600)
+        await soon(lambda: clock.next_due is not None)
+        assert clock.next_due == pytest.approx(50)
+        clock.advance(50)
+        assert (await rig.runner.wait(run_id, 10)).status == RunStatus.SUCCEEDED
+        await stopped(rig.runner, loop)
+
+
+async def test_stopping_lets_running_work_finish(place: Path | None) -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> str:
+        inside.set()
+        await leave.wait()
+        return "finished"
+
+    async with Rig(place, Clock(), grace_seconds=20) as rig:
+        rig.register(body)
+        run_id = await rig.runner.submit("script")
+        later = await rig.runner.submit("script")
+        loop = await working(rig.runner)
+        await until(inside)
+        rig.runner.stop()
+        await asyncio.sleep(0.01)
+        assert not loop.done()
+        leave.set()
+        await loop
+        assert (await rig.runner.wait(run_id)).final_output == {"value": "finished"}
+        assert (await rig.runner.get_run(later)).status == RunStatus.PENDING
+
+
+async def test_what_does_not_finish_in_its_grace_is_given_back_unused(place: Path | None) -> None:
+    inside, calls = asyncio.Event(), list[int]()
+
+    async def body(ctx: Any) -> int:
+        await ctx.step("once", lambda: calls.append(1))
+        if not inside.is_set():
+            inside.set()
+            await asyncio.Event().wait()
+        return int(ctx.attempt)
+
+    async with Rig(place, Clock(), grace_seconds=0, max_retries=3) as rig:
+        rig.register(body)
+        run_id = await rig.runner.submit("script", run_id="r")
+        loop = await working(rig.runner)
+        await until(inside)
+        await stopped(rig.runner, loop)
+        info = await rig.runner.get_run(run_id)
+        assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "handed back")
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait(run_id)).final_output == {"value": 1}
+        assert calls == [1]
+        assert [kind for kind, _ in await rig.told("run.")] == ["run.started", "run.resumed", "run.succeeded"]
+
+
+async def test_a_second_stop_skips_the_wait(place: Path | None) -> None:
+    inside = asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, Clock(), grace_seconds=3600) as rig:
+        rig.register(body)
+        run_id = await rig.runner.submit("script")
+        loop = await working(rig.runner)
+        await until(inside)
+        rig.runner.stop()
+        await asyncio.sleep(0.01)
+        assert not loop.done()
+        await stopped(rig.runner, loop)
+        assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_the_loop_and_the_handlers_are_taken_away(number: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    async with Rig(None, Clock()) as rig:
+        loop = await working(rig.runner, handle_signals=True)
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(10):
+            await loop
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_loop_in_another_thread_takes_no_signals() -> None:
+    seen: list[Any] = []
+
+    async def work() -> None:
+        async with Rig(None, Clock()) as rig:
+            task = await working(rig.runner, handle_signals=True)
+            seen.append(signal.getsignal(signal.SIGTERM))
+            await stopped(rig.runner, task)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    thread.join(20)
+    assert seen == [before]
+
+
+async def test_a_claim_that_fails_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async with Rig(None, Clock()) as rig:
+        rig.register(body)
+        real: Callable[..., Awaitable[Any]] = rig.runner.queue.claim_rows
+        failures = iter([StorageBusy("no answer"), StorageBusy("no answer")])
+
+        async def flaky(*args: Any, **kwargs: Any) -> Any:
+            for error in failures:
+                raise error
+            return await real(*args, **kwargs)
+
+        monkeypatch.setattr(rig.runner.queue, "claim_rows", flaky)
+        run_id = await rig.runner.submit("script")
+        loop = await working(rig.runner, poll_interval=0.001)
+        assert (await rig.runner.wait(run_id, 10)).status == RunStatus.SUCCEEDED
+        await stopped(rig.runner, loop)
+        assert caplog.text.count("could not claim: no answer") == 2
+
+
+async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    caplog.set_level(logging.ERROR)
+    async with Rig(None, Clock()) as rig:
+        rig.register(body)
+        real = Drive._run
+        broken = iter([True])
+
+        async def breaks(drive: Drive) -> Any:
+            for _ in broken:
+                raise StorageBusy("the journal is away")
+            return await real(drive)
+
+        monkeypatch.setattr(Drive, "_run", breaks)
+        bad = await rig.runner.submit("script")
+        loop = await working(rig.runner)
+        await soon(lambda: "could not be driven" in caplog.text)
+        good = await rig.runner.submit("script")
+        assert (await rig.runner.wait(good, 10)).status == RunStatus.SUCCEEDED
+        assert (await rig.runner.get_run(bad)).status == RunStatus.RUNNING
+        await stopped(rig.runner, loop)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"poll_interval": 0}, "poll_interval.*not 0"), ({"poll_interval": -1}, "not -1"), ({"concurrency": 0}, "not 0")],
+)
+async def test_a_bad_argument_of_the_loop_is_named(options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match=said):
+            await rig.runner.run_loop(**options)
+
+
+async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | None) -> None:
+    inside = asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        other = rig.another()
+        run_id = await rig.runner.submit("script")
+        going = asyncio.ensure_future(other.run_once())
+        await until(inside)
+        await other.close()
+        assert await going
+        assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
+
+
+# -- the heart
+
+
+async def test_a_beat_extends_every_lease_and_hears_a_cancel(place: Path | None) -> None:
+    clock, inside = VirtualClock(), asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, clock, lease_ttl_seconds=60, run_timeout_seconds=1e6) as rig:
+        going = asyncio.ensure_future(rig.go(body))
+        await until(inside)
+        key = str((await rig.runner.get_run("r")).run_id)
+        before = (await rig.runner.queue.must_get(key)).lease_until
+        clock.advance(40)
+        await asyncio.to_thread(rig.runner.heart.beat)
+        assert (await rig.runner.queue.must_get(key)).lease_until == before + 40
+        await rig.runner.cancel("r")
+        await asyncio.to_thread(rig.runner.heart.beat)
+        assert (await going).status == RunStatus.CANCELLED
+        await asyncio.to_thread(rig.runner.heart.beat)
+
+
+async def test_a_worker_that_lost_its_run_stops_and_writes_nothing(place: Path | None) -> None:
+    clock, inside, ended = VirtualClock(), asyncio.Event(), list[str]()
+
+    async def body(ctx: Any) -> str:
+        if ctx.attempt == 1:
+            inside.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("stopped")
+        return "second"
+
+    async with Rig(place, clock, max_retries=3, run_timeout_seconds=1e6, lease_ttl_seconds=30) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        zombie = asyncio.ensure_future(rig.runner.run_once())
+        await until(inside)
+        clock.advance(31)
+        other = rig.another(worker_id="w2")
+        assert await other.run_once()
+        await asyncio.to_thread(rig.runner.heart.beat)
+        assert await zombie
+        assert ended == ["stopped"]
+        assert (await other.wait("r")).final_output == {"value": "second"}
+        started = [payload["attempt"] for _, payload in await rig.told("run.started")]
+        assert started[-1] == 2
+        assert len(await rig.told("run.succeeded")) == 1
+
+
+async def test_a_heart_that_is_not_answered_lets_its_runs_go_before_their_lease(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, inside, ended = VirtualClock(), asyncio.Event(), list[str]()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("stopped")
+
+    async with Rig(None, clock, lease_ttl_seconds=60, run_timeout_seconds=1e6) as rig:
+        rig.register(body)
+        await rig.runner.submit("script")
+        going = asyncio.ensure_future(rig.runner.run_once())
+        await until(inside)
+
+        def silent(*_: Any) -> Any:
+            raise StorageBusy("no answer")
+
+        monkeypatch.setattr(rig.runner.queue.commits, "commit_from_thread", silent)
+        clock.advance(20)
+        await asyncio.to_thread(rig.runner.heart.beat)
+        assert not going.done()
+        clock.advance(21)
+        await asyncio.to_thread(rig.runner.heart.beat)
+        assert await going
+        assert ended == ["stopped"]
+        assert "heartbeat failed for 41.0 s" in caplog.text
+
+
+async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
+    clock, inside = VirtualClock(), asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, clock, run_timeout_seconds=1e6) as rig:
+        going = asyncio.ensure_future(rig.go(body))
+        await until(inside)
+        assert len(rig.runner.heart._alive()[1]) == 1
+        clock.advance(61)
+        assert rig.runner.heart._alive()[1] == []
+        rig.runner.heart.beat()
+        going.cancel()
+        await asyncio.wait({going})
