@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sqlite3
 import time
@@ -28,13 +29,17 @@ async def _small(ctx: Any, state: Any) -> dict[str, Any]:
     return {"ok": True, "n": 1}
 
 
-async def _job(path: Path, count: int, last: Callable[[], dict[str, Any]]) -> None:
+async def _job(path: Path, count: int, last: Callable[[], dict[str, Any]]) -> float:
+    """When the run was about to be opened."""
+
     async def end(ctx: Any, state: Any) -> dict[str, Any]:
         return last()
 
+    steps = [*(Step(f"step-{n}", _small) for n in range(count - 1)), Step("last", end)]
+    since = time.perf_counter()
     async with open_run(path, "job") as ctx:
-        steps = [Step(f"step-{n}", _small) for n in range(count - 1)]
-        await StepExecutor(ctx).run([*steps, Step("last", end)])
+        await StepExecutor(ctx).run(steps)
+    return since
 
 
 def _interrupted(path: Path, count: int) -> None:
@@ -57,12 +62,16 @@ def _resumed(path: Path, count: int) -> float:
         reached.append(time.perf_counter())
         return {}
 
-    async def timed() -> float:
-        since = time.perf_counter()
-        await _job(path, count, last)
-        return reached[0] - since
+    since = asyncio.run(_job(path, count, last))
+    return (reached[0] - since) * 1000
 
-    return asyncio.run(timed()) * 1000
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copy(source, target)
+    # Else the first commit of the resumed run would have to flush the copy.
+    descriptor = os.open(target, os.O_RDWR)
+    os.fsync(descriptor)
+    os.close(descriptor)
 
 
 def _selected(path: Path) -> float:
@@ -84,7 +93,7 @@ def rows(size: Size) -> Iterator[Line]:
 
         def ours() -> float:
             with size.file() as path:
-                shutil.copy(left, path)
+                _copy(left, path)
                 return _resumed(path, count)
 
         mine, floor = in_turns(size.rounds(25), ours, lambda: _selected(bare))

@@ -10,9 +10,11 @@ __all__ = [
     "AgentRunner",
     "AgentRuntime",
     "AgentRuntimeError",
+    "Backoff",
     "ErrorInfo",
     "EventType",
     "ExecutionState",
+    "Happened",
     "IdempotencyConflict",
     "IllegalTransition",
     "InvalidArgument",
@@ -25,6 +27,7 @@ __all__ = [
     "MissingDependency",
     "MockRunContext",
     "NotSupported",
+    "PortalMisuse",
     "RunBusy",
     "RunContext",
     "RunContextImpl",
@@ -54,6 +57,7 @@ __all__ = [
     "UnknownAgent",
     "UnknownRun",
     "UnknownSetting",
+    "UnknownTool",
     "UnserialisableResult",
     "WaitTimeout",
     "__version__",
@@ -66,6 +70,7 @@ __all__ = [
     "open_run",
     "open_run_sync",
     "register_runtime",
+    "register_type",
     "reset_config",
     "run_agent_test",
     "unregister_runtime",
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
         LeaseLost,
         MissingDependency,
         NotSupported,
+        PortalMisuse,
         RunBusy,
         RunFailed,
         StepCancelledError,
@@ -100,6 +106,7 @@ if TYPE_CHECKING:
         UnknownAgent,
         UnknownRun,
         UnknownSetting,
+        UnknownTool,
         UnserialisableResult,
         WaitTimeout,
     )
@@ -121,22 +128,22 @@ if TYPE_CHECKING:
     from .registry import clear_registry, get_runtime, list_runtimes, register_runtime, unregister_runtime
     from .runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
     from .status import RunStatus, StepStatus
-    from .steps import ExecutionState, Step, StepExecutor, StepResult
+    from .steps import Backoff, ExecutionState, Happened, Step, StepExecutor, StepResult, register_type
     from .testing import MockRunContext, create_test_context, run_agent_test
 else:
     _MODULES = {
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost "
-        "MissingDependency NotSupported RunBusy RunFailed StepCancelledError StepExecutionError StepInDoubt "
+        "MissingDependency NotSupported PortalMisuse RunBusy RunFailed StepCancelledError StepExecutionError StepInDoubt "
         "StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageTooNew UnknownAgent UnknownRun "
-        "UnknownSetting UnserialisableResult WaitTimeout",
+        "UnknownSetting UnknownTool UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
         "runner": "AgentRunner RunInfo RunnerConfig open_run open_run_sync",
         "status": "RunStatus StepStatus",
-        "steps": "ExecutionState Step StepExecutor StepResult",
+        "steps": "Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
         "testing": "MockRunContext create_test_context run_agent_test",
     }
     _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}

@@ -18,13 +18,14 @@ from .errors import (
     JournalMismatch,
     LeaseLost,
     NotSupported,
+    PortalMisuse,
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
 )
 from .journal.record import FAILED, RETRYING, Record
-from .portal import PortalMisuse, in_thread
+from .portal import in_thread
 from .retry import Delay, fixed
 from .tools.schema import context_parameter, place_context
 
@@ -284,6 +285,8 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception, delay:
         raise error
     if delay is not None:
         about["retry_delay"] = delay
+    elif book.running == 1 and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
+        about["alone"] = True  # what is recorded after this shows that the caller went on without the step
     record: Record = book.unfinished(
         RETRYING if delay is not None else FAILED, work.name, work.key, attempt=attempt, pos=work.pos,
         total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,

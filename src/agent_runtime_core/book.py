@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ._ids import step_id
 from ._json import encode
-from .errors import JournalMismatch
+from .errors import JournalMismatch, StepExecutionError
 from .journal.record import DONE, STARTED, Record, count_events
 from .ledger import Ledger
 
@@ -74,9 +74,14 @@ class Book:
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun
         self._next = 0
-        self.ahead = 0  # recorded steps this claim has not come to yet
+        self._came = self._last = -1  # positions of the last record this claim has come to, and of the last there is
+        self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
+        self._failure: Record | None = None
+        self._carriers: list[Record] = []
+        self._ended_tries: set[Identity] = set()
         for record in records:
             self._read(record)
+        self._find_carried()
         self._ordered.sort(key=lambda record: record.pos)
         self.pos = 0
         #: Set by the context that owns this book: itself, and how it asks people about a step in doubt.
@@ -86,30 +91,48 @@ class Book:
     def _read(self, record: Record) -> None:
         self.length += 1
         identity = (record.name, record.key)
+        failure, self._failure = self._failure, None
+        if failure is not None and record.kind in ("started", "done"):
+            self.given_up[failure.name, failure.key] = failure
         match record.kind:
             case "done":
                 self.done[identity] = record
                 self.begun.pop(identity, None)
-                self.ahead += 1
+                self._last = record.seq
                 if record.state is not None:
                     self.states[record.key] = record.state
                 if record.key.startswith("s:"):
                     self._ordered.append(record)
                 if record.next is not None:
-                    after = json.loads(record.next)
-                    self.begun[after["name"], after["key"]] = 1
+                    self._carriers.append(record)
             case "started":
                 self.begun[identity] = record.attempt
+                self._ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
                     self.until[identity] = json.loads(record.info)["until"]
             case "retrying" | "failed":
                 self.begun.pop(identity, None)
+                if record.kind == "failed" and record.info is not None and '"alone"' in record.info:
+                    self._failure = record
+                self._ended_tries.add(identity)
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "ended":
                 self.ended = record
             case "reopened":
                 self.ended = None
+
+    def _find_carried(self) -> None:
+        """Steps whose start the record of the step before carries, and nothing since then tells more of."""
+        placed = {(record.key, record.digest, record.pos) for record in self.done.values()}
+        for record in self._carriers:
+            # In a list, the next step is the one at the next place: most often it is recorded too.
+            if (record.key, record.digest, record.pos + 1) in placed:
+                continue
+            after = json.loads(cast(str, record.next))
+            identity = (after["name"], after["key"])
+            if identity not in self.done and identity not in self._ended_tries:
+                self.begun.setdefault(identity, 1)
 
     # -- identity
 
@@ -130,6 +153,12 @@ class Book:
         """The name under which this step is known to the journal, so that its id stays the same."""
         old = self.renames.get(name)
         return old if old is not None and ((old, key) in self.done or (old, key) in self.begun) else name
+
+    def fail_again(self, name: str, key: str) -> None:
+        """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""
+        failure = self.given_up.get((self.renames.get(name, name), key)) or self.given_up.get((name, key))
+        if failure is not None:
+            raise StepExecutionError(name, json.loads(failure.info or "{}")["error"], failure.attempt)
 
     def match(self, name: str, record: Record | None) -> None:
         """Refuse an imperative step that is not the one recorded at this place.
@@ -154,11 +183,17 @@ class Book:
             found=name,
         )
 
-    def passed(self, recorded: bool) -> None:
-        """A step has its result: events after this belong to the next stretch of code."""
+    @property
+    def ahead(self) -> bool:
+        """Whether there are records that this claim has not come to yet."""
+        return self._came < self._last
+
+    def passed(self, recorded: Record | None = None) -> None:
+        """A step has its result, from that record or a new one: later events belong to the next stretch of code."""
         self.boundary += 1
         self.emitted = 0
-        self.ahead = self.ahead - 1 if recorded and self.ahead else 0
+        # A recorded step answers for those that ran inside it, which nobody asks for any more.
+        self._came = self._last if recorded is None else max(self._came, recorded.seq)
 
     # -- writing
 

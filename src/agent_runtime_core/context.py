@@ -175,7 +175,7 @@ class Context:
             info='{"beside":true}' if beside else None,
         )  # fmt: skip
         value = await perform(self.book, work, self._seal)
-        self.book.passed(recorded=False)
+        self.book.passed()
         return value
 
     def _identify(self, name: str, key: str | None, space: str = "s") -> tuple[str, Record | None]:
@@ -187,10 +187,12 @@ class Context:
         else:
             place = self.book.occurrence(space, name)
             record = self.book.recorded(name, place)
-            if space == "s":
-                self.book.match(name, record)
+        if record is None:
+            self.book.fail_again(name, place)
+        if key is None and space == "s":
+            self.book.match(name, record)
         if record is not None:
-            self.book.passed(recorded=True)
+            self.book.passed(record)
         return place, record
 
     def _take_pos(self) -> int:
@@ -239,12 +241,12 @@ class Context:
             seal = _sealing(record, how.encode)
 
             try:
-                text = await self._ledger.transact(fn, args, seal)
+                text = await self._ledger.transact(fn, args, record, seal)
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
                     raise
                 raise StepExecutionError(name, str(error) or type(error).__name__, 1) from error
-            self.book.passed(recorded=False)
+            self.book.passed()
         else:
             await self._reuse(record, mark, "use")
             text = record.result
@@ -257,10 +259,11 @@ class Context:
         place = self.book.occurrence("v", name)
         record = self.book.recorded(name, place)
         if record is not None:
-            self.book.passed(recorded=True)
+            self.book.passed(record)
             return decode(record.result or "null")
         value = make()
         await self._ledger.note(self.book.noted(name, place, encode(value)))
+        self.book.passed()
         return value
 
     async def now(self) -> _dt.datetime:

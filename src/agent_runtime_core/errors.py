@@ -5,6 +5,8 @@ AgentRuntimeError
 │   └── UnknownSetting                a configuration name nobody reads
 ├── UnknownAgent (KeyError)           no agent of that key is registered here
 ├── UnknownRun (KeyError)             no run of that id is stored here
+├── UnknownTool (KeyError)            no tool of that name is registered here
+├── PortalMisuse                      a blocking call from the loop that would have to answer it
 ├── NotSupported                      this backend or client has no such operation
 ├── MissingDependency (ImportError)   an optional package is not installed
 ├── IllegalTransition                 a run may not go from that status to this one
@@ -51,6 +53,14 @@ class UnknownAgent(AgentRuntimeError, KeyError):
 
 class UnknownRun(AgentRuntimeError, KeyError):
     """No run of that id is stored here."""
+
+
+class UnknownTool(AgentRuntimeError, KeyError):
+    """No tool of that name is registered here."""
+
+
+class PortalMisuse(AgentRuntimeError):
+    """A blocking call from the very loop that would have to answer it."""
 
 
 class NotSupported(AgentRuntimeError):

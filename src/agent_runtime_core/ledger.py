@@ -117,8 +117,14 @@ class Ledger:
             try:
                 return (await target.commit(self.guard, ops))[notes:]
             except StorageBusy:
-                continue
+                if not self._newest(ops):
+                    raise
         return (await target.commit(self.guard, ops))[notes:]
+
+    def _newest(self, ops: Sequence[Op]) -> bool:
+        """Whether no record has a place after those in `ops`: a repeat would land behind it, out of its order."""
+        places = [op.args[1].seq for op in ops if op.name == "journal.append"]
+        return not places or max(places) + 1 == self._seq
 
     def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
         state = [Op("journal.append", (self.run_id, record)) for record in records]
@@ -138,6 +144,8 @@ class Ledger:
             try:
                 await self._state.commit(self.guard, ops)
             except StorageBusy:
+                if not self._newest(ops):
+                    raise
                 await self._commit(self._state, ops)
             return []
         state, events = self._with_events(records)
@@ -186,9 +194,10 @@ class Ledger:
         if events:
             await self._post(self._bus, events)
 
-    async def transact(self, fn: Any, args: tuple[Any, ...], seal: Any) -> str | None:
-        """Run `fn` inside the commit of the record that `seal` makes of its result; the recorded result."""
-        text: str | None = (await self._commit(self._state, [Op("journal.transact", (self.run_id, fn, args, seal))]))[0]
+    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
+        """Run `fn` inside the commit of the record that `seal` makes of its result at `place`; the recorded result."""
+        op = Op("journal.transact", (self.run_id, fn, args, place, seal))
+        text: str | None = (await self._commit(self._state, [op]))[0]
         return text
 
     async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> list[Any]:

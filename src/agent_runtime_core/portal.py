@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast
 
-from .errors import AgentRuntimeError
+from .errors import PortalMisuse
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,10 +25,6 @@ T = TypeVar("T")
 IDLE_THREADS = 8
 
 _home: contextvars.ContextVar[asyncio.AbstractEventLoop] = contextvars.ContextVar("agent_runtime_home")
-
-
-class PortalMisuse(AgentRuntimeError):
-    """A blocking call from the very loop that would have to answer it."""
 
 
 class _Portal:

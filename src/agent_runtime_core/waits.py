@@ -160,7 +160,7 @@ class Waits:
     def _replayed(self, name: str, key: str) -> Record | None:
         record = self._book.done.get((name, key))
         if record is not None:
-            self._book.passed(recorded=True)
+            self._book.passed(record)
         return record
 
     async def _begin(self, name: str, key: str, seconds: float | None) -> float | None:
@@ -180,7 +180,7 @@ class Waits:
         book.done[name, key] = record
         if mail is not None:
             self._used.add(mail.seq)
-        book.passed(recorded=False)
+        book.passed()
         return record
 
     async def _message(

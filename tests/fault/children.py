@@ -11,7 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -106,6 +106,14 @@ def until(true: Callable[[], bool], what: str, seconds: float = PATIENCE) -> Non
     while not true():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         time.sleep(0.005)
+
+
+async def becomes(true: Callable[[], Awaitable[bool]], what: str, seconds: float = PATIENCE) -> None:
+    """The same for a question that has to be awaited."""
+    end = time.monotonic() + seconds
+    while not await true():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        await asyncio.to_thread(time.sleep, 0.01)
 
 
 def lines(path: Path) -> list[list[str]]:

@@ -56,7 +56,9 @@ class Store:
         self.clock = clock
         self.agents = Registry()
         self.engine: Any = (
-            MemoryEngine(clock) if kind == "memory" else SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
+            MemoryEngine(clock)
+            if kind == "memory"
+            else SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
         )
         self._runners: list[AgentRunner] = []
 
@@ -159,8 +161,13 @@ async def consistent(runner: AgentRunner, run_id: UUID | str) -> None:
             begun.add(event.payload["step_id"])
         elif event.event_type == "step.completed":
             assert event.payload["step_id"] in begun, "completed, and never started"
-    if hasattr(runner.queue.commits, "_conn"):
-        assert not runner.queue.commits._conn.in_transaction
+
+
+async def no_transaction_left(runner: AgentRunner) -> None:
+    engine: Any = runner.queue.commits
+    if isinstance(engine, SQLiteEngine):
+        await engine.commit(None, [])
+        await until(lambda: not engine._conn.in_transaction, 1)
 
 
 async def terminal_events(runner: AgentRunner, run_id: UUID | str) -> list[str]:

@@ -14,7 +14,7 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import TERMINAL, RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 
-from .rig import KINDS, consistent, others, store, terminal_events, until
+from .rig import KINDS, consistent, no_transaction_left, others, store, terminal_events, until
 
 Strike = Callable[[], object]
 
@@ -113,6 +113,7 @@ async def nothing_left(runner: AgentRunner, run_id: str, before: set[asyncio.Tas
         return {task for task in others() - before if not task.get_name().startswith("agent-runtime-")}
 
     await until(lambda: not ours(), 2)
+    await no_transaction_left(runner)
     row = await runner.queue.row(runner._key(run_id))
     if row is None:
         return None

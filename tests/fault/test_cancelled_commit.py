@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.sqlite import SQLiteTx
+from agent_runtime_core._engines import sqlite
+from agent_runtime_core._engines.sqlite import SQLiteEngine, SQLiteTx
 from agent_runtime_core.queue import SQLiteQueue
 
 
@@ -20,20 +22,25 @@ async def test_a_claim_cancelled_between_its_write_and_its_commit_is_given_back(
     queue = SQLiteQueue(tmp_path / "queue.db")
     await queue.enqueue(None, "agent", {})
     written, go = asyncio.Event(), threading.Event()
-    loop, execute = asyncio.get_running_loop(), SQLiteTx.execute
+    loop = asyncio.get_running_loop()
 
-    def held_up(tx: SQLiteTx, sql: str, *args: Any) -> Any:
-        if sql == "COMMIT" and not go.is_set():
-            loop.call_soon_threadsafe(written.set)
-            assert go.wait(10)
-        return execute(tx, sql, *args)
+    class SlowToCommit(SQLiteTx):
+        def __init__(self, engine: SQLiteEngine, conn: sqlite3.Connection) -> None:
+            super().__init__(engine, conn)
+            self.execute = self.held_up
 
-    monkeypatch.setattr(SQLiteTx, "execute", held_up)
+        def held_up(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT" and not go.is_set():
+                loop.call_soon_threadsafe(written.set)
+                assert go.wait(10)
+            return self._conn.execute(sql, *args)
+
+    monkeypatch.setattr(sqlite, "SQLiteTx", SlowToCommit)
     claiming = asyncio.ensure_future(queue.claim("w1"))
     try:
         await written.wait()
         claiming.cancel()
-        await _turns(lambda: claiming.done())
+        await _turns(claiming.done)
         assert not claiming.done(), "the cancellation was raised while the transaction was open"
     finally:
         go.set()

@@ -6,14 +6,14 @@ The long forms, 200 sizes and 100 cuts and 100 flips: pytest tests/fault/test_di
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
 import hashlib
 import json
 import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -71,7 +71,6 @@ class Truth(NamedTuple):
     data: bytes
     records: dict[UUID, list[Record]]
     outputs: dict[UUID, Any]
-    events: dict[UUID, list[tuple[int, str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +86,19 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
                 b"",
                 {run: await runner.state_store.records(run) for run in RUNS},
                 {run: (await runner.wait(run)).final_output for run in RUNS},
-                {run: [(e.sequence, e.event_type, e.payload) for e in await runner.event_bus.get_events(run)] for run in RUNS},
-            )  # fmt: skip
+            )
 
     told = asyncio.run(make())
     assert not Path(f"{db}-wal").exists(), "all of it is in the file"
     return told._replace(data=db.read_bytes())
+
+
+def refusal(db: Path, error: StorageError) -> str:
+    # Where the damage is in the text of a schema, SQLite only knows that it cannot make sense of it.
+    plain = type(error) is StorageError and "no such" in str(error)
+    assert plain or isinstance(error, (StorageCorrupt, StorageTooNew)), repr(error)
+    assert str(db) in str(error)
+    return f"refused: {type(error).__name__}"
 
 
 async def survey(db: Path, truth: Truth) -> list[str]:
@@ -101,35 +107,42 @@ async def survey(db: Path, truth: Truth) -> list[str]:
     told: list[str] = []
 
     async def look(what: str, ask: Callable[[AgentRunner], Any], check: Callable[[Any], bool]) -> None:
+        # The row of a run and the payload of an agent's own event have no checksum: their texts are as they are.
+        harmless = () if what == "journal" else (ValueError, OverflowError)
         try:
             answer = await ask(runner)
         except (StorageError, UnknownRun) as error:
             told.append(type(error).__name__)
+        except harmless as error:
+            told.append(f"{what}: {type(error).__name__}")
         else:
             assert check(answer), f"{what}: a wrong value was given: {answer!r:.300}"
 
     try:
         opened = open_runner([db] * 3)
     except StorageError as error:
-        # Where the damage is in the text of a schema, SQLite only knows that it cannot make sense of it.
-        plain = type(error) is StorageError and "no such" in str(error)
-        assert plain or isinstance(error, (StorageCorrupt, StorageTooNew)), repr(error)
-        assert str(db) in str(error)
+        told.append(refusal(db, error))
+    if told:
         assert hashlib.sha256(db.read_bytes()).digest() == before, "the file is left as it is"
-        return [f"refused: {type(error).__name__}"]
+        return told
     async with opened as runner:
         for run in RUNS:
-            expected = {record.seq: record for record in truth.records[run]}
-            await look(
-                "journal",
-                lambda r: r.state_store.records(run),  # noqa: B023
-                lambda records: all(checked(expected[record.seq]) == checked(record) for record in records),  # noqa: B023
-            )
-            await look("output", lambda r: outcome(r, run), lambda out: out in (None, truth.outputs[run]))  # noqa: B023
-            with contextlib.suppress(ValueError):  # the payload of an event has no checksum
-                await look("events", lambda r: r.event_bus.get_events(run), lambda events: isinstance(events, list))  # noqa: B023
+            await survey_run(run, truth, look)
         await look("new run", lambda r: r.execute("steps", input_data={"params": {"n": 2}}), lambda result: True)
     return told or ["untouched"]
+
+
+async def survey_run(run: UUID, truth: Truth, look: Callable[..., Awaitable[None]]) -> None:
+    expected = {record.seq: checked(record) for record in truth.records[run]}
+    await look(
+        "journal",
+        lambda r: r.state_store.records(run),
+        lambda records: all(expected[record.seq] == checked(record) for record in records),
+    )
+    await look("output", lambda r: outcome(r, run), lambda out: out in (None, truth.outputs[run]))
+    await look(
+        "events", lambda r: r.event_bus.get_events(run), lambda events: all(e.payload is not None for e in events)
+    )
 
 
 def checked(record: Record) -> Record:
@@ -168,6 +181,7 @@ async def damaged(where: Path, truth: Truth, damage: Callable[[bytes, int], Iter
         db.write_bytes(data)
         found.update(set(await survey(db, truth)))
     log.info("%d x %s: %s", count, damage.__name__, dict(found))
+    gc.collect()
     assert any("Corrupt" in kind for kind in found)
     assert threading.active_count() <= threads + 2, "what is refused leaves no thread behind"
     if files:
@@ -183,7 +197,5 @@ async def test_a_damaged_file_gives_typed_errors_and_no_wrong_value(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [cuts, flips])
-async def test_100_damaged_files(
-    damage: Callable[[bytes, int], Iterator[bytes]], truth: Truth, tmp_path: Path
-) -> None:
+async def test_100_damaged_files(damage: Callable[[bytes, int], Iterator[bytes]], truth: Truth, tmp_path: Path) -> None:
     await damaged(tmp_path, truth, damage, 100)

@@ -10,12 +10,13 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agent_runtime_core import RunStatus
-from tests.fault.children import Child, lines
+from tests.fault.children import Child, becomes, lines, until
 from tests.fault.jobs.agents import open_runner
 
 log = logging.getLogger("fault")
@@ -28,6 +29,10 @@ async def parked_and_killed(where: Path, count: int) -> None:
     how = {"places": places, "concurrency": 1, "poll": 0.2, "config": {"park_after": 0}}
     began = time.monotonic()
     async with open_runner(places) as runner:
+
+        async def parked() -> bool:
+            return len(await runner.runs(RunStatus.WAITING)) == count
+
         waits = ["sleep", "signal"] * (count // 2)
         runs = [
             await runner.submit(
@@ -37,12 +42,11 @@ async def parked_and_killed(where: Path, count: int) -> None:
         ]
         with Child("worker", json.dumps(how)) as child:
             child.expect("ready")
-            await becomes(effects, "before", count // 2)
+            await asyncio.to_thread(until, left(effects, "before", count // 2), "half of the runs to begin")
             assert child.kill()
         with Child("worker", json.dumps(how)) as child:
             child.expect("ready")
-            while len(await runner.runs(RunStatus.WAITING)) < count:
-                await asyncio.sleep(0.02)
+            await becomes(parked, "all runs to be parked")
             assert child.kill()
         before = Counter(run for run, word in lines(effects))
         assert set(before) == {str(run) for run in runs}
@@ -55,7 +59,7 @@ async def parked_and_killed(where: Path, count: int) -> None:
             for run, wait in zip(runs, waits, strict=True):
                 if wait == "signal":
                     assert await runner.signal(run, "go", {"to": str(run)})
-            await becomes(effects, "after", count)
+            await asyncio.to_thread(until, left(effects, "after", count), "all runs to go on", 120.0)
             for run, wait in zip(runs, waits, strict=True):
                 result = await runner.wait(run, timeout=30)
                 assert result.status is RunStatus.SUCCEEDED
@@ -74,9 +78,8 @@ async def parked_and_killed(where: Path, count: int) -> None:
     log.info("%d runs parked, killed and resumed in %.1f s", count, time.monotonic() - began)
 
 
-async def becomes(effects: Path, word: str, count: int) -> None:
-    while sum(words[1] == word for words in lines(effects)) < count:
-        await asyncio.sleep(0.02)
+def left(effects: Path, word: str, count: int) -> Callable[[], bool]:
+    return lambda: sum(words[1] == word for words in lines(effects)) >= count
 
 
 async def test_parked_runs_outlive_their_process_and_each_goes_on_once(tmp_path: Path) -> None:

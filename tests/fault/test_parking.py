@@ -366,6 +366,7 @@ async def test_a_child_that_fails(kind: str, worker: bool, tmp_path: Path) -> No
 
 async def test_cancelling_a_parent_cancels_what_it_called(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
+
         async def grandparent(ctx: Any) -> Any:
             return await ctx.call("parent", {})
 
@@ -427,9 +428,7 @@ async def test_a_child_that_is_cancelled_tells_its_parent(kind: str, tmp_path: P
         assert (await runner.wait(run_id, timeout=5)).final_output == {"value": "cancelled"}
 
 
-async def test_a_child_is_spawned_once_over_a_crash(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_child_is_spawned_once_over_a_crash(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent dies right after the commit that stores its child, and again while it waits."""
     clock = VirtualClock()
     async with store(kind, tmp_path, clock) as here:
@@ -472,6 +471,7 @@ async def test_a_park_that_cannot_be_written_is_an_error_of_the_run(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with store(kind, tmp_path) as here:
+
         async def waits(ctx: Any) -> Any:
             return await ctx.wait_for_signal("go")
 

@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import RunBusy, RunStatus, open_run
-from tests.fault.children import Child, image, lines, recorded, until
+from tests.fault.children import Child, becomes, image, lines, recorded, until
 from tests.fault.jobs.agents import open_runner
 
 log = logging.getLogger("fault")
@@ -109,8 +109,11 @@ async def test_a_run_that_kills_its_process_is_dead_after_three_and_keeps_no_oth
         while deaths < 10:
             with worker(tmp_path) as child:
                 child.expect("ready")
-                while child.process.poll() is None and (await runner.get_run(others[-1])).ended_at is None:
-                    await asyncio.sleep(0.01)
+
+                async def decided() -> bool:
+                    return child.process.poll() is not None or (await runner.get_run(others[-1])).ended_at is not None
+
+                await becomes(decided, "the worker to die or to get through")
                 if child.process.poll() is None:
                     child.process.terminate()
                     assert await child.aended() == 0

@@ -178,6 +178,6 @@ async def test_a_worker_stopped_inside_a_commit_costs_others_time_and_nothing_el
             assert len(events) > 3, "reading goes on"
             monkeypatch.undo()
             assert child.kill()
-        assert await runner.submit("noop", {}, run_id="again")
+        await runner.submit("noop", {}, run_id="again")
         assert len(await runner.runs(agent="noop")) == 1, "repeating what was not answered is safe"
         assert (await runner.queue.claim_rows("new", 60, agent_keys=["writer"]))[0].run_id == str(run)

@@ -55,7 +55,11 @@ async def test_a_wait_in_place_gives_its_signals_in_order(kind: str, tmp_path: P
         here.agent("a", lambda ctx: two(ctx))
 
         async def two(ctx: Any) -> Any:
-            return [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go"), await ctx.wait_for_signal("other")]
+            return [
+                await ctx.wait_for_signal("go"),
+                await ctx.wait_for_signal("go"),
+                await ctx.wait_for_signal("other"),
+            ]
 
         runner = here.runner(HOT)
         run_id = await runner.submit("a")
@@ -327,5 +331,3 @@ async def test_a_request_to_cancel_between_look_and_park_is_heard(
         assert asked == [True]
         assert await status(runner, run_id) == "cancelled"
         await consistent(runner, run_id)
-
-

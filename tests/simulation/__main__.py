@@ -10,14 +10,9 @@ from functools import partial
 from multiprocessing import get_context
 
 from .ablations import SAFEGUARDS
-from .scenarios import Outcome, play
+from .scenarios import play, wrong_ones
 
 CHUNK = 25
-
-
-def some(seeds: range, ablated: tuple[str, ...]) -> list[Outcome]:
-    """Those of the seeds in which something was wrong."""
-    return [outcome for seed in seeds if (outcome := play(seed, ablated)).problems]
 
 
 def main(argv: list[str]) -> int:
@@ -36,8 +31,9 @@ def main(argv: list[str]) -> int:
         return 0
     since, wrong = time.perf_counter(), 0
     chunks = [range(at, min(at + CHUNK, last)) for at in range(first, last, CHUNK)]
+    work = partial(wrong_ones, ablated=without)
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
-        for outcomes in pool.map(partial(some, ablated=without), chunks):
+        for outcomes in map(work, chunks) if options.processes == 1 else pool.map(work, chunks):
             for outcome in outcomes:
                 wrong += 1
                 sys.stdout.write(f"{outcome}\n\n")

@@ -8,7 +8,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Any
 from zlib import crc32
 
@@ -32,7 +32,6 @@ class SimLoop(asyncio.BaseEventLoop):
     """
 
     _ready: deque[Any]
-    _scheduled: list[Any]
 
     def __init__(self, seed: int, *, shuffle: bool = True) -> None:
         super().__init__()
@@ -44,6 +43,8 @@ class SimLoop(asyncio.BaseEventLoop):
         self._chance = random.Random(seed)
         self._shuffle = shuffle
         self._tasks: list[asyncio.Task[Any]] = []
+        self._timers: list[tuple[float, int, Any]] = []  # of one time, the one set first comes first
+        self._set = 0
         self.set_task_factory(self._task)  # type: ignore[arg-type]
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -73,6 +74,14 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # -- what a loop is made of
 
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._set += 1
+        heapq.heappush(self._timers, (when, self._set, timer))
+        return timer
+
     def _process_events(self, event_list: object) -> None:
         """There is no input or output."""
 
@@ -88,16 +97,15 @@ class SimLoop(asyncio.BaseEventLoop):
         """What was never retrieved belongs to hosts that are gone."""
 
     def _run_once(self) -> None:
-        ready, timers = self._ready, self._scheduled
+        ready, timers = self._ready, self._timers
         if not ready:
-            while timers and timers[0]._cancelled:
+            while timers and timers[0][2]._cancelled:
                 heapq.heappop(timers)
             if not timers:
                 raise Deadlock(f"at {self.now:.3f} s")
-            self.now = max(self.now, timers[0]._when)
-        while timers and timers[0]._when <= self.now:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False
+            self.now = max(self.now, timers[0][0])
+        while timers and timers[0][0] <= self.now:
+            timer = heapq.heappop(timers)[2]
             if not timer._cancelled:
                 ready.append(timer)
         if not ready:
@@ -153,5 +161,5 @@ class SimLoop(asyncio.BaseEventLoop):
                     task.exception()
         self._tasks.clear()
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         self.close()

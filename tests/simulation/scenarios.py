@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import random
+import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from agent_runtime_core._engines.sqlite import UserTransaction
 from agent_runtime_core._ids import run_uuid
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import StorageBusy, WaitTimeout
 from agent_runtime_core.events.base import Event
 from agent_runtime_core.interfaces import AgentRuntime, RunResult
+from agent_runtime_core.journal.record import DONE
 from agent_runtime_core.queue.row import LIVE, RunFilter
 from agent_runtime_core.steps.executor import StepExecutor
 from agent_runtime_core.steps.model import Step
@@ -28,6 +33,7 @@ from .world import Faults, Host, World
 
 T = TypeVar("T")
 
+COLLECT = 20  # worlds between collections of their garbage: within one there is little
 PATIENCE = 120.0  # virtual seconds after the last fault in which every run must have ended
 CTX: ContextVar[Context] = ContextVar("simulated_run")
 
@@ -72,7 +78,7 @@ class Scenario:
 def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
     """The scenario of a seed. Each draws its own mix of faults, so that rare ones meet often enough."""
     chance = random.Random(f"scenario {seed}")
-    backend = "memory" if chance.random() < 0.5 else "sqlite"
+    backend = "memory" if chance.random() < 0.6 else "sqlite"
     workers = chance.choice((2, 2, 2, 3))
     edited = chance.random() < 0.1
 
@@ -114,7 +120,7 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
 def _run(chance: random.Random, number: int, edited: bool) -> RunPlan:
     items: list[list[Any]] = []
     for i in range(chance.choice((3, 3, 4, 5))):
-        kinds = ("step", "step", "chain", "map", "signal", "sleep", "emit", "call", "late")
+        kinds = ("step", "step", "chain", "map", "signal", "sleep", "emit", "call", "late", "transaction")
         kind = chance.choice(("step", "step", "chain") if edited else kinds)
         count = chance.choice((2, 2, 3))
         items.append([kind, f"{kind}{i}", round(chance.uniform(0.02, 1.2), 3) if kind in ("sleep", "late") else count])
@@ -191,6 +197,10 @@ class Script(AgentRuntime):
                 return await StepExecutor(ctx, max_concurrency=2).map(
                     name, self.effect, [f"{name}.{i}" for i in range(number)], retries=1, retry_delay=0.05
                 )
+            case "transaction" if self.scenario.backend == "memory":
+                return self._mine(name, await ctx.step(name, self.effect, name))
+            case "transaction":
+                return self._mine(name, await ctx.transaction(name, write_effect, str(ctx.run_id), name))
             case "signal":
                 return await ctx.wait_for_signal(name)
             case "late":
@@ -246,6 +256,19 @@ class Script(AgentRuntime):
         raise AssertionError
 
 
+def write_effect(conn: UserTransaction, run_id: str, name: str) -> str:
+    """The effect of a transaction: a row beside the journal."""
+    conn.execute("CREATE TABLE IF NOT EXISTS effects (run_id TEXT, name TEXT)")
+    conn.execute("INSERT INTO effects VALUES (?, ?)", (run_id, name))
+    return f"{name}!"
+
+
+def read_effects(view: sqlite3.Connection) -> Counter[tuple[str, str]]:
+    if not view.execute("SELECT 1 FROM sqlite_master WHERE name = 'effects'").fetchone():
+        return Counter()
+    return Counter(view.execute("SELECT run_id, name FROM effects"))
+
+
 class Child(Script):
     key = "child"
 
@@ -255,7 +278,7 @@ def expected(items: list[list[Any]]) -> list[Any]:
     out: list[Any] = []
     for kind, name, number in items:
         match kind:
-            case "step":
+            case "step" | "transaction":
                 out.append(f"{name}!")
             case "chain":
                 out.append([*(f"{name}.{i}!" for i in range(number)), f"{name}.{number - 1}! {number}"])
@@ -438,11 +461,14 @@ class Play:
         for run_id in self.submitted:
             if self._uuid(run_id) not in rows:
                 watch.wrong(f"run {run_id} was accepted and is not there")
+        if self.scenario.backend == "sqlite":
+            await self._check_effects(rows)
         for run, row in rows.items():
             if row.status != watch.status.get(run):
                 watch.wrong(f"run {run} is stored as {row.status}, last heard was {watch.status.get(run)}")
             records = await runner.state_store.records(run)
             watch.check_journal(run, records)
+            self.world.loop.note(f"{row} {records}")
             events = await runner.event_bus.get_events(run)
             if row.status in LIVE:
                 continue
@@ -450,6 +476,17 @@ class Play:
             plan = by_uuid.get(run)
             if plan is not None:
                 await self._check_result(plan, row, events)
+
+    async def _check_effects(self, rows: dict[str, Any]) -> None:
+        """A transaction's effect is there exactly as often as its record is."""
+        there: Counter[tuple[str, str]] = await self.client.engine.read(read_effects)
+        due: Counter[tuple[str, str]] = Counter()
+        for run in rows:
+            for record in await self.client.runner.state_store.records(run):
+                if record.kind == DONE and record.name.startswith("transaction"):
+                    due[run, record.name] += 1
+        if there != due:
+            self.watch.wrong(f"effects are {there}, their records say {due}")
 
     async def _check_result(self, plan: RunPlan, row: Any, events: list[Event]) -> None:
         watch = self.watch
@@ -521,16 +558,27 @@ class Outcome:
 
 def play(seed: int, ablated: Sequence[str] = ()) -> Outcome:
     """Play one seed, with the named safeguards taken away."""
+    if seed % COLLECT == 0:
+        gc.collect()
     loggers = [logging.getLogger(name) for name in ("agent_runtime_core", "asyncio")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL + 1)
+    collects = gc.isenabled()
+    gc.disable()
     try:
         with without(ablated):
             piece = Play(build(seed, ablated))
             problems = piece.run()
     finally:
+        if collects:
+            gc.enable()
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
     loop = piece.world.loop
     return Outcome(seed, problems, loop.digest, loop.turns, loop.now, piece.world.last_lines())
+
+
+def wrong_ones(seeds: Sequence[int], ablated: Sequence[str] = ()) -> list[Outcome]:
+    """Those of the seeds in which something was wrong."""
+    return [outcome for seed in seeds if (outcome := play(seed, ablated)).problems]

@@ -319,6 +319,9 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         self._replayed = True
         return super()._replay(tx, guard, ops)
 
+    def _tend_log(self) -> None:
+        """A short world's log needs no care."""
+
     def _deliver(self, batch: list[Request]) -> None:
         """The wire brings the answers."""
 

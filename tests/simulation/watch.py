@@ -108,6 +108,10 @@ class Watch:
                 self._post(op.args[0], op.args[1], result)
             case "journal.append":
                 self._record(op.args[0], op.args[1], result)
+            case "journal.transact":
+                run, _, _, _, seal = op.args
+                record = seal("?")
+                self._record(run, record, record.seq)
 
     def _insert(self, row: RunRow) -> None:
         if row.run_id not in self.status:

@@ -194,6 +194,7 @@ async def test_a_renamed_step_in_doubt_keeps_its_key(place: Path | None) -> None
 
 async def test_other_arguments_use_the_record_and_say_so(place: Path | None) -> None:
     async with Rig(place) as rig:
+
         async def first(ctx: Any) -> None:
             await ctx.step("a", lambda n: n, 1)
             raise ConnectionError
@@ -449,6 +450,93 @@ async def test_what_was_emitted_is_absorbed_while_replaying(place: Path | None) 
         assert told.index("one") < told.index("step.started") < told.index("two")
 
 
+@pytest.mark.parametrize("before", ["now", "sleep", "list", "step", "nothing"])
+async def test_what_is_emitted_last_comes_once_however_the_run_was_cut(place: Path | None, before: str) -> None:
+    async with Rig(place) as rig:
+        inside = asyncio.Event()
+
+        async def body(ctx: Any) -> None:
+            match before:
+                case "now":
+                    await ctx.now()
+                case "sleep":
+                    await ctx.sleep(1)
+                case "list":
+                    await StepExecutor(ctx).run([Step(name, lambda ctx, state: 1) for name in "ab"])
+                case "step":
+                    await ctx.step("a", lambda: 1)
+            await ctx.emit("after", {})
+            if not inside.is_set():
+                inside.set()
+                await asyncio.Event().wait()
+
+        await rig.cut(body, inside)
+        await rig.value(body)
+        assert len(await rig.told("after")) == 1
+
+
+async def test_what_was_not_emitted_before_the_cut_is_emitted_after_it(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        lives: list[int] = []
+
+        async def body(ctx: Any) -> None:
+            async def outer() -> None:
+                await ctx.step("inner", lambda: 1)
+
+            lives.append(1)
+            await ctx.step("outer", outer)
+            if len(lives) == 1:
+                raise ConnectionError
+            await ctx.emit("after", {})
+
+        await rig.go(body)
+        await rig.value(body)
+        assert len(await rig.told("after")) == 1
+
+
+async def test_a_failure_the_code_went_on_without_is_as_recorded_as_a_result(place: Path | None) -> None:
+    calls: list[str] = []
+
+    def step(name: str, fails: bool = False) -> Any:
+        def fn() -> str:
+            calls.append(name)
+            if fails:
+                raise ValueError(f"{name} failed")
+            return name
+
+        return fn
+
+    async with Rig(place) as rig:
+
+        def body(last: bool) -> Any:
+            async def run(ctx: Any) -> Any:
+                with pytest.raises(StepExecutionError, match="step 'try' failed after 2 attempt.*try failed") as caught:
+                    await ctx.step("try", step("try", len(calls) < 2), retries=1, retry_delay=0)
+                assert caught.value.attempts == 2
+                await ctx.step("instead", step("instead"))
+                return await ctx.step("last", step("last", not last))
+
+            return run
+
+        await rig.go(body(False))
+        assert calls == ["try", "try", "instead", "last"]
+        assert await rig.value(body(True)) == "last"
+        assert calls == ["try", "try", "instead", "last", "last"]
+
+
+async def test_a_failure_that_ended_the_attempt_is_tried_afresh(place: Path | None) -> None:
+    calls: list[int] = []
+
+    def fn() -> int:
+        calls.append(1)
+        if len(calls) < 3:
+            raise ConnectionError
+        return len(calls)
+
+    async with Rig(place, max_retries=3) as rig:
+        assert await rig.value(lambda ctx: ctx.step("a", fn)) == 3
+
+
 async def test_events_of_a_step_carry_its_ids_and_come_again_with_each_try() -> None:
     left = [1]
 
@@ -686,7 +774,11 @@ async def test_signals_come_in_order_each_once_and_stay_recorded(place: Path | N
             assert await rig.runner.signal("r", "go", {"n": 1}, message_id="one")
             await rig.runner.signal("r", "other", "x", message_id="two")
             await rig.runner.signal("r", "go", {"n": 2}, message_id="three")
-            return [await ctx.wait_for_signal("go"), await ctx.wait_for_signal("go"), await ctx.wait_for_signal("other")]
+            return [
+                await ctx.wait_for_signal("go"),
+                await ctx.wait_for_signal("go"),
+                await ctx.wait_for_signal("other"),
+            ]
 
         assert await twice(rig, body) == ([{"n": 1}, {"n": 2}, "x"], [{"n": 1}, {"n": 2}, "x"])
 

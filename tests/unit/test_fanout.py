@@ -171,9 +171,11 @@ async def test_each_item_is_retried_by_itself(place: Path | None) -> None:
         return n
 
     async with Rig(place) as rig:
-        assert await rig.value(
-            lambda ctx: StepExecutor(ctx).map("m", item, [0, 1, 2], retries=2, retry_delay=0)
-        ) == [0, 1, 2]
+        assert await rig.value(lambda ctx: StepExecutor(ctx).map("m", item, [0, 1, 2], retries=2, retry_delay=0)) == [
+            0,
+            1,
+            2,
+        ]
         retrying = [payload["step_index"] for _, payload in await rig.told("step.retrying")]
         assert sorted(retrying) == [1, 1, 2]
 

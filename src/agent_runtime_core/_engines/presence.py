@@ -28,7 +28,7 @@ class CommitLock:
     """The exclusive lock around each group commit: the fair queue between processes."""
 
     def __init__(self, directory: Path) -> None:
-        self._fd = os.open(directory / "commit.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(directory / "commit.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
     def __enter__(self) -> None:
         if fcntl is not None:
@@ -59,7 +59,7 @@ class Presence:
     def _prove_life(self) -> int:
         # Locked before it gets its name, so that nobody ever sees it unlocked.
         hidden = self.directory / f".{self.holder}"
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(hidden, self._lock_path(self.holder))
         return fd
@@ -75,7 +75,7 @@ class Presence:
         if fcntl is None:  # pragma: no cover - Windows
             return False
         try:
-            fd = os.open(self._lock_path(holder), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self._lock_path(holder), os.O_RDWR)
         except FileNotFoundError:
             return True
         try:
@@ -101,7 +101,7 @@ class Presence:
             path = self.directory / f"{self.holder}.bell"
             os.mkfifo(path, 0o600)
             # Open for writing too, so that it never reads as closed.
-            self.bell = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            self.bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         return self.bell is not None
 
     def wait(self, seconds: float) -> str:
@@ -144,7 +144,7 @@ class Presence:
             os.close(self._peers.pop(gone))
         for name in names - set(self._peers):
             with contextlib.suppress(OSError):  # no reader: its process is gone
-                self._peers[name] = os.open(self.directory / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._peers[name] = os.open(self.directory / name, os.O_WRONLY | os.O_NONBLOCK)
 
     def close(self, *, forked: bool = False) -> None:
         """Let go; a forked child closes its copies and leaves the parent's files alone."""

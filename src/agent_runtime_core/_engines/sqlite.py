@@ -34,6 +34,7 @@ from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op, every
 from .presence import RESCAN, CommitLock, Presence
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
+AT_ONCE = 24  # callers told in one turn of their loop
 GROUP = 256  # commits in one transaction at most
 FIRST_LOOK = 8  # groups after which a process is taken to stay: then it sees to the log
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
@@ -162,6 +163,11 @@ class Request:
 
 
 def _settle(requests: list[Request]) -> None:
+    if len(requests) > AT_ONCE:
+        # Each wakes a task: all at once they would hold the loop for as long as all of them take.
+        assert requests[0].loop is not None
+        requests[0].loop.call_soon(_settle, requests[AT_ONCE:])
+        requests = requests[:AT_ONCE]
     for request in requests:
         request.told = True
         if request.future is not None and not request.future.done():
@@ -216,6 +222,7 @@ class SQLiteEngine(Engine):
         self._closed = False
         self._groups = 0  # since the log was last looked at
         self._look_after = FIRST_LOOK
+        self._log_seen = False
         self.dead_looked_at = -1.0  # lease time of the last look for dead holders
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         live = Path(f"{path}.live")
@@ -261,13 +268,15 @@ class SQLiteEngine(Engine):
         self._conn.execute(
             "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
         )
+        self._versions: dict[str, int] = dict(self._conn.execute("SELECT concern, version FROM arc_schema"))
 
     def add(self, concern: Concern) -> None:
         if concern.name in self._concerns:
             return
         try:
-            with self._commit_lock:
-                self._migrate(concern)
+            if self._versions.get(concern.name, 0) != len(concern.migrations):
+                with self._commit_lock:
+                    self._migrate(concern)
         except _DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
         self._ops.update(concern.ops)
@@ -509,23 +518,36 @@ class SQLiteEngine(Engine):
         usual size once, and then begun anew from its start after each checkpoint, never truncated. What lies
         behind the last frame has no valid checksum and is not read.
         """
-        wal = f"{self.path}-wal"
+        frames = 0
         try:
-            size = os.stat(wal).st_size
-            if size < WAL_SIZE:
-                fd = os.open(wal, os.O_WRONLY | os.O_CLOEXEC)
-                try:
-                    os.pwrite(fd, bytes(WAL_SIZE - size), size)
-                    os.fsync(fd)
-                finally:
-                    os.close(fd)
-            # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
-            mode = _RESTART if size > 4 * WAL_SIZE else _PASSIVE
-            _, frames, _ = self._conn.execute(mode).fetchone()
+            size = os.stat(f"{self.path}-wal").st_size
+            if not self._log_seen:
+                self._log_seen, frames = True, size // _FRAME
+                # Where commits are large, it is not the extending that takes the time.
+                if size < WAL_SIZE and frames < 8 * self._groups:
+                    self._write_log_out()
+            else:
+                # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
+                _, frames, _ = self._conn.execute(_RESTART if size > 4 * WAL_SIZE else _PASSIVE).fetchone()
         except (OSError, sqlite3.Error):
             frames = 0  # another time
         per_group = max(frames / self._groups, 1.0)
         self._groups, self._look_after = 0, max(1, int(WAL_SIZE / _FRAME / per_group * 0.8))
+
+    def _write_log_out(self) -> None:
+        # Under SQLite's own lock too: zeros over what a program outside this library adds would ruin the file.
+        self._conn.execute("BEGIN IMMEDIATE")
+        try:
+            wal = f"{self.path}-wal"
+            size, fd = os.stat(wal).st_size, os.open(wal, os.O_WRONLY)
+            try:
+                os.lseek(fd, size, os.SEEK_SET)
+                os.write(fd, bytes(max(WAL_SIZE - size, 0)))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        finally:
+            self._conn.execute("ROLLBACK")
 
     # -- reading
 
@@ -720,7 +742,7 @@ def _checked(path: str | os.PathLike[str]) -> str:
 def _create_private(path: str) -> None:
     # Only a file that was not there yet is opened here: see the module's docstring.
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _forked() -> None:

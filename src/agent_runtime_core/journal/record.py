@@ -135,7 +135,10 @@ def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tupl
     tried = {"attempt": record.attempt, "max_attempts": record.tries}
     match record.kind:
         case "started":
-            return _begin(about, record.attempt, record.tries, info.get("description"))
+            events = _begin(about, record.attempt, record.tries, info.get("description"))
+            if info.get("in_doubt"):
+                events[0][1]["in_doubt"] = True
+            return events
         case "retrying":
             error = info["error"]
             return [("step.retrying", about | tried | {"error": error, "retry_delay": info["retry_delay"]})]

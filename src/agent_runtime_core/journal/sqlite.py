@@ -42,6 +42,7 @@ _COLUMNS = (
     "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?1"
 )
 _RECORDS = _COLUMNS + " AND seq > ?2 ORDER BY seq"
+_RESULT = "SELECT result FROM arc_journal WHERE run_id = ? AND seq = ?"
 _LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
 _ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
 # Sequence numbers and positions grow together: looking back from the end, where a follower is, finds the start.
@@ -58,13 +59,15 @@ def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     return next_
 
 
-def _crc(record: Record) -> int:
+def _crc(run_id: str, record: Record) -> int:
     """Over all that a resumed run acts on; times and counts that are only told are left out, for they take long."""
     seq, kind, name, key, attempt, claim_id, _, result, error, state, pos, _, _, _, info, next_, digest, _, nev = record
-    return zlib.crc32(
-        f"{seq}\0{kind}\0{name}\0{key}\0{attempt}\0{claim_id}\0{result}\0{error}\0{state}\0{pos}\0{info}\0{next_}"
-        f"\0{digest}\0{nev}".encode()
+    crc = zlib.crc32(
+        f"{run_id}\0{seq}\0{kind}\0{name}\0{key}\0{attempt}\0{claim_id}\0{error}\0{state}\0{pos}\0{info}"
+        f"\0{next_}\0{digest}\0{nev}\0{result is None}".encode()
     )
+    # By itself: it may be large, and need not be copied.
+    return zlib.crc32(result.encode(), crc) if result is not None else crc
 
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
@@ -73,7 +76,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
     try:
-        tx.execute(_INSERT, (run_id, *record[:17], record[18], _crc(record)))
+        tx.execute(_INSERT, (run_id, *record[:17], record[18], _crc(run_id, record)))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if record.nev:
@@ -91,9 +94,19 @@ def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
 
 
 def transact(
-    tx: SQLiteTx, run_id: str, fn: Callable[..., Any], args: tuple[Any, ...], seal: Callable[[Any], Record]
+    tx: SQLiteTx,
+    run_id: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    place: Record,
+    seal: Callable[[Any], Record],
 ) -> str | None:
-    """Run a user's function and append `seal(its result)` in the same transaction; the recorded result."""
+    """Run a user's function and append `seal(its result)` at `place` in the same transaction; the recorded result."""
+    there = tx.execute(_RESULT, (run_id, place.seq)).fetchone()
+    if there is not None:
+        # An earlier try landed and its answer was lost: the function has run.
+        applied(tx, run_id, place)
+        return there[0]  # type: ignore[no-any-return]
     record = seal(tx.call(fn, args))
     append(tx, run_id, record)
     return record.result
@@ -107,15 +120,15 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
 
 
-def _read(row: tuple[Any, ...]) -> Record:
-    record = Record(*row[:19])
-    if _crc(record) != row[19]:
+def _read(run_id: str, row: tuple[Any, ...]) -> Record:
+    record: Record = tuple.__new__(Record, row[:19])
+    if _crc(run_id, record) != row[19]:
         raise StorageCorrupt(f"journal record {record.seq} ({record.kind} {record.name!r}) does not match its checksum")
     return record
 
 
 def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:
-    return [_read(row) for row in view.execute(_RECORDS, (run_id, after))]
+    return [_read(run_id, row) for row in view.execute(_RECORDS, (run_id, after))]
 
 
 def ending(view: sqlite3.Connection, run_id: str) -> Record | None:
@@ -123,16 +136,16 @@ def ending(view: sqlite3.Connection, run_id: str) -> Record | None:
     if last is None:
         return None
     # Read whatever it says it is: a damaged end would not be found by its kind.
-    record = _read(last)
+    record = _read(run_id, last)
     if record.kind == ENDED:
         return record
     row = view.execute(_ENDING, (run_id,)).fetchone()
-    return _read(row) if row else None
+    return _read(run_id, row) if row else None
 
 
 def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> list[Record]:
     """Records that stand for events at or after `since`, in order."""
-    return [_read(row) for row in view.execute(_BOUNDARIES, (run_id, since, limit))]
+    return [_read(run_id, row) for row in view.execute(_BOUNDARIES, (run_id, since, limit))]
 
 
 CONCERN = Concern(

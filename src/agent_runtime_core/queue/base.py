@@ -220,7 +220,9 @@ class RunQueue(ABC):
         for row in await self.find(RunFilter(("running",), limit=MOST)):
             if row.claim_id[-CHANCE:] in ends:
                 with contextlib.suppress(LeaseLost, Moved):
-                    await self.settle(row.run_id, self.keep(row, row.claim_id)._replace(status="pending"))
+                    await self.settle(
+                        row.run_id, self.keep(row, row.claim_id)._replace(status="pending", parked=row.parked)
+                    )
 
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
@@ -402,6 +404,9 @@ class RunQueue(ABC):
         return due
 
 
+_THIS_CENTURY = 978_307_200.0
+
+
 def same_run(asked: RunRow, stored: RunRow) -> None:
     """Refuse a stored run of another agent or input under the same id or key."""
     if asked.digest == stored.digest:
@@ -423,4 +428,7 @@ def _instant(deadline: _dt.datetime | float | None) -> float | None:
         if deadline.tzinfo is None:
             raise InvalidArgument(f"deadline {deadline!r} names no time zone: give an aware datetime")
         return deadline.timestamp()
-    return seconds("deadline", deadline)
+    when = seconds("deadline", deadline)
+    if when < _THIS_CENTURY:
+        raise InvalidArgument(f"deadline {deadline!r} is a point in time, in seconds since 1970, and no duration")
+    return when

@@ -154,6 +154,7 @@ def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         due_at=0.0,
         crashes=row.crashes + crash,
         stalls=row.stalls + crash,
+        parked=0 if crash else row.parked,
     )
 
 

@@ -103,7 +103,7 @@ class Rows(ABC):
 
     def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         row = claimed(row, above(ticket, row.claim_id), want)
-        self.save(row.changed(parked=0))
+        self.save(row)
         self.fence(row.run_id, row.claim_id)
         return row
 
@@ -187,7 +187,8 @@ class Rows(ABC):
         self.add_mail(run_id, mail._replace(seq=seq))
         after = row.changed(mail_seq=seq)
         if mail.kind == "cancel" and row.cancel_at is None:
-            after = after.changed(cancel_at=mail.t)
+            # No later claim runs its code: any worker may end it, should its own process be gone or let go of it.
+            after = after.changed(cancel_at=mail.t, origin="")
         if row.status == "waiting":
             after = after.changed(status="pending", due_at=0.0)
         self._save(after)

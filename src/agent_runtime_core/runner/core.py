@@ -17,7 +17,7 @@ from .._ids import run_uuid
 from .._json import decode, encode
 from ..backends import configured, open_url
 from ..config import get_config
-from ..errors import IllegalTransition, InvalidArgument, RunBusy, UnknownAgent, UnknownRun
+from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ENDED, Record
@@ -75,11 +75,16 @@ class AgentRunner:
         config: RunnerConfig | None = None,
         tools: ToolRegistry | None = None,
         registry: Registry = DEFAULT,
+        durability: str | None = None,
     ) -> AgentRunner:
-        """A runner on a SQLite file (a path or sqlite:///path), or on memory://; all three backends there."""
+        """A runner on a SQLite file (a path or sqlite:///path), or on memory://; all three backends there.
+
+        `durability` "full" survives a power loss, "normal" a crash of the process; None is the configured one.
+        """
         settings = get_config()
         config = config or RunnerConfig.of(settings)
-        places = open_url(path_or_url, durability=settings.durability, max_retries=config.max_retries)
+        durability = settings.durability if durability is None else durability
+        places = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
         return cls(*places, config, tools=tools, registry=registry)
 
     def _prepare(self) -> None:
@@ -164,8 +169,11 @@ class AgentRunner:
         return result.raise_for_status() if raise_on_error else result
 
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
+        reopen = True
         while True:
-            outcome, there = await self.take(row)
+            outcome, there = await self.take(row, reopen=reopen)
+            # An end that comes from now on is the answer, and no reason to begin anew.
+            reopen = False
             if outcome == "claimed":
                 assert there is not None
                 result = await self._drive(there, runtime, inline=True).run()
@@ -182,11 +190,11 @@ class AgentRunner:
                 if ended is not None:
                     return await self._result(ended)
 
-    async def take(self, row: RunRow) -> tuple[str, RunRow | None]:
+    async def take(self, row: RunRow, *, reopen: bool = True) -> tuple[str, RunRow | None]:
         """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict."""
         config = self.config
         outcome, there = await self.queue.take(
-            row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=True
+            row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen
         )
         if outcome == "conflict":
             assert there is not None
@@ -318,6 +326,8 @@ class AgentRunner:
         record = await self.state_store.ending(row.run_id)
         if record is not None and record.attempt == row.generation and record.result is not None:
             return decode_result(record.result)
+        if row.status == "succeeded" and row.output is None and await self.state_store.records(row.run_id):
+            raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
         output = cast("dict[str, Any]", decode(row.output)) if row.output else {}
         told = decode(row.error) if row.error else None

@@ -59,7 +59,7 @@ class _Finished(Ledger):
             f"run {self.run_id} has succeeded, nothing can be added to it ({records[0].name!r}): use another run_id"
         )
 
-    async def transact(self, fn: Any, args: tuple[Any, ...], seal: Any) -> str | None:
+    async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
         raise IllegalTransition(f"run {self.run_id} has succeeded, nothing can be added to it: use another run_id")
 
 
@@ -115,9 +115,10 @@ async def _open(
     input: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None,
     config: RunnerConfig | None,
+    durability: str | None,
 ) -> tuple[AgentRunner, _Door, Context]:
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
-    runner = AgentRunner.open(path_or_url, config=config)
+    runner = AgentRunner.open(path_or_url, config=config, durability=durability)
     try:
         row = runner.queue.new_row(run_id, AGENT, input or {}, metadata, origin="inline")
         outcome, there = await runner.take(row)
@@ -157,15 +158,16 @@ async def open_run(
     input: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     config: RunnerConfig | None = None,
+    durability: str | None = None,
 ) -> AsyncIterator[Context]:
     """A run of your own code: `async with open_run("jobs.db", run_id="nightly") as ctx`.
 
     A clean exit commits succeeded, an exception failed; the same id opens the run again, its recorded
     steps kept, also after it succeeded (then nothing can be added). Cancelling gives the run back.
     RunBusy(worker, since) while another live process holds it, IdempotencyConflict with another input.
-    There is no time limit but your own.
+    There is no time limit but your own. `durability` as in `AgentRunner.open`.
     """
-    runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config)
+    runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config, durability)
     try:
         yield ctx
     except BaseException as error:
@@ -198,9 +200,10 @@ def open_run_sync(
     input: Mapping[str, Any] | None = None,
     metadata: Mapping[str, Any] | None = None,
     config: RunnerConfig | None = None,
+    durability: str | None = None,
 ) -> Iterator[SyncRun]:
     """`open_run` for callers without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
-    runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config)
+    runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability)
     try:
         yield SyncRun(ctx)
     except BaseException as error:

@@ -31,7 +31,7 @@ from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
 from ..ledger import Ledger
 from ..outcome import decode_result, encode_result, error_payload, payload_of
-from ..queue.row import ClaimRequest, Moved, RunRow, Settle
+from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
 from ..retry import run_backoff
 from ..status import RunStatus
 from ..waits import Place, Services
@@ -361,8 +361,17 @@ class Drive:
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
         how = self._settle(status.value)._replace(stalls=row.stalls, reason=reason)
-        await self._settle_last(how, [record], self._tell_parent(result))
+        ops = self._tell_parent(result)
+        if status is RunStatus.CANCELLED:
+            ops += await self._cancel_children()
+        await self._settle_last(how, [record], ops)
         return result
+
+    async def _cancel_children(self) -> list[Op]:
+        """For those that came after whoever cancelled this run had looked for them."""
+        queue = self.backends.queue
+        live = [child for child in await queue.children(self.row.run_id) if child.status in LIVE]
+        return [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
 
     async def _settle_last(self, how: Settle, records: Sequence[Record], ops: list[Op]) -> None:
         """End the run, and in the same commit claim the next one for the worker, if it wants one."""

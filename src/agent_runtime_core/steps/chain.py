@@ -26,7 +26,7 @@ class Chain:
         self.kept = executor.state
         self.results: dict[str, Any] = {}
         self.deferred: list[Record] = []
-        self.skips: list[list[Any]] = []
+        self.skips: list[tuple[str, int]] = []
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         book, scope = self.book, f"x:{self.scope}"
@@ -64,9 +64,10 @@ class Chain:
                 continue
             found = self.steps[record.pos].name if record.pos < self.total else None
             if found not in (name, *(new for new, old in self.book.renames.items() if old == name)):
+                way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {record.pos} of this list, the code now has "
-                    f"{found!r}: restore the old order, or say ctx.renamed({name!r}, {found!r}) before it",
+                    f"{found or 'none'!r} there: restore the old list{way}",
                     recorded=name,
                     found=found,
                 )
@@ -85,15 +86,15 @@ class Chain:
 
     def _skip(self, index: int, step: Step, record: Record) -> None:
         self.results[step.name] = None if record.result is None else step.callee().decode(record.result)
-        self.skips.append([record.name, record.key, index])
-        self.book.passed(recorded=True)
+        self.skips.append((record.name, index))
+        self.book.passed(record)
         self._completed(index, step)
 
     async def _flush_skips(self) -> None:
         if self.skips:
-            record = self.book.boundary_record(
-                SKIPPED, nev=len(self.skips), total=self.total, info={"steps": self.skips}
-            )
+            listed = ",".join(f"[{quote(name)},{self.quoted_key},{place}]" for name, place in self.skips)
+            record = self.book.boundary_record(SKIPPED, nev=len(self.skips), total=self.total)
+            record = record._replace(info=f'{{"steps":[{listed}]}}')
             self.skips = []
             await self.book.ledger.note(record)
 
@@ -111,7 +112,7 @@ class Chain:
         if self.changed is not None:
             self.state_text = book.states[self.key] = self.changed
             self._new_state()
-        book.passed(recorded=False)
+        book.passed()
         self._completed(index, step)
 
     def _try(self, attempt: int) -> Awaitable[Any]:

@@ -52,7 +52,7 @@ class FanOut:
             self.results[index] = None if record.result is None else self.codec[1](record.result)
             skip: list[Any] = [record.name, key, index]
             skips.append([*skip, {"input_changed": True}] if record.digest != self.digests[index] else skip)
-            book.passed(recorded=True)
+            book.passed(record)
         if skips:
             total = len(self.items)
             await book.ledger.note(book.boundary_record(SKIPPED, nev=len(skips), total=total, info={"steps": skips}))
@@ -107,7 +107,7 @@ class FanOut:
             digest=self.digests[index], begun=begun,
         )  # fmt: skip
         self.results[index] = await perform(book, work, seal)
-        book.passed(recorded=False)
+        book.passed()
         return following[0], carried
 
     def _start_of(self, index: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from .._clock import SYSTEM, aware
 from .._ids import run_uuid
 from .._json import codec_for
-from ..attempts import Callee, InDoubt, Policy, RetryOn, callee
+from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
 from ..errors import InvalidArgument
 from ..retry import Delay
 from ..status import StepStatus
@@ -47,29 +47,29 @@ class Step:
             raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
         self.policy()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        self.__dict__.pop("_policy", None)
-        self.__dict__.pop("_callee", None)
-
     def callee(self) -> Callee:
         """How its function is called, looked at once."""
-        known: Callee | None = self.__dict__.get("_callee")
-        if known is None:
-            known = callee(self.fn)
+        given = (self.fn, self.returns)
+        known: tuple[Any, Callee] | None = self.__dict__.get("_callee")
+        if known is None or known[0] != given:
+            how = callee(self.fn)
             if self.returns is not None:
                 to_text, from_text = codec_for(self.returns)
-                known = replace(known, encode=to_text, decode=from_text)
-            self.__dict__["_callee"] = known
-        return known
+                how = replace(how, encode=to_text, decode=from_text)
+            known = self.__dict__["_callee"] = (given, how)
+        return known[1]
 
     def policy(self) -> Policy:
         """How this step is tried, as a checked value."""
-        known: Policy | None = self.__dict__.get("_policy")
-        if known is None:
-            known = Policy(self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
-            self.__dict__["_policy"] = known
-        return known
+        given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
+        known: tuple[Any, Policy] | None = self.__dict__.get("_policy")
+        if known is None or known[0] != given:
+            policy = PLAIN_POLICY if given == _PLAIN else Policy(*given)
+            known = self.__dict__["_policy"] = (given, policy)
+        return known[1]
+
+
+_PLAIN = (0, 1.0, None, Exception, None, "retry")
 
 
 @dataclass

@@ -9,17 +9,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..errors import AgentRuntimeError, InvalidArgument
+from ..errors import InvalidArgument, UnknownTool
 from ..event_types import EventType
 from ..portal import in_thread
 from .schema import arguments_for
 from .tool import Tool
 
 __all__ = ["ToolRegistry", "UnknownTool"]
-
-
-class UnknownTool(AgentRuntimeError, KeyError):
-    """No tool of that name is registered here."""
 
 
 class CallsTool(Protocol):

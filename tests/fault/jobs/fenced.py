@@ -55,10 +55,12 @@ def writes(runner: AgentRunner, row: RunRow, ctx: Context) -> dict[str, Callable
 
     async def note() -> str:
         await ledger.note(ctx.book.boundary_record("resumed", nev=1))
+        ledger._flush()  # now, not with the next write
         return "queued"
 
     async def status() -> str:
         await ledger.status("failed")
+        ledger._flush()
         return "queued"
 
     return {

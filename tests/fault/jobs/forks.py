@@ -26,7 +26,6 @@ async def tried(runner: AgentRunner, ctx: Any, db: str) -> None:
         "submit": lambda: runner.submit("x", {}),
         "step": lambda: ctx.step("in the child", lambda: 1),
         "emit": lambda: ctx.emit("in the child", {}),
-        "note": ctx.now,
         "close": runner.close,
     }.items():
         try:

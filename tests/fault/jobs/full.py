@@ -67,7 +67,8 @@ async def fill(db: Path, size: int) -> dict[str, Any]:
     conn.close()
     return {
         "size": size, "error": type(error).__name__, "again": again, "integrity": integrity,
-        "acknowledged": len(acknowledged), "lost": [key for key, value in acknowledged.items() if stored.get(key) != value],
+        "acknowledged": len(acknowledged),
+        "lost": [key for key, value in acknowledged.items() if stored.get(key) != value],
         "after": [key for key in ("20000", "20001", "20002") if key in stored],
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Three steps in open_run, the last of which ends the process unless there is a cure: suicide.py DB RUN_ID EFFECTS CURE."""
+"""Three steps in open_run, the last of which ends its process for lack of a cure: suicide.py DB RUN_ID EFFECTS CURE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of twenty steps, or of twenty transactions, in one run: twenty.py steps|transactions DB RUN_ID EFFECTS PAUSE."""
+"""A job of twenty steps or of twenty transactions in one run: twenty.py steps|transactions DB RUN_ID EFFECTS PAUSE."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ async def main(kind: str, db: str, run_id: str, effects: str, pause: float) -> N
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:5], float(sys.argv[5])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], float(sys.argv[5])))

@@ -17,9 +17,10 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import Guard, Op
+from ..._ids import new_ulid
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun, UnserialisableResult
 from ...queue.base import QueuedRun, RunQueue
-from ...queue.row import Mail, Moved, News, RunFilter, RunRow
+from ...queue.row import ClaimRequest, Mail, Moved, News, RunFilter, RunRow
 from ...status import TERMINAL, TRANSITIONS, RunStatus
 from ..clock import VirtualClock
 from .checks import PATIENCE, refused, same, turns
@@ -444,6 +445,25 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
 
 
 @case
+async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue, "first")
+        [second] = await add(queue, "second")
+        end = Op("queue.settle", (row.run_id, queue.keep(row, row.claim_id)._replace(status="succeeded")))
+        want = ClaimRequest(
+            (new_ulid(clock),), "w", "", queue.lease_now() + LEASE, queue.lease_now(), clock.wall(), None
+        )
+        guard, ops = Guard(row.run_id, row.claim_id), [end, Op("queue.claim", (want,))]
+        ended, claimed = await queue.commits.commit(guard, ops)
+        same((ended.status, names(claimed)), ("succeeded", ["second"]), "the end and the claim")
+        same((await queue.must_get(second)).claim_id, claimed[0].claim_id, "who holds the next run")
+        # What the lost reply had claimed is for its caller to look for: nothing more is claimed.
+        await add(queue, "third")
+        same(await queue.commits.commit(guard, ops), [ended, []], "the answer to the same commit once more")
+        same(names(await drain(queue)), ["third"], "what is there to claim")
+
+
+@case
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)
@@ -496,6 +516,18 @@ async def a_running_run_is_asked_to_stop(make: Make) -> None:
 
 
 @case
+async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        await queue.cancel(row.run_id)
+        with refused(Moved, "parking a run that was asked to stop"):
+            await leave(queue, row, "waiting", parked=1, reason="sleep")
+        later = await leave(queue, row, "pending", due_at=clock.wall() + 3600)
+        same((later.status, later.due_at), ("pending", 0.0), "the row, given back for an hour later")
+        same((await one(queue, "w")).cancel_at is not None, True, "that its next claim knows of the request")
+
+
+@case
 async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -520,7 +552,9 @@ async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
         clock.advance(86400)
         again = await one(queue, "w")
         same((again.parked, again.attempt, again.reason), (1, 1, "sleep"), "what the next claim is told")
-        same((await queue.must_get(row.run_id)).parked, 0, "the mark that it waited, once claimed")
+        clock.advance(LEASE + 1)
+        again = await one(queue, "w")
+        same((again.parked, again.attempt), (0, 2), "what the next claim is told after a crash")
 
 
 @case

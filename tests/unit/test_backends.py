@@ -1,0 +1,96 @@
+"""Where runs are kept: by URL, by name, or as handed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core.backends import configured, open_url
+from agent_runtime_core.config import RuntimeConfig, configure, get_config
+from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
+from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
+from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
+
+
+async def test_a_path_or_url_of_a_file_is_three_backends_on_one_engine(tmp_path: Path) -> None:
+    path = tmp_path / "a b.db"
+    for where in (path, str(path), f"sqlite:///{path}", f"sqlite:///{str(path).replace(' ', '%20')}"):
+        queue, bus, state = places = open_url(where, max_retries=7)
+        assert isinstance(queue, SQLiteQueue)
+        assert isinstance(bus, SQLiteEventBus)
+        assert isinstance(state, SQLiteStateStore)
+        assert queue.engine is bus.engine is state.engine
+        assert Path(queue.engine.path) == path
+        assert queue.max_retries == 7
+        assert places.durable
+        await places.close()
+        assert SQLiteEngine._open == {}
+
+
+async def test_a_relative_url_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    places = open_url("sqlite:///rel.db", durability="normal")
+    assert (tmp_path / "rel.db").exists()
+    assert places.queue.engine.durability == "normal"  # type: ignore[attr-defined]
+    await places.close()
+
+
+async def test_memory_is_one_engine_each_time() -> None:
+    places, others = open_url("memory://"), open_url("memory://")
+    assert places.queue.commits is places.bus.commits is places.state.commits
+    assert places.queue.commits is not others.queue.commits
+    assert not places.durable
+
+
+@pytest.mark.parametrize("bad", ["sqlite://a.db", "sqlite:///", "postgres://x", "memory2://"])
+def test_a_bad_url_is_named_with_the_way_out(bad: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"'{bad}'.*sqlite:///"):
+        open_url(bad)
+
+
+def test_a_file_that_cannot_be_read_is_not_kept_open(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(b"nonsense" * 1000)
+    with pytest.raises(StorageCorrupt):
+        open_url(path)
+    assert SQLiteEngine._open == {}
+
+
+async def test_the_configuration_decides_what_is_not_handed_in(tmp_path: Path) -> None:
+    places = configured(get_config())
+    assert isinstance(places.queue, InMemoryQueue)
+    assert isinstance(places.state, InMemoryStateStore)
+    assert places.queue.engine is places.state.engine
+    queue = InMemoryQueue()
+    places = configured(get_config(), queue)
+    assert places.queue is queue
+    assert places.bus.commits is places.state.commits is queue.engine
+    bus = InMemoryEventBus()
+    assert configured(get_config(), None, bus).state.commits is bus.engine
+
+    config = configure(backend_url=f"sqlite:///{tmp_path}/a.db")
+    places = configured(config)
+    assert isinstance(places.bus, SQLiteEventBus)
+    await places.close()
+    assert configured(config, queue).queue is queue
+
+
+async def test_each_backend_may_be_named_by_itself(tmp_path: Path) -> None:
+    config = configure(queue_backend="memory", state_store_backend="sqlite", sqlite_path=str(tmp_path / "b.db"))
+    places = configured(config, max_retries=2)
+    assert isinstance(places.queue, InMemoryQueue)
+    assert isinstance(places.state, SQLiteStateStore)
+    assert Path(places.state.engine.path) == tmp_path / "b.db"
+    assert places.queue.max_retries == 2
+    assert places.durable
+    await places.close()
+
+
+def test_a_name_nobody_has_is_refused() -> None:
+    config: Any = RuntimeConfig(queue_backend="memori")
+    with pytest.raises(ValueError, match=r"'memori'.*did you mean 'memory'\?"):
+        configured(config)

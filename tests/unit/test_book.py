@@ -1,0 +1,166 @@
+"""What a claim knows of its run's journal."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core._ids import step_id
+from agent_runtime_core.book import Book, Frame
+from agent_runtime_core.errors import JournalMismatch, StepExecutionError
+from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.journal.record import Record, expand
+from agent_runtime_core.ledger import Ledger
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.state import InMemoryStateStore
+from agent_runtime_core.testing import VirtualClock
+
+RUN = str(UUID(int=1))
+
+
+def book(*records: Record) -> Book:
+    queue = InMemoryQueue(clock=VirtualClock())
+    bus, state = InMemoryEventBus(engine=queue.engine), InMemoryStateStore(engine=queue.engine)
+    ledger = Ledger(RunRow(RUN, "agent", claim_id="0" * 26), queue, bus, state, queue.clock)
+    return Book(ledger, [record._replace(seq=seq) for seq, record in enumerate(records)])
+
+
+def done(name: str, key: str = "s:0", pos: int = 1, **more: Any) -> Record:
+    return Record(0, "done", name, key, 1, pos=pos, result="1", **more)
+
+
+def test_an_empty_journal_knows_nothing() -> None:
+    empty = book()
+    assert (empty.length, empty.ahead, empty.done, empty.begun, empty.ended) == (0, False, {}, {}, None)
+    empty.match("anything", None)
+
+
+def test_steps_are_done_in_doubt_or_over() -> None:
+    known = book(
+        Record(0, "started", "a", "s:0"), done("a"),
+        Record(0, "started", "b", "s:0"), Record(0, "retrying", "b", "s:0"),
+        Record(0, "started", "c", "s:0"), Record(0, "failed", "c", "s:0"),
+        Record(0, "started", "d", "s:0", 2),
+    )  # fmt: skip
+    assert set(known.done) == {("a", "s:0")}
+    assert known.begun == {("d", "s:0"): 2}
+    assert known.length == 7
+
+
+def test_a_record_may_carry_the_next_steps_start() -> None:
+    carried = done("a", "x::0", next='{"name":"b","key":"x::0","pos":1,"tries":1}', state='{"n":1}')
+    known = book(carried)
+    assert known.begun == {("b", "x::0"): 1}
+    assert known.states == {"x::0": '{"n":1}'}
+
+
+def test_the_rest_of_a_journal_is_read_too() -> None:
+    known = book(
+        Record(0, "reset", key="x:"), Record(0, "reset", key="x:"), Record(0, "ended", "failed"),
+        Record(0, "started", "sleep", "w:0", info='{"until":7.5}'),
+    )  # fmt: skip
+    assert known.resets == {"x:": 2}
+    assert known.ended is not None
+    assert known.until == {("sleep", "w:0"): 7.5}
+
+
+def test_an_unkeyed_step_is_known_by_how_often_its_name_was_used() -> None:
+    known = book()
+    assert [known.occurrence("s", "a"), known.occurrence("s", "a"), known.occurrence("w", "a")] == ["s:0", "s:1", "w:0"]
+    assert known.occurrence("s", "b") == "s:0"
+
+
+def test_a_former_name_finds_the_record_and_keeps_the_id() -> None:
+    known = book(done("old"), Record(0, "started", "began", "s:0"))
+    known.renames = {"new": "old", "begun": "began"}
+    assert known.recorded("new", "s:0") is known.done["old", "s:0"]
+    assert (known.former("new", "s:0"), known.former("begun", "s:0")) == ("old", "began")
+    assert (known.former("new", "s:1"), known.former("other", "s:0")) == ("new", "other")
+    assert known.recorded("new", "s:1") is None
+
+
+def test_order_is_matched_step_by_step() -> None:
+    known = book(done("b", pos=2), done("a", pos=1))
+    known.match("a", known.done["a", "s:0"])
+    with pytest.raises(JournalMismatch, match=r"renamed\('b', 'x'\)") as caught:
+        known.match("x", None)
+    assert (caught.value.recorded, caught.value.found) == ("b", "x")
+    known.match("b", known.done["b", "s:0"])
+    known.match("x", None)
+
+
+def test_steps_that_ran_side_by_side_have_no_place() -> None:
+    known = book(done("a", pos=1), done("b", pos=2, info='{"beside":true}'), done("c", pos=3))
+    known.match("b", known.done["b", "s:0"])
+    known.match("a", known.done["a", "s:0"])
+    known.match("c", known.done["c", "s:0"])
+    inner = book(done("b", pos=2, info='{"beside":true}'))
+    inner.match("x", None)
+    busy = book(done("a"))
+    busy.running = 1
+    busy.match("x", None)
+
+
+def test_records_are_ahead_until_the_last_was_come_to() -> None:
+    known = book(done("inner"), done("outer"))
+    assert known.ahead
+    known.passed(known.done["outer", "s:0"])
+    assert not known.ahead
+    known = book(done("a"), done("b"))
+    known.passed(known.done["a", "s:0"])
+    assert known.ahead
+    known.passed()
+    assert not known.ahead
+    assert known.boundary == 2
+
+
+def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None:
+    failed = Record(0, "failed", "a", "s:0", 3, info='{"error":"no","type":"E","alone":true}')
+    on = book(failed, Record(0, "started", "b", "s:0"))
+    with pytest.raises(StepExecutionError, match="no") as caught:
+        on.fail_again("a", "s:0")
+    assert caught.value.attempts == 3
+    on.renames = {"new": "a"}
+    with pytest.raises(StepExecutionError):
+        on.fail_again("new", "s:0")
+    for records in (
+        [failed],
+        [failed, Record(0, "ended", "failed"), Record(0, "started", "b", "s:0")],
+        [failed, Record(0, "attempt", "agent"), Record(0, "started", "b", "s:0")],
+        [failed._replace(info='{"error":"no"}'), Record(0, "started", "b", "s:0")],
+    ):
+        book(*records).fail_again("a", "s:0")
+
+
+def test_records_stand_for_the_events_they_count() -> None:
+    writing = book()
+    for record in (
+        writing.started("a", "s:0", total=4, info={"description": "d"}),
+        writing.started("a", "s:0"),
+        writing.unfinished(
+            "retrying", "a", "s:0", attempt=1, pos=0, total=4, tries=2, info={"error": "e", "retry_delay": 1}
+        ),
+        writing.unfinished("failed", "a", "s:0", attempt=2, pos=0, total=4, tries=2, info={"error": "e"}),
+        writing.boundary_record("attempt", "agent", attempt=1, nev=1),
+        writing.boundary_record("resumed", "agent", attempt=1, nev=1, info={"reason": "sleep"}),
+        writing.boundary_record("skipped", nev=2, total=3, info={"steps": [["a", "x", 0], ["b", "x", 1, {"m": 1}]]}),
+        writing.boundary_record("ended", "dead", nev=1, info={"message": "m"}),
+        writing.noted("now", "v:0", "1"),
+        writing.started("a", "s:0", quiet=True),
+    ):
+        assert len(expand(RUN, record)) == record.nev
+    assert writing.ledger.next_seq() == 10
+
+
+def test_a_frame_knows_its_step() -> None:
+    frame = Frame(book(), "a", "s:0", 2)
+    assert frame.step_id == step_id(RUN, "a", "s:0")
+    assert (frame.attempt, frame.emitted) == (2, 0)
+
+
+async def test_without_a_context_nobody_is_asked_about_doubt() -> None:
+    with pytest.raises(JournalMismatch, match="'pay' is in doubt"):
+        await book().review("pay", "s:0")

@@ -1,0 +1,160 @@
+"""The engine on dicts: all or nothing, fenced, deaf after close."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines.base import FORGET, INSTALL, Concern, Engine, Guard, NotApplied, Op
+from agent_runtime_core._engines.memory import MemoryEngine, MemoryTx
+from agent_runtime_core.errors import LeaseLost, StorageClosed
+from agent_runtime_core.testing import VirtualClock
+
+OLD, NEW = "0" * 26, "1" + "0" * 25
+
+
+def put(tx: MemoryTx, key: str, value: int) -> int:
+    tx.put(tx.tables["things"], key, value)
+    tx.ring("things")
+    return value
+
+
+def drop(tx: MemoryTx, key: str) -> None:
+    tx.drop(tx.tables["things"], key)
+
+
+def fail(tx: MemoryTx) -> None:
+    raise ValueError("no")
+
+
+def was_put(tx: MemoryTx, key: str, value: int) -> int:
+    if tx.tables["things"].get(key) != value:
+        raise NotApplied
+    return value
+
+
+def get(tx: MemoryTx, key: str) -> Any:
+    return tx.tables["things"].get(key)
+
+
+THINGS = Concern("things", {"put": put, "drop": drop, "fail": fail}, {"put": was_put}, tables=("things",))
+
+
+@pytest.fixture
+def engine() -> MemoryEngine:
+    engine = MemoryEngine(VirtualClock())
+    engine.add(THINGS)
+    return engine
+
+
+async def test_results_come_in_order(engine: MemoryEngine) -> None:
+    assert await engine.commit(None, [Op("put", ("a", 1)), Op("put", ("b", 2)), Op("drop", ("a",))]) == [1, 2, None]
+    assert (await engine.read(get, "a"), await engine.read(get, "b")) == (None, 2)
+    assert await engine.commit(None, []) == []
+
+
+async def test_a_commit_that_fails_leaves_nothing(engine: MemoryEngine) -> None:
+    await engine.commit(None, [Op("put", ("a", 1)), Op("put", ("b", 1))])
+    with pytest.raises(ValueError, match="no"):
+        await engine.commit(
+            None, [Op("put", ("a", 2)), Op("drop", ("b",)), Op("put", ("c", 3)), Op("put", ("a", 3)), Op("fail")]
+        )
+    assert [await engine.read(get, key) for key in "abc"] == [1, 1, None]
+    with pytest.raises(KeyError):
+        await engine.commit(None, [Op("put", ("a", 2)), Op("unheard of")])
+    assert await engine.read(get, "a") == 1
+
+
+async def test_a_guard_holds_only_for_its_token(engine: MemoryEngine) -> None:
+    with pytest.raises(LeaseLost):
+        await engine.commit(Guard("run", OLD), [Op("put", ("a", 1))])
+    await engine.commit(None, [Op(INSTALL, ("run", OLD))])
+    assert await engine.commit(Guard("run", OLD), [Op("put", ("a", 1))]) == [1]
+    await engine.commit(None, [Op(INSTALL, ("run", NEW))])
+    with pytest.raises(LeaseLost, match=f"claim {OLD} no longer holds run run") as caught:
+        await engine.commit(Guard("run", OLD), [Op("put", ("a", 2))])
+    assert (caught.value.key, caught.value.token) == ("run", OLD)
+    assert await engine.read(get, "a") == 1
+
+
+async def test_a_superseded_write_that_had_landed_is_answered(engine: MemoryEngine) -> None:
+    await engine.commit(None, [Op("put", ("a", 1)), Op(INSTALL, ("run", NEW))])
+    assert await engine.commit(Guard("run", OLD), [Op("put", ("a", 1))]) == [1]
+    for ops in ([Op("put", ("a", 1)), Op("put", ("b", 1))], [Op("put", ("a", 1)), Op("drop", ("a",))]):
+        with pytest.raises(LeaseLost):
+            await engine.commit(Guard("run", OLD), ops)
+
+
+async def test_a_fence_only_grows_and_can_be_forgotten(engine: MemoryEngine) -> None:
+    assert await engine.commit(None, [Op(INSTALL, ("run", NEW)), Op(INSTALL, ("run", NEW))]) == [True, True]
+    with pytest.raises(LeaseLost):
+        await engine.commit(None, [Op(INSTALL, ("run", OLD))])
+    await engine.commit(None, [Op(FORGET, ("run",)), Op(FORGET, ("never",)), Op(INSTALL, ("run", OLD))])
+    assert await engine.commit(Guard("run", OLD), [Op("put", ("a", 1))]) == [1]
+
+
+async def test_a_posted_write_is_there_and_a_refused_one_is_dropped(engine: MemoryEngine) -> None:
+    engine.post(None, [Op("put", ("a", 1))])
+    engine.post(Guard("run", OLD), [Op("put", ("a", 2))])
+    assert await engine.read(get, "a") == 1
+    assert engine.commit_from_thread(None, [Op("put", ("a", 3))]) == [3]
+
+
+async def test_listeners_hear_only_commits_that_rang(engine: MemoryEngine) -> None:
+    heard: list[str] = []
+    stop = engine.listen("things", lambda: heard.append("a"))
+    engine.listen("other", lambda: heard.append("other"))
+    await engine.commit(None, [Op("put", ("a", 1))])
+    await engine.commit(None, [Op("drop", ("a",))])
+    with pytest.raises(ValueError, match="no"):
+        await engine.commit(None, [Op("put", ("a", 1)), Op("fail")])
+    assert heard == ["a"]
+    stop()
+    stop()
+    await engine.commit(None, [Op("put", ("a", 1))])
+    assert heard == ["a"]
+
+
+async def test_threads_do_not_meet_inside_a_commit(engine: MemoryEngine) -> None:
+    def work(name: str) -> None:
+        for n in range(200):
+            engine.commit_from_thread(None, [Op("put", (name, n)), Op("put", ("both", n))])
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [await engine.read(get, str(n)) for n in range(4)] == [199] * 4
+
+
+def test_a_beat_comes_from_a_thread_of_its_own_until_it_is_stopped(engine: MemoryEngine) -> None:
+    beaten, seen = threading.Event(), list[int]()
+
+    def beat() -> None:
+        seen.append(threading.get_ident())
+        beaten.set()
+
+    stop = engine.beat(beat, 0.001)
+    assert beaten.wait(10)
+    stop()
+    assert seen[0] != threading.get_ident()
+
+
+async def test_each_engine_has_a_name_and_its_clock(engine: MemoryEngine) -> None:
+    assert engine.name != MemoryEngine().name
+    assert engine.lease_now() == engine.clock.boot()
+    assert isinstance(engine, Engine)
+    assert (engine.kind, engine.holder) == ("memory", "")
+    await engine.close()
+    # Whoever shares it may still read.
+    assert await engine.read(get, "a") is None
+
+
+async def test_one_that_was_shut_refuses(engine: MemoryEngine) -> None:
+    engine._closed = True
+    for use in (engine.commit(None, []), engine.read(get, "a")):
+        with pytest.raises(StorageClosed, match=engine.name):
+            await use

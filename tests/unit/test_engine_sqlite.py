@@ -1,0 +1,540 @@
+"""The engine on one SQLite file: groups, guards, deadlines, closing, and what it refuses to open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines import sqlite as module
+from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
+from agent_runtime_core._engines.sqlite import SQLiteEngine, SQLiteTx, translate
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    LeaseLost,
+    StorageBusy,
+    StorageClosed,
+    StorageCorrupt,
+    StorageError,
+    StorageFull,
+    StorageTooNew,
+)
+from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.queue.row import RunFilter
+from tests.unit.rig import soon
+
+OLD, NEW = "0" * 26, "1" + "0" * 25
+
+
+def put(tx: SQLiteTx, key: str, value: Any) -> Any:
+    tx.execute("INSERT OR REPLACE INTO arc_things VALUES (?, ?)", (key, value))
+    tx.ring("things")
+    return value
+
+
+def fail(tx: SQLiteTx, key: str) -> None:
+    tx.execute("INSERT OR REPLACE INTO arc_things VALUES (?, 'half')", (key,))
+    raise ValueError("no")
+
+
+def wrong(tx: SQLiteTx) -> None:
+    tx.execute("SELECT nothing FROM nowhere")
+
+
+def was_put(tx: SQLiteTx, key: str, value: Any) -> Any:
+    if tx.execute("SELECT 1 FROM arc_things WHERE key = ? AND value = ?", (key, value)).fetchone() is None:
+        raise NotApplied
+    return value
+
+
+def get(view: sqlite3.Connection, key: str) -> Any:
+    row = view.execute("SELECT value FROM arc_things WHERE key = ?", (key,)).fetchone()
+    return row and row[0]
+
+
+SCHEMA = "CREATE TABLE arc_things (key TEXT PRIMARY KEY, value)"
+THINGS = Concern("things", {"put": put, "fail": fail, "wrong": wrong}, {"put": was_put}, (SCHEMA,))
+
+
+def opened(path: Path, **options: Any) -> SQLiteEngine:
+    engine = SQLiteEngine.open(path, **options)
+    engine.add(THINGS)
+    return engine
+
+
+@contextlib.contextmanager
+def held(engine: SQLiteEngine) -> Iterator[None]:
+    """The writer thread stands still, so that what is sent meanwhile becomes one group."""
+    standing, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        standing.set()
+        go.wait(30)
+
+    engine._inbox.put(wait)
+    assert standing.wait(10)
+    try:
+        yield
+    finally:
+        go.set()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.db"
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[SQLiteEngine]:
+    engine = opened(path)
+    yield engine
+    if not engine._closed:
+        engine._users = 1
+        engine.close_now()
+
+
+# -- writing
+
+
+async def test_results_come_in_order_and_last(engine: SQLiteEngine, path: Path) -> None:
+    assert await engine.commit(None, [Op("put", ("a", 1)), Op("put", ("b", 2))]) == [1, 2]
+    assert (await engine.read(get, "a"), await engine.read(get, "b")) == (1, 2)
+    await engine.close()
+    again = opened(path)
+    assert await again.read(get, "b") == 2
+    await again.close()
+
+
+@pytest.mark.parametrize("bad", [Op("fail", ("x",)), Op("wrong"), Op("unheard of")])
+async def test_one_that_fails_in_a_group_leaves_the_others_alone(engine: SQLiteEngine, bad: Op) -> None:
+    with held(engine):
+        commits = [
+            asyncio.ensure_future(engine.commit(None, ops))
+            for ops in ([Op("put", ("a", 1))], [Op("put", ("x", 1)), bad, Op("put", ("y", 1))], [Op("put", ("b", 2))])
+        ]
+        posted = [Op("put", ("p", 3))]
+        engine.post(None, posted)
+        await soon(lambda: engine._inbox.qsize() >= 4)
+    done = await asyncio.gather(*commits, return_exceptions=True)
+    assert (done[0], done[2]) == ([1], [2])
+    assert isinstance(done[1], (ValueError, StorageError, KeyError))
+    assert [await engine.read(get, key) for key in "axybp"] == [1, None, None, 2, 3]
+
+
+async def test_one_alone_that_fails_leaves_nothing(engine: SQLiteEngine) -> None:
+    with pytest.raises(ValueError, match="no"):
+        await engine.commit(None, [Op("put", ("a", 1)), Op("fail", ("b",))])
+    assert [await engine.read(get, key) for key in "ab"] == [None, None]
+
+
+async def test_a_superseded_one_in_a_group_leaves_the_others_alone(engine: SQLiteEngine) -> None:
+    await engine.commit(None, [Op(INSTALL, ("run", NEW)), Op("put", ("landed", 1))])
+    with held(engine):
+        commits = [
+            asyncio.ensure_future(engine.commit(guard, ops))
+            for guard, ops in (
+                (Guard("run", NEW), [Op("put", ("a", 1))]),
+                (Guard("run", OLD), [Op("put", ("b", 1))]),
+                (Guard("run", OLD), [Op("put", ("landed", 1))]),
+                (Guard("run", OLD), [Op("fail", ("c",))]),
+            )
+        ]
+        await soon(lambda: engine._inbox.qsize() >= 4)
+    done = await asyncio.gather(*commits, return_exceptions=True)
+    assert (done[0], done[2]) == ([1], [1])
+    assert isinstance(done[1], LeaseLost)
+    assert isinstance(done[3], LeaseLost)
+    assert [await engine.read(get, key) for key in "abc"] == [1, None, None]
+
+
+async def test_a_fence_only_grows(engine: SQLiteEngine) -> None:
+    await engine.commit(None, [Op(INSTALL, ("run", NEW))])
+    with pytest.raises(LeaseLost):
+        await engine.commit(None, [Op(INSTALL, ("run", OLD))])
+    assert await engine.commit(None, [Op(INSTALL, ("run", NEW))]) == [True]
+
+
+async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
+    begun: list[str] = []
+    engine._conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    with held(engine):
+        commits = [asyncio.ensure_future(engine.commit(None, [Op("put", (str(n), n))])) for n in range(50)]
+        await soon(lambda: engine._inbox.qsize() >= 50)
+    await asyncio.gather(*commits)
+    assert len(begun) == 1
+
+
+async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLiteEngine) -> None:
+    with held(engine):
+        task = asyncio.ensure_future(engine.commit(None, [Op("put", ("a", 1))]))
+        await soon(lambda: engine._inbox.qsize() >= 1)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        assert not task.done()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await engine.read(get, "a") == 1
+    assert engine._pending == {}
+
+
+async def test_no_answer_in_time_is_busy_and_is_not_written_late(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.04)
+    with held(engine):
+        with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s; whether the write landed is unknown"):
+            await engine.commit(None, [Op("put", ("a", 1))])
+        with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s"):
+            await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", 1))])
+    monkeypatch.undo()
+    await engine.commit(None, [Op("put", ("c", 1))])
+    assert [await engine.read(get, key) for key in "abc"] == [None, None, 1]
+    await soon(lambda: not engine._pending)
+
+
+async def test_another_program_that_locks_the_file_makes_it_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
+    engine = opened(path)
+    other = sqlite3.connect(path, isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageBusy, match=r"locked by a program outside|did not answer"):
+            await engine.commit(None, [Op("put", ("a", 1))])
+    finally:
+        other.close()
+    await engine.commit(None, [Op("put", ("a", 2))])
+    assert await engine.read(get, "a") == 2
+    await engine.close()
+
+
+def test_a_thread_without_a_loop_commits(engine: SQLiteEngine) -> None:
+    assert engine.commit_from_thread(None, [Op("put", ("a", 1))]) == [1]
+    with pytest.raises(ValueError, match="no"):
+        engine.commit_from_thread(None, [Op("fail", ("a",))])
+
+
+def test_several_loops_use_one_engine(engine: SQLiteEngine) -> None:
+    async def work(name: str) -> None:
+        await asyncio.gather(*(engine.commit(None, [Op("put", (f"{name}{n}", n))]) for n in range(50)))
+        assert await engine.read(get, f"{name}49") == 49
+
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(work(str(n)))) for n in range(4)]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    async def count() -> int:
+        return int(await engine.read(lambda view: view.execute("SELECT count(*) FROM arc_things").fetchone()[0]))
+
+    assert asyncio.run(count()) == 200
+
+
+def test_a_loop_that_is_gone_does_not_disturb_the_writer(engine: SQLiteEngine) -> None:
+    loop = asyncio.new_event_loop()
+    request = module.Request(None, [Op("put", ("a", 1))])
+    request.loop, request.future = loop, loop.create_future()
+    loop.close()
+    engine.submit(request)
+    assert engine.commit_from_thread(None, [Op("put", ("b", 1))]) == [1]
+
+
+async def test_errors_of_readers_belong_to_their_caller(engine: SQLiteEngine) -> None:
+    def broken(view: sqlite3.Connection) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await engine.read(broken)
+    with pytest.raises(StorageError, match="no such table: nowhere"):
+        await engine.read(lambda view: view.execute("SELECT * FROM nowhere"))
+    assert await engine.read(get, "a") is None
+
+
+# -- files
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
+async def test_only_the_owner_may_read_the_files(engine: SQLiteEngine, path: Path) -> None:
+    await engine.commit(None, [Op("put", ("a", 1))])
+    engine.listen("things", lambda: None)
+    await soon(lambda: engine._presence.bell is not None)
+
+    def mode(where: Path) -> int:
+        return stat.S_IMODE(where.stat().st_mode)
+
+    live = Path(f"{path}.live")
+    assert mode(live) == 0o700
+    assert {mode(each) for each in live.iterdir()} == {0o600}
+    assert {mode(each) for each in path.parent.glob("a.db*") if each.is_file()} == {0o600}
+
+
+async def test_a_file_is_kept_in_wal_with_full_synchronous(engine: SQLiteEngine) -> None:
+    def pragma(name: str) -> Any:
+        return engine._conn.execute(f"PRAGMA {name}").fetchone()[0]
+
+    assert pragma("journal_mode") == "wal"
+    assert pragma("synchronous") == 2
+    assert (pragma("foreign_keys"), pragma("trusted_schema"), pragma("wal_autocheckpoint")) == (1, 0, 0)
+
+
+async def test_durability_is_one_for_a_file(path: Path) -> None:
+    engine = opened(path, durability="normal")
+    assert engine._conn.execute("PRAGMA synchronous").fetchone()[0] == 1
+    with pytest.raises(InvalidArgument, match="open here with durability='normal', not 'full'"):
+        SQLiteEngine.open(path)
+    with pytest.raises(InvalidArgument, match="not 'most'"):
+        SQLiteEngine.open(path, durability="most")
+    await engine.close()
+    engine = opened(path, durability="full")
+    await engine.close()
+
+
+async def test_one_engine_per_file_whatever_it_is_called(path: Path, tmp_path: Path) -> None:
+    engine = opened(path)
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    assert SQLiteEngine.open(link) is engine
+    assert SQLiteEngine.open(f"{tmp_path}/./a.db") is engine
+    for _ in range(2):
+        await engine.close()
+        assert await engine.commit(None, [Op("put", ("a", 1))]) == [1]
+    await engine.close()
+    with pytest.raises(StorageClosed, match=r"a\.db was closed"):
+        await engine.commit(None, [])
+    with pytest.raises(StorageClosed):
+        await engine.read(get, "a")
+    with pytest.raises(StorageClosed):
+        engine.post(None, [])
+    with pytest.raises(StorageClosed):
+        engine.commit_from_thread(None, [])
+    with pytest.raises(StorageClosed):
+        await engine.compact()
+    await engine.close()
+    another = opened(path)
+    assert another is not engine
+    await another.close()
+
+
+async def test_closing_waits_for_what_was_sent(path: Path) -> None:
+    engine = opened(path)
+    for n in range(100):
+        engine.post(None, [Op("put", (str(n), n))])
+    await engine.close()
+    assert list(Path(f"{path}.live").glob("*.lock")) == [Path(f"{path}.live/commit.lock")]
+    assert not any(thread.is_alive() for thread in engine._threads)
+    again = opened(path)
+    assert await again.read(get, "99") == 99
+    await again.close()
+
+
+@pytest.mark.parametrize("bad", ["", ":memory:", "a\0b"])
+def test_what_is_no_path_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidArgument, match="is no path of a database file"):
+        SQLiteEngine.open(bad)
+
+
+def test_a_directory_or_a_place_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="is a directory"):
+        SQLiteEngine.open(tmp_path)
+    with pytest.raises(InvalidArgument, match="'.*nowhere' does not exist"):
+        SQLiteEngine.open(tmp_path / "nowhere" / "a.db")
+    (tmp_path / "b.db.live").write_text("in the way")
+    with pytest.raises(StorageError, match=r"cannot keep .*b\.db here"):
+        SQLiteEngine.open(tmp_path / "b.db")
+
+
+@pytest.mark.parametrize("name", ["sp ace.db", "ü#?.db", "quo'te\".db", "%41.db", "-rf.db", "new\nline.db"])
+async def test_strange_names_are_names(tmp_path: Path, name: str) -> None:
+    engine = opened(tmp_path / name)
+    await engine.commit(None, [Op("put", ("a", 1))])
+    await engine.close()
+    assert (tmp_path / name).exists()
+
+
+async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:
+    path.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(StorageCorrupt, match="left as it is"):
+        opened(path)
+    assert path.read_bytes() == b"not a database at all" * 100
+    assert not list(Path(f"{path}.live").glob("0*.lock"))
+    assert str(path) not in SQLiteEngine._open
+
+
+async def test_a_newer_schema_is_refused(path: Path) -> None:
+    engine = opened(path)
+    await engine.close()
+    with contextlib.closing(sqlite3.connect(path)) as conn, conn:
+        conn.execute("UPDATE arc_schema SET version = 9 WHERE concern = 'things'")
+    engine = SQLiteEngine.open(path)
+    with pytest.raises(StorageTooNew, match="things schema has version 9, this library knows 1; upgrade"):
+        engine.add(THINGS)
+    await engine.close()
+
+
+async def test_migrations_run_once_each_and_all_or_none(path: Path) -> None:
+    engine = opened(path)
+    await engine.commit(None, [Op("put", ("a", 1))])
+    await engine.close()
+    more = "ALTER TABLE arc_things ADD COLUMN extra;\nCREATE INDEX arc_extra ON arc_things (extra)"
+    engine = SQLiteEngine.open(path)
+    broken = Concern("things", {}, {}, (SCHEMA, more, "CREATE TABLE arc_things (twice)"))
+    with pytest.raises(StorageError, match="already exists"):
+        engine.add(broken)
+    engine.add(Concern("things", THINGS.ops, {}, (SCHEMA, more)))
+    engine.add(Concern("things", {}, {}, ("nonsense",)))
+
+    def columns(view: sqlite3.Connection) -> list[str]:
+        return [row[1] for row in view.execute("PRAGMA table_info(arc_things)")]
+
+    assert await engine.read(columns) == ["key", "value", "extra"]
+    assert await engine.read(get, "a") == 1
+    await engine.close()
+
+
+def test_errors_of_the_driver_are_told_as_ours() -> None:
+    def error(code: int) -> sqlite3.Error:
+        error = sqlite3.OperationalError("said")
+        error.sqlite_errorcode = code
+        return error
+
+    for code, kind in (
+        (sqlite3.SQLITE_FULL, StorageFull),
+        (sqlite3.SQLITE_IOERR_WRITE, StorageFull),
+        (sqlite3.SQLITE_BUSY, StorageBusy),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageBusy),
+        (sqlite3.SQLITE_LOCKED, StorageBusy),
+        (sqlite3.SQLITE_CORRUPT, StorageCorrupt),
+        (sqlite3.SQLITE_NOTADB, StorageCorrupt),
+        (sqlite3.SQLITE_ERROR, StorageError),
+    ):
+        ours = translate(error(code), "a.db")
+        assert type(ours) is kind
+        assert "a.db" in str(ours)
+        assert "said" in str(ours)
+    assert type(translate(sqlite3.ProgrammingError("said"), "a.db")) is StorageError
+
+
+async def test_the_log_does_not_grow_without_end(engine: SQLiteEngine, path: Path) -> None:
+    for n in range(60):
+        await engine.commit(None, [Op("put", (str(n % 5), "x" * 300_000))])
+    assert Path(f"{path}-wal").stat().st_size < 17 << 20
+
+
+async def test_compacting_gives_space_back(engine: SQLiteEngine, path: Path) -> None:
+    await engine.commit(None, [Op("put", ("a", "x" * 2_000_000))])
+    await engine.commit(None, [Op("put", ("a", None))])
+    await engine.compact()
+    assert path.stat().st_size < 500_000
+    assert await engine.read(get, "a") is None
+
+
+# -- hearing each other
+
+
+async def test_listeners_hear_commits_of_this_process(engine: SQLiteEngine) -> None:
+    heard: list[str] = []
+    stop = engine.listen("things", lambda: heard.append("things"))
+    engine.listen("others", lambda: heard.append("others"))
+    await engine.commit(None, [Op("put", ("a", 1))])
+    await soon(lambda: "things" in heard)
+    stop()
+    stop()
+    assert engine._listeners["things"] == []
+
+
+WRITER = """
+import asyncio, sys
+from agent_runtime_core.queue import SQLiteQueue
+
+async def main():
+    queue = SQLiteQueue(sys.argv[1])
+    print("open", flush=True)
+    for line in sys.stdin:
+        await queue.enqueue(line.strip(), "agent", {})
+        print("stored", flush=True)
+    await queue.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("bell", [True, False], ids=["bell", "data_version"])
+async def test_listeners_hear_commits_of_another_process(
+    path: Path, bell: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not bell:
+        monkeypatch.delattr(os, "mkfifo")
+    queue = SQLiteQueue(path)
+    heard = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    queue.listen("work", lambda: loop.call_soon_threadsafe(heard.set))
+    assert (queue.engine._presence.bell is not None) is bell
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert await asyncio.to_thread(process.stdout.readline) == "open\n"
+        for n in range(3):
+            await asyncio.sleep(0.06)
+            heard.clear()
+            process.stdin.write(f"r{n}\n")
+            process.stdin.flush()
+            assert await asyncio.to_thread(process.stdout.readline) == "stored\n"
+            async with asyncio.timeout(5):
+                await heard.wait()
+        process.stdin.close()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+    assert len(await queue.find(RunFilter())) == 3
+    await queue.close()
+
+
+async def test_a_listener_whose_loop_is_gone_disturbs_nobody(engine: SQLiteEngine) -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    heard: list[int] = []
+    engine.listen("things", lambda: loop.call_soon_threadsafe(str))  # type: ignore[arg-type, return-value]
+    engine.listen("things", lambda: heard.append(1))
+    await engine.commit(None, [Op("put", ("a", 1))])
+    await soon(lambda: bool(heard))
+
+
+# -- backends over it
+
+
+async def test_a_backend_takes_a_path_in_two_words_or_an_engine(path: Path, engine: SQLiteEngine) -> None:
+    queue = SQLiteQueue(db_path=path)
+    other = SQLiteQueue(engine=engine)
+    assert queue.engine is other.engine is engine
+    await queue.close()
+    await queue.close()
+    await other.close()
+    assert await engine.commit(None, [Op("put", ("a", 1))]) == [1]
+    with pytest.raises(InvalidArgument, match="name the same thing"):
+        SQLiteQueue(path, db_path=path)
+
+
+async def test_without_a_path_the_default_is_beside_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    queue = SQLiteQueue()
+    await queue.close()
+    assert (tmp_path / "agent_runtime.db").exists()

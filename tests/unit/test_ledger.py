@@ -1,0 +1,195 @@
+"""The writes of one claim: together on one engine, in a fixed order over several, refused once superseded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core._engines.base import INSTALL, Guard, Op
+from agent_runtime_core.errors import LeaseLost, StorageBusy
+from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.journal.record import Record
+from agent_runtime_core.ledger import BUSY_TRIES, Ledger
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.queue.row import Moved, RunRow, Settle
+from agent_runtime_core.state import InMemoryStateStore
+from agent_runtime_core.testing import VirtualClock
+
+
+class Watched:
+    """Three backends, on one engine or on three, whose commits are noted; the first `busy` ones go unanswered."""
+
+    def __init__(self, apart: bool) -> None:
+        clock = VirtualClock()
+        self.queue = InMemoryQueue(clock=clock)
+        engine = None if apart else self.queue.engine
+        self.bus = InMemoryEventBus(engine=engine, clock=clock)
+        self.state = InMemoryStateStore(engine=engine, clock=clock)
+        self.seen: list[tuple[str, list[str]]] = []
+        self.busy = 0
+        names = {id(self.queue.engine): "queue", id(self.bus.engine): "bus", id(self.state.engine): "state"}
+        for backend in (self.queue, self.bus, self.state):
+            self._watch(backend.engine, names[id(backend.engine)])
+
+    def _watch(self, engine: Any, name: str) -> None:
+        if "commit" in vars(engine):
+            return
+        commit, post = engine.commit, engine.post
+
+        async def watched(guard: Guard | None, ops: Sequence[Op]) -> Any:
+            self.seen.append((name, [op.name for op in ops]))
+            result = await commit(guard, ops)
+            if self.busy:
+                self.busy -= 1
+                raise StorageBusy("no answer")
+            return result
+
+        def posted(guard: Guard | None, ops: Sequence[Op]) -> None:
+            self.seen.append((f"{name}!", [op.name for op in ops]))
+            post(guard, ops)
+
+        engine.commit, engine.post = watched, posted
+
+    async def claimed(self, run_id: str = "r") -> Ledger:
+        await self.queue.enqueue(run_id, "agent", {})
+        return await self.again()
+
+    async def again(self) -> Ledger:
+        run: RunRow = (await self.queue.claim_rows("w", 60))[0]
+        self.seen.clear()
+        return Ledger(run, self.queue, self.bus, self.state, self.queue.clock)
+
+    async def kinds(self) -> list[str]:
+        return [event.event_type for event in await self.bus.get_events("r")]
+
+
+@pytest.fixture(params=[False, True], ids=["one engine", "three engines"])
+def apart(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def record(ledger: Ledger, kind: str = "done", name: str = "a", **more: Any) -> Record:
+    return Record(ledger.next_seq(), kind, name, "s:0", 1, ledger.claim_id, 1.0, result="1", nev=1, **more)
+
+
+def ended(ledger: Ledger) -> tuple[Settle, Record]:
+    how = Settle(ledger.claim_id, "succeeded", 5.0)
+    return how, Record(ledger.next_seq(), "ended", "succeeded", "", 1, ledger.claim_id, 5.0, "{}", info="{}", nev=1)
+
+
+async def test_an_ending_is_one_commit_or_three_in_order(apart: bool) -> None:
+    backends = Watched(apart)
+    ledger = await backends.claimed()
+    assert await ledger.open() == []
+    backends.seen.clear()
+    how, last = ended(ledger)
+    await ledger.settle(how, [last])
+    state = ["journal.append", "state.status"]
+    if apart:
+        assert backends.seen == [("state", state), ("bus", ["events.publish"]), ("queue", ["queue.settle"])]
+    else:
+        assert [ops for _, ops in backends.seen] == [[*state, "queue.settle"]]
+    assert await backends.kinds() == ["run.succeeded"]
+    assert await backends.state.get_run_status(ledger.run_id) == "succeeded"
+    assert (await backends.queue.must_get(ledger.run_id)).status == "succeeded"
+
+
+async def test_a_claim_is_carried_to_the_other_engines_before_the_first_read() -> None:
+    backends = Watched(apart=True)
+    ledger = await backends.claimed()
+    await ledger.open()
+    assert backends.seen == [("state", [INSTALL]), ("bus", [INSTALL])]
+    backends.seen.clear()
+    backends = Watched(apart=False)
+    await (await backends.claimed()).open()
+    assert backends.seen == []
+
+
+async def test_a_superseded_claim_is_refused_everywhere(apart: bool) -> None:
+    backends = Watched(apart)
+    old = await backends.claimed()
+    await old.open()
+    backends.queue.clock.advance(61)  # type: ignore[attr-defined]
+    new = await backends.again()
+    await new.open()
+    assert new.claim_id > old.claim_id
+    row = ("e1", "late", "{}", 1.0)
+    for write in (
+        old.append(record(old)),
+        old.emit([row]),
+        old.checkpoint("{}", "m", row),
+        old.settle(*(lambda how, last: (how, [last]))(*ended(old))),
+    ):
+        with pytest.raises(LeaseLost):
+            await write
+    await old.note(record(old))
+    assert await backends.kinds() == []
+    assert await backends.state.records(old.run_id) == []
+    await new.append(record(new))
+    assert await backends.kinds() == ["step.completed"]
+
+
+async def test_an_unanswered_write_is_repeated_and_lands_once(apart: bool) -> None:
+    backends = Watched(apart)
+    ledger = await backends.claimed()
+    await ledger.open()
+    backends.busy = BUSY_TRIES
+    await ledger.append(record(ledger))
+    assert [each.name for each in await backends.state.records(ledger.run_id)] == ["a"]
+    assert await backends.kinds() == ["step.completed"]
+    backends.busy = 99
+    with pytest.raises(StorageBusy):
+        await ledger.append(record(ledger, name="b"))
+    backends.busy = 0
+
+
+async def test_what_a_crash_left_out_is_published_by_the_next_claim() -> None:
+    backends = Watched(apart=True)
+    ledger = await backends.claimed()
+    await ledger.open()
+    await ledger.append(record(ledger))
+    # The journal got one more, the bus did not.
+    lost = record(ledger, name="b")
+    await backends.state.engine.commit(ledger.guard, [Op("journal.append", (ledger.run_id, lost))])
+    assert await backends.kinds() == ["step.completed"]
+    backends.queue.clock.advance(61)  # type: ignore[attr-defined]
+    again = await backends.again()
+    assert [each.name for each in await again.open()] == ["a", "b"]
+    names = [event.payload["step_name"] for event in await backends.bus.get_events("r")]
+    assert names == ["a", "b"]
+    assert again.next_seq() == 2
+
+
+async def test_a_moved_row_refuses_the_whole_commit_on_one_engine() -> None:
+    backends = Watched(apart=False)
+    ledger = await backends.claimed()
+    await ledger.open()
+    await backends.queue.post(ledger.run_id, "signal", "go", "1")
+    how, last = ended(ledger)
+    with pytest.raises(Moved):
+        await ledger.settle(how._replace(cursor=0), [last])
+    assert await backends.state.records(ledger.run_id) == []
+    assert (await backends.queue.must_get(ledger.run_id)).status == "running"
+
+
+async def test_a_retired_ledger_writes_nothing_more(apart: bool) -> None:
+    backends = Watched(apart)
+    ledger = await backends.claimed()
+    await ledger.open()
+    ledger.retire()
+    with pytest.raises(LeaseLost):
+        await ledger.append(record(ledger))
+
+
+async def test_status_and_notes_do_not_wait(apart: bool) -> None:
+    backends = Watched(apart)
+    ledger = await backends.claimed()
+    await ledger.open()
+    await ledger.status("running", record(ledger, "started"))
+    assert await backends.state.get_run_status(ledger.run_id) == "running"
+    await ledger.note(record(ledger))
+    assert await backends.kinds() == ["step.started", "step.completed"]
+    assert str(UUID(ledger.run_id)) == ledger.run_id

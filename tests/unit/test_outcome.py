@@ -1,0 +1,39 @@
+"""How a run ended, as values and back."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core.errors import UnserialisableResult
+from agent_runtime_core.interfaces import ErrorInfo, RunResult
+from agent_runtime_core.outcome import decode_result, encode_result, error_payload, payload_of, result_of
+from agent_runtime_core.status import RunStatus
+
+FULL = RunResult(
+    {"a": (1, b"2")}, [{"role": "user"}], {"tokens": 3}, {"f": {4}},
+    ErrorInfo("E", "m", "stack", False, {"d": 1}), RunStatus.FAILED, UUID(int=7),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("result", [FULL, RunResult(), RunResult({"x": 1}, status=RunStatus.SUCCEEDED)])
+def test_a_result_comes_back_as_it_was(result: RunResult) -> None:
+    assert decode_result(encode_result(result)) == result
+    assert result_of(payload_of(result)) == result
+
+
+def test_an_error_is_told_whole() -> None:
+    assert error_payload(None) is None
+    assert error_payload(FULL.error) == {
+        "type": "E", "message": "m", "stack": "stack", "retriable": False, "details": {"d": 1},
+    }  # fmt: skip
+
+
+def test_what_is_missing_takes_its_default() -> None:
+    assert result_of({}) == RunResult()
+
+
+def test_a_value_without_a_json_form_is_named() -> None:
+    with pytest.raises(UnserialisableResult, match=r"\$\.final_output\.bad"):
+        encode_result(RunResult({"bad": object()}))

@@ -1,0 +1,172 @@
+"""Proof of life, the commit lock and the doorbell beside a database file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_runtime_core._engines.presence import RESCAN, CommitLock, Presence
+from agent_runtime_core.testing import VirtualClock
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks and FIFOs are POSIX's")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def one(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
+    presence = Presence(tmp_path, "one", clock)
+    yield presence
+    presence.close()
+
+
+@pytest.fixture
+def two(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
+    presence = Presence(tmp_path, "two", clock)
+    yield presence
+    presence.close()
+
+
+def test_a_living_holder_is_not_dead(one: Presence, two: Presence) -> None:
+    assert one.dead(["one", "two", ""]) == ()
+    assert one.dead(["gone"]) == ("gone",)
+
+
+def test_one_that_let_go_is_dead_and_leaves_no_files(one: Presence, two: Presence) -> None:
+    two.hang_bell()
+    two.close()
+    assert one.dead(["two"]) == ("two",)
+    assert [each.name for each in one.directory.iterdir()] == ["one.lock"]
+
+
+def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: Presence) -> None:
+    code = (
+        "import os, sys, pathlib; from agent_runtime_core._engines.presence import Presence;"
+        "from agent_runtime_core._clock import SYSTEM;"
+        "p = Presence(pathlib.Path(sys.argv[1]), 'child', SYSTEM); p.hang_bell(); print('up', flush=True);"
+        "sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(one.directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdin is not None
+    with child.stdin, child.stdout:
+        assert child.stdout.readline() == "up\n"
+        assert one.dead(["child"]) == ()
+        child.kill()
+        child.wait()
+    assert one.dead(["child"]) == ("child",)
+    assert not (one.directory / "child.lock").exists()
+    assert not (one.directory / "child.bell").exists()
+
+
+def test_ringing_reaches_all_others_and_not_oneself(one: Presence, two: Presence) -> None:
+    assert one.hang_bell()
+    assert two.hang_bell()
+    assert one.hang_bell()
+    one.ring("we")
+    assert two.wait(5) == "we"
+    assert two.wait(0) == ""
+    assert one.wait(0) == ""
+
+
+def test_a_bell_hung_later_is_found_after_a_while(one: Presence, two: Presence, clock: VirtualClock) -> None:
+    one.ring("a")
+    two.hang_bell()
+    one.ring("b")
+    assert two.wait(0) == ""
+    clock.advance(RESCAN)
+    one.ring("c")
+    assert two.wait(5) == "c"
+
+
+def test_a_bell_that_is_full_rings_already(one: Presence, two: Presence) -> None:
+    two.hang_bell()
+    for _ in range(40):
+        one.ring("x" * 4096)
+    assert two.wait(0) == "x" * 4096
+
+
+def test_a_bell_without_a_process_is_let_go(one: Presence, two: Presence, clock: VirtualClock) -> None:
+    two.hang_bell()
+    one.ring("a")
+    assert len(one._peers) == 1
+    bell, two.bell = two.bell, None
+    assert bell is not None
+    os.close(bell)
+    one.ring("b")
+    assert one._peers == {}
+    # Its file is still there, with nobody to read it.
+    clock.advance(RESCAN)
+    one.ring("c")
+    assert one._peers == {}
+
+
+def test_a_bell_that_was_taken_down_is_forgotten(one: Presence, two: Presence, clock: VirtualClock) -> None:
+    two.hang_bell()
+    one.ring("a")
+    two.close()
+    clock.advance(RESCAN)
+    one.ring("b")
+    assert one._peers == {}
+
+
+def test_a_directory_that_is_gone_rings_nobody(tmp_path: Path, clock: VirtualClock) -> None:
+    directory = tmp_path / "live"
+    directory.mkdir()
+    presence = Presence(directory, "one", clock)
+    presence.hang_bell()
+    for each in directory.iterdir():
+        each.unlink()
+    directory.rmdir()
+    presence.ring("a")
+    presence.close()
+
+
+def test_one_may_wake_oneself(one: Presence) -> None:
+    one.ring_self()
+    one.hang_bell()
+    one.ring_self()
+    assert one.wait(5) == "!"
+
+
+def test_without_fifos_there_is_no_bell(one: Presence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "mkfifo")
+    assert not one.hang_bell()
+
+
+def test_the_commit_lock_lets_one_in_at_a_time(tmp_path: Path) -> None:
+    first, second = CommitLock(tmp_path), CommitLock(tmp_path)
+    entered = threading.Event()
+
+    def enter() -> None:
+        with second:
+            entered.set()
+
+    with first:
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.05)
+    assert entered.wait(5)
+    thread.join()
+    first.close()
+    first.close()
+    second.close()
+
+
+def test_a_forked_copy_leaves_the_files_alone(one: Presence, tmp_path: Path) -> None:
+    one.hang_bell()
+    lock_fd = os.dup(one._lock_fd)
+    one.close(forked=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["one.bell", "one.lock"]
+    os.close(lock_fd)
