@@ -135,8 +135,8 @@ else:
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost "
-        "MissingDependency NotSupported PortalMisuse RunBusy RunFailed StepCancelledError StepExecutionError StepInDoubt "
-        "StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageTooNew UnknownAgent UnknownRun "
+        "MissingDependency NotSupported PortalMisuse RunBusy RunFailed StepCancelledError StepExecutionError "
+        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageTooNew UnknownAgent UnknownRun "
         "UnknownSetting UnknownTool UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",

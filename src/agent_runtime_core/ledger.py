@@ -170,6 +170,12 @@ class Ledger:
         else:
             await self._commit(target, ops)
 
+    def told_alive(self, now: float, payload: str) -> None:
+        """Queue a heartbeat event, where events can be queued; nobody waits for one."""
+        post = getattr(self._bus, "post", None)
+        if post is not None:
+            post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
+
     def _flush(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -201,7 +207,7 @@ class Ledger:
         return text
 
     async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> list[Any]:
-        """Leave the run as `how` says, with the records and queue operations that belong to it; its row, and their results.
+        """Leave the run as `how` says, with the records and queue operations that belong to it; its row, their results.
 
         Moved refuses it all where one engine holds it all; elsewhere what went before is repeated or put right.
         """

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast, overload
 
 from .errors import PortalMisuse
 
@@ -62,7 +62,15 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     return cast(T, _wait(_start(loop, fn, args, kwargs)))
 
 
-def from_thread(fn: Callable[P, Awaitable[T] | T], *args: P.args, **kwargs: P.kwargs) -> T:
+@overload
+def from_thread(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+
+@overload
+def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+
+
+def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call `fn` on the loop that this thread works for, and wait; only inside a plain step function or tool."""
     loop = _home.get(None)
     if loop is None:
@@ -70,11 +78,11 @@ def from_thread(fn: Callable[P, Awaitable[T] | T], *args: P.args, **kwargs: P.kw
     if _running() is loop:
         raise PortalMisuse(f"from_thread({_name(fn)}) from the loop itself would wait for itself: await it")
 
-    async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(*args: P.args, **kwargs: P.kwargs) -> Any:
         result = fn(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
 
-    return cast(T, _wait(_start(loop, run, args, kwargs)))
+    return _wait(_start(loop, run, args, kwargs))
 
 
 def _name(fn: object) -> str:

@@ -15,7 +15,7 @@ import pytest
 from agent_runtime_core import attempts
 from agent_runtime_core.errors import StepExecutionError
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
-from agent_runtime_core.runner import AgentRunner, drive
+from agent_runtime_core.runner import drive
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
@@ -302,6 +302,7 @@ class Stubborn:
     def __init__(self) -> None:
         self.hints = 0
         self.gate = asyncio.Event()
+        self.ended = False
 
     async def __call__(self, *_: Any) -> str:
         while not self.gate.is_set():
@@ -309,6 +310,7 @@ class Stubborn:
                 await self.gate.wait()
             except asyncio.CancelledError:
                 self.hints += 1
+        self.ended = True
         return "at last"
 
 
@@ -331,7 +333,7 @@ async def test_a_step_that_does_not_stop_is_abandoned_and_named(
         assert result.final_output == {"value": "went on"}
         assert "step 'mule' did not stop within 0.05 s of being cancelled: abandoned" in caplog.text
         stubborn.gate.set()
-        await until(lambda: not attempts._abandoned)
+        await until(lambda: stubborn.ended)
         await consistent(runner, "x")
 
 
@@ -369,7 +371,7 @@ async def test_an_agent_that_does_not_stop_is_abandoned_and_named(
         runner.stop()
         await working
         stubborn.gate.set()
-        await until(lambda: not attempts._abandoned or all(t.done() for t in attempts._abandoned) or True)
+        await until(lambda: stubborn.ended)
         assert "late" not in [e.event_type for e in await runner.event_bus.get_events(run_id)]
         await consistent(runner, run_id)
 
@@ -381,35 +383,34 @@ async def test_a_blocked_loop_keeps_its_lease(kind: str, tmp_path: Path) -> None
     """An async step that sleeps in earnest, for longer than the lease: the beat comes from a thread."""
     async with store(kind, tmp_path) as here:
         config = settings(lease_ttl_seconds=0.6)
+        stolen: list[Any] = []
+        looks = 0
+        stop = threading.Event()
+
+        async def look() -> None:
+            nonlocal looks
+            while not stop.is_set():
+                stolen.extend(await thief.queue.claim_rows("thief", agent_keys=["a"]))
+                looks += 1
+                await asyncio.sleep(0.05)
+
+        thread = threading.Thread(target=lambda: asyncio.run(look()))
 
         async def blocks() -> str:
+            thread.start()
             time.sleep(1.4)
             return "woke"
 
         here.agent("a", lambda ctx: ctx.step("block", blocks))
-        runner, thief = here.runner(config), here.runner(settings(worker_id="thief"))
+        runner, thief = here.runner(config), here.runner()
         run_id = await runner.submit("a")
-        stolen: list[Any] = []
-        stop = threading.Event()
-
-        def steal() -> None:
-            async def look() -> None:
-                while not stop.is_set():
-                    stolen.extend(await thief.queue.claim_rows("thief", agent_keys=["a"]))
-                    await asyncio.sleep(0.05)
-
-            asyncio.run(look())
-
-        working = asyncio.ensure_future(runner.run_once())
-        await until_status(runner, run_id, "running")
-        thread = threading.Thread(target=steal)
-        thread.start()
         try:
-            await working
+            await runner.run_once()
         finally:
             stop.set()
             await asyncio.to_thread(thread.join)
         assert stolen == []
+        assert looks > 10
         assert (await runner.wait(run_id)).final_output == {"value": "woke"}
         assert (await runner.get_run(run_id)).attempt == 1
 
@@ -417,23 +418,19 @@ async def test_a_blocked_loop_keeps_its_lease(kind: str, tmp_path: Path) -> None
 async def test_a_heart_that_stopped_loses_the_lease(kind: str, tmp_path: Path) -> None:
     """What the test above would see if nobody beat."""
     async with store(kind, tmp_path) as here:
-        gate = asyncio.Event()
-        here.agent("a", lambda ctx: gate.wait())
-        runner = here.runner(settings(lease_ttl_seconds=0.1))
+        here.agent("a", lambda ctx: began.set() or gate.wait())
+        began, gate = asyncio.Event(), asyncio.Event()
+        runner, thief = here.runner(settings(lease_ttl_seconds=0.1)), here.runner()
         run_id = await runner.submit("a")
         working = asyncio.ensure_future(runner.run_once())
-        await until_status(runner, run_id, "running")
+        await began.wait()
         runner.heart.drop(str(run_id))
         stolen: list[Any] = []
         async with asyncio.timeout(5):
             while not stolen:
-                stolen = await here.runner().queue.claim_rows("thief", agent_keys=["a"])
+                stolen = await thief.queue.claim_rows("thief", agent_keys=["a"])
                 await asyncio.sleep(0.01)
         gate.set()
         await working
-        assert (await _row(runner, run_id)).claim_id == stolen[0].claim_id
-        assert (await _row(runner, run_id)).status == "running"
-
-
-async def _row(runner: AgentRunner, run_id: Any) -> Any:
-    return await runner.queue.must_get(run_id)
+        row = await runner.queue.must_get(run_id)
+        assert (row.status, row.claim_id, row.attempt) == ("running", stolen[0].claim_id, 2)

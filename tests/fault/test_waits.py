@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, UnknownRun, WaitTimeout
-from agent_runtime_core.queue.row import RunRow, Settle
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 
-from .rig import KINDS, Store, consistent, settings, status, store, until, until_status
+from .rig import KINDS, consistent, settings, status, store, until_status
 
 HOT = settings(park_after=1e6)
 

@@ -10,8 +10,10 @@ from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core.book import Book
 from agent_runtime_core.journal.record import Record
 from agent_runtime_core.queue import rows
+from agent_runtime_core.queue.memory import MemoryRows
 from agent_runtime_core.queue.row import ClaimRequest, RunRow, Settle
 from agent_runtime_core.queue.rows import Rows
+from agent_runtime_core.queue.sqlite import SQLiteRows
 
 Patch = tuple[Any, str, Any]
 
@@ -65,6 +67,16 @@ def _resume() -> list[Patch]:
     return [(Book, "recorded", lambda self, name, key: None), (Book, "match", lambda self, name, record: None)]
 
 
+def _once() -> list[Patch]:
+    """A message that comes twice is two messages."""
+    return [(MemoryRows, "mailed", lambda self, run_id, msg_id: None)]
+
+
+def _liveness() -> list[Patch]:
+    """Nobody looks whether the process that holds a run still lives; its lease has to run out."""
+    return [(SQLiteRows, "_free_the_dead", lambda self, now: None)]
+
+
 SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "fence": _fence,
     "match": _match,
@@ -72,6 +84,8 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "cursor": _cursor,
     "rollback": _rollback,
     "resume": _resume,
+    "once": _once,
+    "liveness": _liveness,
 }
 
 

@@ -149,11 +149,10 @@ def _actions(chance: random.Random, workers: int, runs: list[RunPlan]) -> list[t
     if chance.random() < 0.35:
         actions.append((chance.uniform(0.05, 2.5), "cancel", chance.choice(runs).run_id))
     for run in runs:
-        for kind, name, _ in run.items:
-            if kind == "signal":
-                actions.append((run.at + chance.uniform(0.05, 2.0), "signal", (run.run_id, name)))
-            elif kind == "late" and chance.random() < 0.5:
-                actions.append((run.at + chance.uniform(0.05, 2.0), "signal", (run.run_id, name)))
+        for kind, name, number in run.items:
+            count = number if kind == "signal" else chance.choice((0, 1)) if kind == "late" else 0
+            for i in range(count):
+                actions.append((run.at + chance.uniform(0.05, 2.0), "signal", (run.run_id, name, i)))
     return sorted(actions, key=lambda action: action[0])
 
 
@@ -202,7 +201,7 @@ class Script(AgentRuntime):
             case "transaction":
                 return self._mine(name, await ctx.transaction(name, write_effect, str(ctx.run_id), name))
             case "signal":
-                return await ctx.wait_for_signal(name)
+                return [await ctx.wait_for_signal(name) for _ in range(number)]
             case "late":
                 try:
                     return await ctx.wait_for_signal(name, timeout=number)
@@ -302,7 +301,6 @@ class Play:
         self.watch = self.world.watch
         self.world.agents = [Script(self.world, scenario), Child(self.world, scenario)]
         self.submitted: set[str] = set()
-        self.signalled: dict[str, list[str]] = {}
         self.told: dict[str, RunResult] = {}
         self.followed: dict[str, list[Event]] = {}
 
@@ -444,13 +442,11 @@ class Play:
         if await self._known(run_id):
             await self._patiently(lambda: self.client.runner.cancel(run_id))
 
-    async def _signal(self, run_id: str, name: str) -> None:
+    async def _signal(self, run_id: str, name: str, number: int) -> None:
         while not await self._known(run_id):
             await asyncio.sleep(0.3)
-        payload = f"{name} of {run_id}"
-        taken = await self._patiently(lambda: self.client.runner.signal(run_id, name, payload, message_id=payload))
-        if taken:
-            self.signalled.setdefault(run_id, []).append(payload)
+        payload = _payload(run_id, name, number)
+        await self._patiently(lambda: self.client.runner.signal(run_id, name, payload, message_id=payload))
 
     # -- what must be true at rest
 
@@ -517,15 +513,17 @@ class Play:
         if self.scenario.edited:
             due.sort(key=json.dumps)
             out = sorted(out, key=json.dumps)
-        for (kind, name, _), want, got in zip(plan.items, due, out, strict=True):
-            if kind == "signal":
-                want = f"{name} of {plan.run_id}"
-            elif kind == "late" and got != "late":
-                want = f"{name} of {plan.run_id}"
+        for (kind, name, number), want, got in zip(plan.items, due, out, strict=True):
+            if kind == "signal":  # each of them, once
+                got, want = sorted(got), [_payload(plan.run_id, name, i) for i in range(number)]
             elif kind == "late":
-                continue
+                want = got if got == "late" else _payload(plan.run_id, name, 0)
             if want != got:
                 self.watch.wrong(f"run {plan.run_id} has {got!r} for {kind} {name}, not {want!r}")
+
+
+def _payload(run_id: str, name: str, number: int) -> str:
+    return f"{name}.{number} of {run_id}"
 
 
 def _told(event: Event) -> tuple[int, str, str]:

@@ -77,7 +77,8 @@ class Rig:
                 SQLiteStateStore(engine=file),
             )
             file._users -= 1  # the backends hold it now
-        runner = AgentRunner(*places, settings, registry=self.registry)
+        queue, bus, state = places
+        runner = AgentRunner(queue, bus, state, settings, registry=self.registry)
         self._opened.append(runner)
         return runner
 
@@ -115,7 +116,7 @@ class Rig:
     async def begun(self, run_id: str = "r") -> None:
         """Until the run has told that it started."""
         async with asyncio.timeout(10):
-            while not await self.runner.event_bus.head(run_id):
+            while not await self.runner.event_bus.head(run_id):  # noqa: ASYNC110 - nobody rings for it yet
                 await asyncio.sleep(0.001)
 
     async def told(self, kind: str | None = None, run_id: str = "r") -> list[Told]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from agent_runtime_core.errors import (
     InvalidArgument,
     JournalMismatch,
     NotSupported,
+    PortalMisuse,
     RunFailed,
     StepCancelledError,
     StepExecutionError,
@@ -25,7 +27,7 @@ from agent_runtime_core.errors import (
     WaitTimeout,
 )
 from agent_runtime_core.interfaces import EventType, RunContext, RunResult, Tool, ToolRegistry
-from agent_runtime_core.portal import PortalMisuse, from_thread
+from agent_runtime_core.portal import from_thread
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
@@ -274,7 +276,7 @@ async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
                 value = await ctx.step("inner", inner)
                 if calls.count("outer") == 1:
                     raise ConnectionError
-                return value + "O"
+                return f"{value}O"
 
             return await ctx.step("outer", outer)
 
@@ -510,7 +512,9 @@ async def test_a_failure_the_code_went_on_without_is_as_recorded_as_a_result(pla
 
         def body(last: bool) -> Any:
             async def run(ctx: Any) -> Any:
-                with pytest.raises(StepExecutionError, match="step 'try' failed after 2 attempt.*try failed") as caught:
+                with pytest.raises(
+                    StepExecutionError, match=r"step 'try' failed after 2 attempt.*try failed"
+                ) as caught:
                     await ctx.step("try", step("try", len(calls) < 2), retries=1, retry_delay=0)
                 assert caught.value.attempts == 2
                 await ctx.step("instead", step("instead"))
@@ -632,7 +636,7 @@ async def test_tools_are_the_agents_own_or_else_the_runners() -> None:
         await rig.runner.execute(Script(body))
         await rig.runner.execute(Armed(body))
         empty = Armed(body)
-        empty.tools = ToolRegistry()  # type: ignore[misc]
+        empty.tools = ToolRegistry()
         await rig.runner.execute(empty)
         assert seen == [shared, Armed.tools, empty.tools]
 
@@ -661,7 +665,7 @@ async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
         async def failing(ctx: Any) -> int:
             with pytest.raises(StepExecutionError, match="no"):
                 await ctx.transaction("fails", fails)
-            return await ctx.transaction("pay", pay, 0)
+            return int(await ctx.transaction("pay", pay, 0))
 
         assert await rig.value(failing, "other") == 8
 
@@ -712,7 +716,7 @@ async def test_a_transaction_needs_sqlite_and_a_plain_function(tmp_path: Path) -
     async with Rig(tmp_path / "a.db") as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(InvalidArgument, match="'t'.*cannot be a coroutine"):
+            with pytest.raises(InvalidArgument, match=r"'t'.*cannot be a coroutine"):
                 await ctx.transaction("t", later)
             with pytest.raises(UnserialisableResult):
                 await ctx.transaction("u", lambda conn: object())
@@ -946,7 +950,7 @@ async def test_a_sealed_context_never_returns_and_writes_nothing() -> None:
 def test_read_only_state_refuses_every_change() -> None:
     state = ReadOnlyState({"a": 1}, {"r": 2})
     assert (state["a"], state.results["r"]) == (1, 2)
-    for change in (
+    changes: list[Callable[[], Any]] = [
         lambda: state.__setitem__("a", 2),
         lambda: state.__delitem__("a"),
         lambda: state.__ior__({"b": 1}),
@@ -955,7 +959,8 @@ def test_read_only_state_refuses_every_change() -> None:
         state.popitem,
         lambda: state.setdefault("b", 1),
         lambda: state.update(b=1),
-    ):
+    ]
+    for change in changes:
         with pytest.raises(InvalidArgument, match="read-only"):
             change()
     assert state == {"a": 1}

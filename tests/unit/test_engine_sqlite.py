@@ -229,7 +229,7 @@ def test_several_loops_use_one_engine(engine: SQLiteEngine) -> None:
         await asyncio.gather(*(engine.commit(None, [Op("put", (f"{name}{n}", n))]) for n in range(50)))
         assert await engine.read(get, f"{name}49") == 49
 
-    threads = [threading.Thread(target=lambda n=n: asyncio.run(work(str(n)))) for n in range(4)]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(work(str(n)))) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -347,7 +347,7 @@ def test_what_is_no_path_is_refused(bad: str) -> None:
 def test_a_directory_or_a_place_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="is a directory"):
         SQLiteEngine.open(tmp_path)
-    with pytest.raises(InvalidArgument, match="'.*nowhere' does not exist"):
+    with pytest.raises(InvalidArgument, match=r"'.*nowhere' does not exist"):
         SQLiteEngine.open(tmp_path / "nowhere" / "a.db")
     (tmp_path / "b.db.live").write_text("in the way")
     with pytest.raises(StorageError, match=r"cannot keep .*b\.db here"):
@@ -478,7 +478,11 @@ async def test_listeners_hear_commits_of_another_process(
     queue = SQLiteQueue(path)
     heard = asyncio.Event()
     loop = asyncio.get_running_loop()
-    queue.listen("work", lambda: loop.call_soon_threadsafe(heard.set))
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(heard.set)
+
+    queue.listen("work", wake)
     assert (queue.engine._presence.bell is not None) is bell
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -510,7 +514,11 @@ async def test_a_listener_whose_loop_is_gone_disturbs_nobody(engine: SQLiteEngin
     loop = asyncio.new_event_loop()
     loop.close()
     heard: list[int] = []
-    engine.listen("things", lambda: loop.call_soon_threadsafe(str))  # type: ignore[arg-type, return-value]
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(str)
+
+    engine.listen("things", wake)
     engine.listen("things", lambda: heard.append(1))
     await engine.commit(None, [Op("put", ("a", 1))])
     await soon(lambda: bool(heard))

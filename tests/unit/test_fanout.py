@@ -263,7 +263,7 @@ async def test_keys_are_unique_and_errors_name_the_item() -> None:
                 await executor.map("m", str, ["x", "y", "x"], key=str)
             with pytest.raises(InvalidArgument, match="not -1"):
                 await executor.map("m", str, [1], retries=-1)
-            with pytest.raises(StepExecutionError, match="ZeroDivisionError|division"):
+            with pytest.raises(StepExecutionError, match="division"):
                 await executor.map("z", lambda n: 1 // n, [0])
 
         await rig.value(body)

@@ -117,11 +117,12 @@ async def test_a_superseded_claim_is_refused_everywhere(apart: bool) -> None:
     await new.open()
     assert new.claim_id > old.claim_id
     row = ("e1", "late", "{}", 1.0)
+    how, last = ended(old)
     for write in (
         old.append(record(old)),
         old.emit([row]),
         old.checkpoint("{}", "m", row),
-        old.settle(*(lambda how, last: (how, [last]))(*ended(old))),
+        old.settle(how, [last]),
     ):
         with pytest.raises(LeaseLost):
             await write

@@ -191,13 +191,17 @@ async def test_a_run_cancelled_before_it_is_opened_says_so(tmp_path: Path) -> No
 
 async def test_losing_the_run_is_told_and_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    with pytest.raises(LeaseLost, match="nothing was written"):
+
+    async def loses() -> None:
         async with open_run(path, "r") as ctx:
             async with AgentRunner.open(path) as runner:
                 # As a process would that took this one for dead.
                 later = "7" + "Z" * 25
                 await runner.queue.commits.commit(None, [Op(INSTALL, (str(ctx.run_id), later))])
             await ctx.step("late", lambda: 1)
+
+    with pytest.raises(LeaseLost, match="nothing was written"):
+        await loses()
     info, kinds = await look(path)
     assert info.status == "running"
     assert "step.completed" not in kinds

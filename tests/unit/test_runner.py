@@ -797,3 +797,17 @@ async def test_a_runner_that_was_closed_is_not_used_again(tmp_path: Path) -> Non
     await runner.close()
     with pytest.raises(Exception, match="closed"):
         await runner.submit("script")
+
+
+async def test_a_long_run_tells_that_it_lives(place: Path | None) -> None:
+    async with Rig(place, heartbeat_interval_seconds=0.03, lease_ttl_seconds=0.5) as rig:
+
+        async def long(ctx: Any) -> RunResult:
+            while not [each for each in await rig.runner.event_bus.get_events(ctx.run_id) if "beat" in each.event_type]:
+                await asyncio.sleep(0.01)
+            return RunResult()
+
+        result = await rig.go(long)
+        assert result.status == RunStatus.SUCCEEDED
+        beats = [payload for kind, payload in await rig.told() if kind == "run.heartbeat"]
+        assert beats and set(beats[0]) == {"timestamp"}

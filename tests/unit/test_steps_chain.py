@@ -368,7 +368,7 @@ async def test_a_mismatch_fails_the_run_for_good() -> None:
         result = await rig.go(lambda ctx: StepExecutor(ctx).run([calls.step("z")]))
         assert result.error is not None
         assert (result.error.type, result.error.retriable) == ("JournalMismatch", False)
-        assert len([told for told in await rig.told("run.started")]) == 4
+        assert len(await rig.told("run.started")) == 4
 
 
 async def test_steps_added_at_the_end_are_fine_and_renamed_ones_with_a_word(place: Path | None) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, RunnerConfig
-from agent_runtime_core.portal import PortalMisuse, call, from_thread, in_thread
+from agent_runtime_core.errors import PortalMisuse
+from agent_runtime_core.portal import call, from_thread, in_thread
 from agent_runtime_core.registry import Registry
 from tests.unit.rig import Script
 

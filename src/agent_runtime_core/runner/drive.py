@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
+from .._clock import aware
 from .._engines.base import Op
 from .._json import encode
 from ..attempts import let_go
@@ -86,11 +87,12 @@ class Drive:
 
     def _hold(self) -> None:
         row, config = self.row, self.config
-        ends = self.clock.boot() + config.run_timeout_seconds + config.grace_seconds
+        now = self.clock.boot()
+        ends = now + config.run_timeout_seconds + config.grace_seconds
         if self.inline or self.services.park_after is None or self.services.park_after > 0:
             ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
         loop = asyncio.get_running_loop()
-        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, self._lose))
+        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, self._lose, self._beaten, now))
 
     # -- what the heart tells
 
@@ -105,6 +107,11 @@ class Drive:
         if not self.lost and not self.place.sealed:
             self.lost = self.place.sealed = True
             self.place.stop()
+
+    def _beaten(self) -> None:
+        if not self.place.sealed:
+            now = self.clock.wall()
+            self.ledger.told_alive(now, encode({"timestamp": aware(now).isoformat()}))
 
     def hand_back(self) -> None:
         """Stop the run and give it back for another worker, at no cost to it."""
@@ -158,7 +165,7 @@ class Drive:
     async def _poisoned(self, recorded: int) -> bool:
         """Count a crash as one more in a row, or as the first since the run got further."""
         row = self.row
-        stalls = 1 if recorded > row.mark else row.stalls
+        stalls = 1 if recorded > max(row.mark, 0) else row.stalls
         if stalls >= POISON and not self.inline:
             return True
         await self._keep(stalls=stalls, mark=recorded)

@@ -25,14 +25,15 @@ NEWS_EVERY = 0.1  # seconds between looks where the queue cannot ring
 class Held:
     """A claim this process holds."""
 
-    __slots__ = ("cancel", "ends", "loop", "lose", "place", "row", "seen")
+    __slots__ = ("cancel", "ends", "loop", "lose", "place", "row", "seen", "tell", "told")
 
     def __init__(
         self, row: RunRow, place: Place, loop: asyncio.AbstractEventLoop, ends: float,
-        cancel: Callable[[], None], lose: Callable[[], None],
+        cancel: Callable[[], None], lose: Callable[[], None], tell: Callable[[], None], now: float,
     ) -> None:  # fmt: skip
         self.row, self.place, self.loop, self.ends = row, place, loop, ends
         self.cancel, self.lose = cancel, lose
+        self.tell, self.told = tell, now  # how its log hears of a beat, and when it last did
         self.seen = row.mail_seq
 
 
@@ -128,6 +129,9 @@ class Heart:
                 self._tell(each, each.lose)
             elif cancel:
                 self._tell(each, each.cancel)
+            elif self._answered - each.told >= self._config.heartbeat_interval_seconds:
+                each.told = self._answered
+                self._tell(each, each.tell)
 
     def _unanswered(self, held: list[Held], error: AgentRuntimeError) -> None:
         silent = self._clock.boot() - self._answered

@@ -172,16 +172,19 @@ class Worker:
         if not wanted or threading.current_thread() is not threading.main_thread():
             yield
             return
-        loop, installed = asyncio.get_running_loop(), []
+        loop, before = asyncio.get_running_loop(), {}
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+                handler = signal.getsignal(number)
                 loop.add_signal_handler(number, self.stop)
-                installed.append(number)
+                before[number] = handler
         try:
             yield
         finally:
-            for number in installed:
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                if handler is not None:  # removing puts the default in place, not what was there
+                    signal.signal(number, handler)
 
     async def drain(self) -> None:
         """Let running work finish for the grace time, then give it back."""

@@ -67,7 +67,7 @@ class Chain:
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {record.pos} of this list, the code now has "
-                    f"{found or 'none'!r} there: restore the old list{way}",
+                    f"{found!r} there: restore the old list{way}",
                     recorded=name,
                     found=found,
                 )
