@@ -1,4 +1,4 @@
-"""What fault tests share: runners over one store and one clock, agents from functions, and what must hold of every run."""
+"""What fault tests share: runners over one store and clock, agents from functions, and what holds of every run."""
 
 from __future__ import annotations
 
@@ -79,11 +79,12 @@ class Store:
             )
         else:
             parts = (
-                SQLiteQueue(engine=engine.share(), clock=clock, max_retries=retries),
-                SQLiteEventBus(engine=engine.share(), clock=clock),
-                SQLiteStateStore(engine=engine.share(), clock=clock),
+                SQLiteQueue(engine=engine, clock=clock, max_retries=retries),
+                SQLiteEventBus(engine=engine, clock=clock),
+                SQLiteStateStore(engine=engine, clock=clock),
             )
-        runner = AgentRunner(*parts, config, registry=self.agents)
+        queue, bus, state = parts
+        runner = AgentRunner(queue, bus, state, config, registry=self.agents)
         self._runners.append(runner)
         return runner
 
@@ -105,8 +106,15 @@ async def store(kind: str, path: Path, clock: Clock = SYSTEM) -> AsyncIterator[S
 async def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
     """Let others run until `true()`."""
     async with asyncio.timeout(seconds):
-        while not true():
+        while not true():  # noqa: ASYNC110 - what it waits for may rest with other threads
             await asyncio.sleep(0.001)
+
+
+async def eventually(true: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
+    """The same for what takes an await to know."""
+    async with asyncio.timeout(seconds):
+        while not await true():  # noqa: ASYNC110 - what it waits for may rest with other threads
+            await asyncio.sleep(0.002)
 
 
 async def status(runner: AgentRunner, run_id: UUID | str) -> str:
@@ -114,10 +122,11 @@ async def status(runner: AgentRunner, run_id: UUID | str) -> str:
 
 
 async def until_status(runner: AgentRunner, run_id: UUID | str, *wanted: str, seconds: float = 10.0) -> str:
-    async with asyncio.timeout(seconds):
-        while (now := await status(runner, run_id)) not in wanted:
-            await asyncio.sleep(0.002)
-    return now
+    async def reached() -> bool:
+        return await status(runner, run_id) in wanted
+
+    await eventually(reached, seconds)
+    return await status(runner, run_id)
 
 
 async def drop(runner: AgentRunner, task: asyncio.Task[Any], run_id: UUID | str) -> None:
@@ -130,7 +139,7 @@ async def drop(runner: AgentRunner, task: asyncio.Task[Any], run_id: UUID | str)
 
 def others() -> set[asyncio.Task[Any]]:
     """The tasks of this loop but for the one asking."""
-    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 async def no_task_left(before: Iterable[asyncio.Task[Any]], seconds: float = 2.0) -> None:

@@ -1,4 +1,4 @@
-"""Cancelled at every await of its life, one after the other: no open transaction, no half event, no task and no lease left."""
+"""Cancelled at every await of its life in turn: no open transaction, no half event, no task and no lease left."""
 
 from __future__ import annotations
 
@@ -292,9 +292,13 @@ async def test_a_block_of_ones_own_is_cancelled(tmp_path: Path) -> None:
 async def test_cancelling_a_block_of_ones_own_from_outside_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "own.db"
     async with AgentRunner.open(path) as runner:
-        with pytest.raises(RunFailed, match="was cancelled"):
+
+        async def block() -> None:
             async with open_run(path, "mine") as ctx:
                 await runner.cancel("mine")
                 await ctx.sleep(30)
+
+        with pytest.raises(RunFailed, match="was cancelled"):
+            await block()
         assert (await runner.get_run("mine")).status is RunStatus.CANCELLED
         await consistent(runner, "mine")

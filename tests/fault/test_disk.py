@@ -111,12 +111,13 @@ async def survey(db: Path, truth: Truth) -> list[str]:
         harmless = () if what == "journal" else (ValueError, OverflowError)
         try:
             answer = await ask(runner)
+            right = check(answer)
         except (StorageError, UnknownRun) as error:
             told.append(type(error).__name__)
         except harmless as error:
             told.append(f"{what}: {type(error).__name__}")
         else:
-            assert check(answer), f"{what}: a wrong value was given: {answer!r:.300}"
+            assert right, f"{what}: a wrong value was given: {answer!r:.300}"
 
     try:
         opened = open_runner([db] * 3)

@@ -118,9 +118,9 @@ async def test_the_time_limit_of_a_step(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
 
         async def code(ctx: Any) -> Any:
-            with pytest.raises(StepExecutionError, match="timed out after 0.02 s") as caught:
+            with pytest.raises(StepExecutionError, match=r"timed out after 0\.02 s") as caught:
                 await StepExecutor(ctx).run([Step("slow", forever, timeout=0.02, retries=1, retry_delay=0)])
-            with pytest.raises(StepExecutionError, match="timed out after 0.01 s"):
+            with pytest.raises(StepExecutionError, match=r"timed out after 0\.01 s"):
                 await ctx.step("slow", forever, timeout=0.01)
             return caught.value.attempts
 
@@ -418,8 +418,13 @@ async def test_a_blocked_loop_keeps_its_lease(kind: str, tmp_path: Path) -> None
 async def test_a_heart_that_stopped_loses_the_lease(kind: str, tmp_path: Path) -> None:
     """What the test above would see if nobody beat."""
     async with store(kind, tmp_path) as here:
-        here.agent("a", lambda ctx: began.set() or gate.wait())
         began, gate = asyncio.Event(), asyncio.Event()
+
+        async def code(ctx: Any) -> None:
+            began.set()
+            await gate.wait()
+
+        here.agent("a", code)
         runner, thief = here.runner(settings(lease_ttl_seconds=0.1)), here.runner()
         run_id = await runner.submit("a")
         working = asyncio.ensure_future(runner.run_once())

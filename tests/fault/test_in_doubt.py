@@ -19,7 +19,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
 
-from .rig import KINDS, consistent, drop, settings, status, store, until
+from .rig import KINDS, consistent, drop, eventually, settings, status, store, until
 
 COLD = settings(park_after=0)
 DOORS = ("chain", "map", "step")
@@ -91,12 +91,14 @@ async def crashed(kind: str, path: Path, door: str, policy: Any) -> AsyncIterato
 
 async def written(runner: AgentRunner, run_id: UUID) -> None:
     """Until the start of the second step is in the journal: it travels behind, or with the end of the first."""
-    async with asyncio.timeout(5):
-        while not any(
+
+    async def begun() -> bool:
+        return any(
             (r.kind == "started" and r.name == "pay" and r.key != "m:0") or '"pay"' in (r.next or "")
             for r in await runner.state_store.records(run_id)
-        ):
-            await asyncio.sleep(0.001)
+        )
+
+    await eventually(begun)
 
 
 @pytest.mark.parametrize("door", DOORS)

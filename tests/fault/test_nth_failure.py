@@ -1,4 +1,4 @@
-"""The n-th call of the engine fails, n = 1, 2, 3 …: the run ends right or raises a typed error, and can be run again."""
+"""The n-th call of the engine fails, n = 1, 2, 3 …: the run ends right or raises typed, and can be run again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Faults:
 
     def __init__(self, engine: Any) -> None:
         self.at, self.burst, self.calls = 0, 0, 0
-        self.after, self.error = False, StorageBusy
+        self.after = False
+        self.error: type[StorageError] = StorageBusy
         self._commit, self._read, self._post = engine.commit, engine.read, engine.post
         engine.commit, engine.read, engine.post = self.commit, self.read, self.post
 

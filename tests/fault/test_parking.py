@@ -15,7 +15,7 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 
-from .rig import KINDS, consistent, drop, settings, status, store, until, until_status
+from .rig import KINDS, consistent, drop, eventually, settings, status, store, until, until_status
 
 COLD = settings(park_after=0)
 DAY = 86400.0
@@ -68,9 +68,7 @@ async def test_the_loop_of_a_worker_wakes_at_the_hour(kind: str, tmp_path: Path)
         run_id = await runner.submit("a")
         working = asyncio.ensure_future(runner.run_loop(365 * DAY, handle_signals=False))
         await until_status(runner, run_id, "waiting")
-        async with asyncio.timeout(10):
-            while clock.next_due is None or clock.next_due > 30 * DAY:
-                await asyncio.sleep(0.002)
+        await until(lambda: clock.next_due is not None and clock.next_due <= 30 * DAY)
         clock.advance(30 * DAY)
         assert (await runner.wait(run_id, timeout=10)).status is RunStatus.SUCCEEDED
         runner.stop()
@@ -391,7 +389,7 @@ async def test_cancelling_a_parent_cancels_what_it_called(kind: str, tmp_path: P
 
 async def test_cancelling_a_run_cancels_the_child_running_in_place(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
-        here.agent("child", lambda ctx: ctx.step("long", lambda: asyncio.sleep(30)))
+        here.agent("child", lambda ctx: ctx.step("long", asyncio.sleep, 30))
 
         async def parent(ctx: Any) -> Any:
             return await ctx.call("child", {})
@@ -399,9 +397,11 @@ async def test_cancelling_a_run_cancels_the_child_running_in_place(kind: str, tm
         here.agent("parent", parent)
         runner = here.runner()
         running = asyncio.ensure_future(runner.execute("parent", "p"))
-        async with asyncio.timeout(5):
-            while not [r for r in await runner.runs(agent="child") if r.status is RunStatus.RUNNING]:
-                await asyncio.sleep(0.002)
+
+        async def both_run() -> bool:
+            return len([r for r in await runner.runs() if r.status is RunStatus.RUNNING]) == 2
+
+        await eventually(both_run)
         assert await runner.cancel("p", wait=True) is RunStatus.CANCELLED
         assert (await running).status is RunStatus.CANCELLED
         assert [r.status.value for r in await runner.runs()] == ["cancelled"] * 2

@@ -13,7 +13,7 @@ import pytest
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import TERMINAL, RunStatus
 
-from .rig import KINDS, consistent, settings, store, terminal_events, until_status
+from .rig import KINDS, consistent, eventually, settings, store, terminal_events, until_status
 
 RACES = {"memory": 1000, "sqlite": 200}
 
@@ -23,9 +23,16 @@ async def pause(turns: int) -> None:
         await asyncio.sleep(0)
 
 
-async def moment(kind: str, chance: random.Random) -> None:
-    """About as long as a run takes, or less."""
-    await (pause(chance.randrange(120)) if kind == "memory" else asyncio.sleep(chance.random() * 0.03))
+async def moment(runner: AgentRunner, run_id: Any, n: int, chance: random.Random) -> None:
+    """Before the run, after it, and most often about as long as it takes."""
+    if n % 10 == 0:
+        return
+    if n % 10 == 1:
+        await runner.wait(run_id, timeout=20)
+    elif runner.backends.durable:
+        await asyncio.sleep(chance.random() * 0.03)
+    else:
+        await pause(chance.randrange(120))
 
 
 async def ended_once(runner: AgentRunner, run_id: Any) -> str:
@@ -57,7 +64,7 @@ async def test_cancel_against_complete(kind: str, tmp_path: Path) -> None:
         async def race(n: int) -> None:
             turns = {"turns": chance.randrange(20), "more": chance.randrange(10)}
             run_id = await runner.submit("a", {"params": turns})
-            await moment(kind, chance)
+            await moment(runner, run_id, n, chance)
             told = await runner.cancel(run_id)
             status = (await runner.wait(run_id, timeout=20)).status
             assert status is not None
@@ -71,8 +78,8 @@ async def test_cancel_against_complete(kind: str, tmp_path: Path) -> None:
         assert sum(seen.values()) == RACES[kind]
         # Nobody is told "too late" of a run that was cancelled; a request may come just too late to be heard.
         assert set(seen) <= {("cancelled", True), ("succeeded", False), ("succeeded", True)}
-        assert seen["cancelled", True] > RACES[kind] // 20
-        assert seen["succeeded", False] > RACES[kind] // 20
+        assert seen["cancelled", True] > 0
+        assert seen["succeeded", False] >= RACES[kind] // 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +119,7 @@ async def test_cancelling_in_each_state(kind: str, tmp_path: Path) -> None:
             try:
                 if ctx.params.get("wait"):
                     return await ctx.wait_for_signal("go")
-                return await ctx.step("long", lambda: asyncio.sleep(30 if ctx.params.get("long") else 0))
+                return await ctx.step("long", asyncio.sleep, 30 if ctx.params.get("long") else 0)
             except asyncio.CancelledError:
                 stopped.append("cancelled" if ctx.is_cancelled() else "parked")
                 raise
@@ -161,9 +168,7 @@ async def test_an_orphan_is_cancelled_without_running_its_code(kind: str, tmp_pa
         run_id = await runner.submit("a")
         await runner.queue.claim("gone", 0.001, agent_keys=["a"])
         assert await runner.cancel(run_id) is True
-        async with asyncio.timeout(5):
-            while not await runner.run_once():
-                await asyncio.sleep(0.002)
+        await eventually(runner.run_once)
         assert await ended_once(runner, run_id) == "cancelled"
         assert ran == []
 
@@ -215,16 +220,16 @@ async def test_a_signal_races_the_end(kind: str, tmp_path: Path) -> None:
         working = asyncio.ensure_future(runner.run_loop(0.05, concurrency=8, handle_signals=False))
         chance, seen = random.Random(3), Counter[bool]()
 
-        async def race() -> None:
+        async def race(n: int) -> None:
             run_id = await runner.submit("a", {"params": {"turns": chance.randrange(30)}})
-            await moment(kind, chance)
+            await moment(runner, run_id, n, chance)
             told = await runner.signal(run_id, "go")
             await runner.wait(run_id, timeout=20)
             seen[told] += 1
             assert len(await runner.queue.mail(str(run_id))) == int(told)
 
         for _ in range(10):
-            await asyncio.gather(*(race() for _ in range(20)))
+            await asyncio.gather(*(race(n) for n in range(20)))
         runner.stop()
         await working
-        assert min(seen[True], seen[False]) > 5
+        assert min(seen[True], seen[False]) >= 20

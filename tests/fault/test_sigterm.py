@@ -9,15 +9,17 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from tests.fault.children import Child, lines, until
+from tests.fault.children import Child, becomes, lines, until
 from tests.fault.jobs.agents import open_runner
 
 log = logging.getLogger("fault")
@@ -46,6 +48,9 @@ async def relay(where: Path, times: int) -> None:
                 params = {"n": 4, "pause": 0.1, "effects": str(effects)}
                 runs.append(await runner.submit("steps", {"params": params}))
 
+        async def claimed(back: set[str]) -> bool:
+            return all([(await runner.get_run(run)).status is not RunStatus.PENDING for run in back])
+
         slowest, handed = 0.0, 0
         await top_up()
         with ExitStack() as stack:
@@ -63,8 +68,8 @@ async def relay(where: Path, times: int) -> None:
                 now = await asyncio.to_thread(worker, where, 0.05, stack)
                 ready = time.monotonic()
                 # What was handed back came first, and so is claimed first.
-                await asyncio.to_thread(until, lambda: back <= set(taken(effects, now)), "its successor to go on")  # noqa: B023
-                slowest = max(slowest, *(taken(effects, now)[run] - ready for run in back), 0.0)
+                await becomes(lambda: claimed(back), "its successor to go on")  # noqa: B023
+                slowest = max(slowest, time.monotonic() - ready)
             now.process.terminate()
             assert await now.aended() == 0
         await finish(runner, runs)
@@ -126,3 +131,34 @@ async def test_a_second_sigterm_skips_the_grace(tmp_path: Path) -> None:
     assert took < 3.0
     assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
     assert [words[1] for words in lines(effects)] == ["in", "out"]
+
+
+@pytest.mark.parametrize("where", ["claim_rows", "_next_claim"])
+async def test_what_is_claimed_while_it_is_told_to_stop_is_not_left_lying(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_runner([tmp_path / "all.db"] * 3, grace_seconds=0) as runner:
+        for _ in range(3):
+            await runner.submit("steps", {"params": {"n": 1, "pause": 0.2 if where == "claim_rows" else 0}})
+        claim: Callable[..., Any] = getattr(runner.queue if where == "claim_rows" else runner._worker, where)
+
+        async def claimed(*args: Any, **kwargs: Any) -> Any:
+            rows = await claim(*args, **kwargs)
+            runner.stop()
+            return rows
+
+        def wanted() -> Any:
+            want = claim()
+            runner.stop()
+            return want
+
+        if where == "claim_rows":
+            monkeypatch.setattr(runner.queue, where, claimed)
+        else:
+            monkeypatch.setattr(runner._worker, where, wanted)
+        await runner.run_loop(handle_signals=False)
+        infos = await runner.runs()
+    ended = 0 if where == "claim_rows" else 1
+    assert [(info.status.value, info.attempt) for info in infos] == [("succeeded", 1)] * ended + [("pending", 1)] * (
+        3 - ended
+    )

@@ -12,7 +12,7 @@ from agent_runtime_core.errors import InvalidArgument, UnknownRun, WaitTimeout
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 
-from .rig import KINDS, consistent, settings, status, store, until_status
+from .rig import KINDS, consistent, eventually, settings, status, store
 
 HOT = settings(park_after=1e6)
 
@@ -21,9 +21,11 @@ pytestmark = pytest.mark.parametrize("kind", KINDS)
 
 async def begun(runner: Any, run_id: Any, name: str) -> None:
     """Until the wait of that name is in the journal."""
-    async with asyncio.timeout(10):
-        while not any(r.kind == "started" and r.name == name for r in await runner.state_store.records(run_id)):
-            await asyncio.sleep(0.002)
+
+    async def there() -> bool:
+        return any(r.kind == "started" and r.name == name for r in await runner.state_store.records(run_id))
+
+    await eventually(there)
 
 
 async def test_a_sleep_in_place_ends_with_its_time(kind: str, tmp_path: Path) -> None:
@@ -97,7 +99,6 @@ async def test_a_time_limit_is_recorded_and_replayed(kind: str, tmp_path: Path) 
                 await ctx.wait_for_signal("go", timeout=30)
             except WaitTimeout as error:
                 heard.append(str(error))
-                assert isinstance(error, TimeoutError)
             if len(heard) < 3:
                 raise RuntimeError("again")
             return await ctx.wait_for_signal("go", timeout=30)
@@ -266,7 +267,7 @@ async def test_execute_never_parks(kind: str, tmp_path: Path) -> None:
         here.agent("a", waits)
         runner = here.runner(settings(park_after=0))
         running = asyncio.ensure_future(runner.execute("a", "one"))
-        await until_status(runner, "one", "running") if await known(runner) else None
+        await known(runner)
         key = (await runner.get_run("one")).run_id
         await begun(runner, key, "signal:go")
         await asyncio.sleep(0.05)
@@ -275,15 +276,11 @@ async def test_execute_never_parks(kind: str, tmp_path: Path) -> None:
         assert (await running).final_output == {"value": 1}
 
 
-async def known(runner: Any) -> bool:
-    async with asyncio.timeout(5):
-        while True:
-            try:
-                await runner.get_run("one")
-            except UnknownRun:
-                await asyncio.sleep(0.002)
-            else:
-                return True
+async def known(runner: Any) -> None:
+    async def there() -> bool:
+        return bool(await runner.runs())
+
+    await eventually(there)
 
 
 async def test_two_waits_at_once_are_known_by_their_order(kind: str, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def _match() -> list[Patch]:
 
 def _count() -> list[Patch]:
     """Taking a run from a dead worker does not count as a crash."""
-    counted = rows.claimed
+    counted: Callable[..., RunRow] = vars(rows)["claimed"]
 
     def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         return counted(row, ticket, want)._replace(crashes=row.crashes, stalls=row.stalls)

@@ -8,12 +8,16 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from contextvars import Context, ContextVar
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 from zlib import crc32
 
 #: The incarnation of a host that code belongs to; "" is the world outside of all hosts.
 HOST: ContextVar[str] = ContextVar("simulated_host", default="")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 TURNS = 60_000  # after which a seed is taken to run in circles
 _CLOSES = 8
@@ -45,7 +49,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tasks: list[asyncio.Task[Any]] = []
         self._timers: list[tuple[float, int, Any]] = []  # of one time, the one set first comes first
         self._set = 0
-        self.set_task_factory(self._task)  # type: ignore[arg-type]
+        self.set_task_factory(self._task)
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
         # Held until the end: garbage collection would throw GeneratorExit into the tasks of a killed host.
@@ -75,7 +79,11 @@ class SimLoop(asyncio.BaseEventLoop):
     # -- what a loop is made of
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._set += 1
@@ -88,8 +96,10 @@ class SimLoop(asyncio.BaseEventLoop):
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
-        future = self.create_future()
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        future: asyncio.Future[T] = self.create_future()
         self.call_soon(lambda: future.set_result(func(*args)))
         return future
 

@@ -1,4 +1,4 @@
-"""The real engines with their threads taken away: commits land as steps of the simulation, and things go wrong on the way."""
+"""The real engines without their threads: commits land as steps of the simulation, and things go wrong on the way."""
 
 from __future__ import annotations
 

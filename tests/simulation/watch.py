@@ -63,11 +63,7 @@ class Watch:
         A child that its parent ran in its own process is the parent's to go on with: one whose parent ended
         otherwise than well, and nobody cancelled, is left for the parent's next generation.
         """
-        return {
-            run: status
-            for run, status in self.status.items()
-            if status in LIVE and not self._left(run)
-        }
+        return {run: status for run, status in self.status.items() if status in LIVE and not self._left(run)}
 
     def _left(self, run: str) -> bool:
         row = self.rows[run]
@@ -177,7 +173,9 @@ class Watch:
         there = self.journal[run].get(seq)
         if there is not None:
             if (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
-                self.wrong(f"journal {run}[{seq}] was {there.kind} {there.name} and becomes {record.kind} {record.name}")
+                self.wrong(
+                    f"journal {run}[{seq}] was {there.kind} {there.name} and becomes {record.kind} {record.name}"
+                )
             return
         self.journal[run][seq] = record
         if record.kind == DONE:

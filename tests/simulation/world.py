@@ -169,10 +169,7 @@ class World:
 
     def trace(self, what: str, about: Any = "") -> None:
         host = HOST.get()
-        if isinstance(about, str):
-            text = about
-        else:
-            text = " ".join(op.name for op in about)
+        text = about if isinstance(about, str) else " ".join(op.name for op in about)
         self.lines.append((self.loop.now, host, what, about))
         self.loop.note(f"{self.loop.now!r} {host} {what} {text}")
 
@@ -269,9 +266,6 @@ class World:
 
     def end(self) -> None:
         self.over.set()
-
-    def all_ended(self) -> bool:
-        return not self.watch.live()
 
     def calm_down(self) -> None:
         """From here on nothing goes wrong any more."""

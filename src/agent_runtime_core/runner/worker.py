@@ -193,7 +193,13 @@ class Worker:
         until = clock.boot() + grace
         while self._drives and not self._hurry and clock.boot() < until:
             await asyncio.wait(self._drives, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
-        for drive in tuple(self._drives.values()):
-            drive.hand_back()
-        if self._drives:
-            await asyncio.wait(self._drives, timeout=SHUTDOWN + self.runner.config.grace_seconds / 5)
+        until = clock.boot() + SHUTDOWN + grace / 5
+        while self._drives:
+            # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
+            for drive in self._drives.values():
+                if not drive.handing_back:
+                    drive.hand_back()
+            left = max(until - clock.boot(), 0)
+            done, _ = await asyncio.wait(self._drives, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                break
