@@ -78,7 +78,7 @@ class Scenario:
 def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
     """The scenario of a seed. Each draws its own mix of faults, so that rare ones meet often enough."""
     chance = random.Random(f"scenario {seed}")
-    backend = "memory" if chance.random() < 0.6 else "sqlite"
+    backend = "memory" if chance.random() < 0.65 else "sqlite"
     workers = chance.choice((2, 2, 2, 3))
     edited = chance.random() < 0.1
 
@@ -319,7 +319,7 @@ class Play:
     # -- hosts
 
     async def _work(self, host: Host) -> None:
-        await host.runner.run_loop(self.world.poll, concurrency=8, handle_signals=False)
+        await host.runner.run_loop(self.world.poll, concurrency=6, handle_signals=False)
         await host.runner.close()
         host.up_since = None
         self.world.trace("stopped", host.label)

@@ -63,7 +63,7 @@ class Chain:
             if key != self.key or record.digest != self.number:
                 continue
             found = self.steps[record.pos].name if record.pos < self.total else None
-            if found not in (name, *(new for new, old in self.book.renames.items() if old == name)):
+            if found != name and self.book.renames.get(found or "") != name:
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {record.pos} of this list, the code now has "
