@@ -16,7 +16,10 @@ SOURCE = Path(__file__).parents[1] / "src" / ROOT
 LAYERS: list[set[str]] = [
     {"errors"},
     {"_clock"},
+    {"_refusals", "_hints"},
+    {"_tags"},
     {"_json", "_ids", "_load", "portal"},
+    {"_forms"},
     {"status", "retry", "event_types", "config", "schema"},
     {"tools"},
     {"interfaces"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as _dt
+import os
 import random
 import time
 
@@ -15,7 +16,8 @@ class Clock:
     """Wall time for people, boot time for leases, a sleep, and chance; a test passes another one."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self.random = random.Random(seed) if seed is not None else random.SystemRandom()
+        # Seeded by the system where no seed is given: its own generator is a system call each time.
+        self.random = random.Random(seed)
 
     def wall(self) -> float:
         """Seconds since the epoch; may jump."""
@@ -30,6 +32,10 @@ class Clock:
 
 
 SYSTEM = Clock()
+
+if hasattr(os, "register_at_fork"):
+    # Two processes must not draw the same ids.
+    os.register_at_fork(after_in_child=SYSTEM.random.seed)
 
 
 def aware(seconds: float) -> _dt.datetime:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from ._json import codec_for, decode, encode, returns_of
+from ._forms import codec_for
+from ._hints import returns_of
+from ._json import decode, encode
 from .book import FRAME, Book, Frame
 from .errors import (
     InvalidArgument,
@@ -252,13 +254,36 @@ async def perform(book: Book, work: Work, seal: Seal) -> Any:
             if records := seal(work, text, attempt, int((clock.boot() - since) * 1000)):
                 await ledger.append(*records)
                 book.done[identity] = records[-1]
-            return value if type(value) in _PLAIN else work.decode(text)
+            return _again(value, text) if work.decode is decode else work.decode(text)
     finally:
         book.running -= 1
         FRAME.reset(token)
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+class _NotPlain(Exception):
+    """There is something in the value that only its encoding can copy."""
+
+
+def _again(value: Any, text: str) -> Any:
+    """What `decode(text)` gives, of which a plain tree needs only a copy."""
+    try:
+        return _copy(value)
+    except _NotPlain:
+        return decode(text)
+
+
+def _copy(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is dict:
+        return {key: item if type(item) in _PLAIN else _copy(item) for key, item in value.items()}
+    if kind is list:
+        return [item if type(item) in _PLAIN else _copy(item) for item in value]
+    raise _NotPlain
 
 
 async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:

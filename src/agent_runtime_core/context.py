@@ -10,7 +10,8 @@ from uuid import UUID
 
 from ._clock import aware
 from ._ids import trace_id
-from ._json import arguments_digest, codec_for, decode, digest, encode
+from ._forms import codec_for
+from ._json import arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError

@@ -280,8 +280,13 @@ async def test_the_dead_one_that_comes_back_writes_nothing(kind: str, door: str,
         async def watched(ctx: Any) -> Any:
             try:
                 return await code(ctx)
-            except LeaseLost as error:
-                refused.append(error.key)
+            except LeaseLost:
+                with pytest.raises(LeaseLost) as lost:
+                    await ctx.emit("late", {})
+                refused.append(lost.value.key)
+                with pytest.raises(LeaseLost) as lost:
+                    await ctx.checkpoint({"late": 1})
+                refused.append(lost.value.key)
                 raise
 
         here.agent("a", watched)
@@ -298,7 +303,7 @@ async def test_the_dead_one_that_comes_back_writes_nothing(kind: str, door: str,
         before = len(await quick.state_store.records(run_id))
         gate.set()
         await working
-        assert refused == [str(run_id)]
+        assert refused == [str(run_id)] * 2
         assert len(await quick.state_store.records(run_id)) == before
         assert await status(quick, run_id) == "succeeded"
         await consistent(quick, run_id)

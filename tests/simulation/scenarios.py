@@ -555,12 +555,13 @@ class Outcome:
     turns: int
     seconds: float
     lines: list[str]
+    ablated: Sequence[str] = ()
 
     def __str__(self) -> str:
-        told = "\n".join(self.lines)
+        told, without = "\n".join(self.lines), "".join(f" --without {name}" for name in self.ablated)
         return (
             f"seed {self.seed}: {'; '.join(self.problems) or 'nothing wrong'}\n{told}\n"
-            f"again: python -m tests.simulation --seeds {self.seed}:{self.seed + 1} --trace"
+            f"again: python -m tests.simulation --seeds {self.seed}:{self.seed + 1} --trace{without}"
         )
 
 
@@ -584,7 +585,7 @@ def play(seed: int, ablated: Sequence[str] = ()) -> Outcome:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
     loop = piece.world.loop
-    return Outcome(seed, problems, loop.digest, loop.turns, loop.now, piece.world.last_lines())
+    return Outcome(seed, problems, loop.digest, loop.turns, loop.now, piece.world.last_lines(), ablated)
 
 
 def wrong_ones(seeds: Sequence[int], ablated: Sequence[str] = ()) -> list[Outcome]:

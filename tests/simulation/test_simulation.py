@@ -25,14 +25,14 @@ SEEDS = range(int(os.environ.get("SIMULATION_SEEDS", "500")))
 
 #: Within how many seeds the absence of each safeguard shows.
 WITHOUT = {
-    "fence": 200,
-    "match": 300,
-    "count": 200,
-    "cursor": 700,
-    "rollback": 200,
-    "resume": 50,
+    "fence": 100,
+    "match": 400,
+    "count": 150,
+    "cursor": 500,
+    "rollback": 100,
+    "resume": 20,
     "once": 300,
-    "liveness": 200,
+    "liveness": 50,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import enum
+import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,12 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
-    StorageError,
     UnserialisableResult,
     WaitTimeout,
 )
 from agent_runtime_core.interfaces import EventType, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.portal import from_thread
+from agent_runtime_core.runner import open_run
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
@@ -679,7 +680,7 @@ async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, s
     async with Rig(tmp_path / "a.db") as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(StorageError, match=r"not authorized|prohibited"):
+            with pytest.raises(StepExecutionError, match=r"not authorized|prohibited"):
                 await ctx.transaction("t", lambda conn: conn.execute(sql).fetchall())
             assert await ctx.step("after", lambda: 1) == 1
 
@@ -697,7 +698,7 @@ async def test_a_transaction_is_stopped_after_its_time(tmp_path: Path) -> None:
     async with Rig(tmp_path / "a.db", Ticking(), lease_ttl_seconds=1e6, run_timeout_seconds=1e6) as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(StorageError, match="interrupted"):
+            with pytest.raises(StepExecutionError, match="interrupted"):
                 await ctx.transaction("t", lambda conn: conn.execute(endless).fetchone())
 
         await rig.value(body)
@@ -974,3 +975,16 @@ async def test_the_loop_is_free_while_a_run_waits() -> None:
         await rig.runner.signal("r", "go", 1)
         await soon(task.done)
         assert task.result().final_output == {"value": 1}
+
+
+async def test_a_users_own_sql_error_fails_the_step_with_its_cause(tmp_path: Path) -> None:
+    def twice(conn: Any) -> None:
+        conn.execute("CREATE TABLE IF NOT EXISTS mine (id INTEGER PRIMARY KEY)")
+        conn.execute("INSERT INTO mine VALUES (1)")
+        conn.execute("INSERT INTO mine VALUES (1)")
+
+    async with open_run(tmp_path / "runs.db", "r") as ctx:
+        with pytest.raises(StepExecutionError, match="UNIQUE") as caught:
+            await ctx.transaction("twice", twice)
+        assert isinstance(caught.value.__cause__, sqlite3.IntegrityError)
+        assert await ctx.transaction("count", lambda conn: conn.execute("SELECT 1").fetchone()[0]) == 1

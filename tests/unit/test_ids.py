@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import re
 from uuid import UUID
 
@@ -135,10 +134,15 @@ def test_another_string_always_maps_to_the_same_uuid() -> None:
 
 
 def test_a_fresh_run_id_comes_from_the_clock() -> None:
-    one, key = _ids.run_uuid(None, Clock(3))
-    assert (one.version, one.variant, key) == (4, "specified in RFC 4122", None)
-    assert one == _ids.run_uuid(None, Clock(3))[0] == UUID(int=random.Random(3).getrandbits(128), version=4)
-    assert one != _ids.run_uuid(None, Clock(4))[0]
+    class At(Clock):
+        def wall(self) -> float:
+            return 1_700_000_000.5
+
+    one, key = _ids.run_uuid(None, At(3))
+    assert ((one.int >> 76) & 0xF, one.variant, key) == (7, "specified in RFC 4122", None)
+    assert one.int >> 80 == 1_700_000_000_500
+    assert one == _ids.run_uuid(None, At(3))[0]
+    assert one != _ids.run_uuid(None, At(4))[0]
 
 
 @pytest.mark.parametrize(

@@ -1,284 +1,48 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime as dt
-import enum
-import functools
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-import typing
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired, Optional, TypedDict
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core import _json
-from agent_runtime_core._json import (
-    arguments_digest,
-    codec_for,
-    convert,
-    decode,
-    encode,
-    plain,
-    register_type,
-    returns_of,
+from agent_runtime_core._json import arguments_digest, decode, encode
+from agent_runtime_core._tags import REVIVE
+from agent_runtime_core.errors import UnserialisableResult
+from tests.unit.codec_values import (
+    QUICK,
+    VALUES,
+    Color,
+    Key,
+    Level,
+    Modes,
+    Mood,
+    Named,
+    Pair,
+    Point,
+    Size,
+    anything,
+    comes_back_or_is_refused,
+    json_trees,
+    refused,
+    says_where,
+    values,
 )
-from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
-
-if TYPE_CHECKING:
-    from nowhere import Unreadable  # type: ignore[import-not-found]
-
-# Split over the properties below.
-VALUES = 10_000 if os.environ.get("CI") else 1_000
-QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-
-
-class Color(enum.Enum):
-    RED = "r"
-    GREEN = "g"
-    CRIMSON = "r"  # noqa: PIE796 - an alias
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-    HIGH = 2
-
-
-class Mood(enum.StrEnum):
-    GLAD = "RED"
-    SAD = "sad"
-
-
-class Rights(enum.Flag):
-    READ = 1
-    WRITE = 2
-
-
-@dataclasses.dataclass
-class Point:
-    x: int
-    y: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Spot:
-    color: Color
-    at: tuple[int, int]
-
-
-@dataclasses.dataclass
-class Tree:
-    name: str
-    colors: list[Color] = dataclasses.field(default_factory=list)
-    children: list[Tree] = dataclasses.field(default_factory=list)
-    where: Point | None = None
-    by_name: dict[str, Point] = dataclasses.field(default_factory=dict)
-    pair: tuple[Color, Point] | None = None
-    spots: frozenset[Spot] = frozenset()
-    when: dt.datetime | None = None
-    any: Any = None
-
-
-@dataclasses.dataclass
-class Area:
-    width: int
-    size: int = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        self.width *= 2
-        self.size = self.width**2
-
-
-@dataclasses.dataclass
-class HalfReadable:
-    point: Point
-    other: Unreadable
-
-
-@dataclasses.dataclass
-class NeedsMore:
-    x: int
-    seed: dataclasses.InitVar[int]
-
-
-@dataclasses.dataclass
-class Twin:
-    x: int
-    y: float = 0.0
-
-
-@dataclasses.dataclass
-class Picky:
-    x: int
-
-    def __post_init__(self) -> None:
-        if self.x < 0:
-            raise LookupError("below zero")
-
-
-class Card(TypedDict):
-    color: Color
-    points: list[Point]
-    note: NotRequired[str]
-
-
-class Pair(NamedTuple):
-    a: int
-    b: int
-
-
-@register_type
-@dataclasses.dataclass
-class Named:
-    x: int
-    inner: Point
-    any: Any = None
-
-
-@register_type
-class Size(enum.Enum):
-    SMALL = "s"
-    LARGE = "l"
-
-
-@register_type
-class Modes(enum.IntFlag):
-    A = 1
-    B = 2
-
-
-@register_type
-@dataclasses.dataclass(frozen=True, order=True)
-class Key:
-    n: int
-
-
-def same(a: object, b: object) -> bool:
-    """Equal and of the same types, all the way down; 0.0 and -0.0 differ."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return a == b and math.copysign(1, a) == math.copysign(1, b)
-    if isinstance(a, list | tuple):
-        other = typing.cast("Sequence[object]", b)
-        return len(a) == len(other) and all(same(x, y) for x, y in zip(a, other, strict=True))
-    if isinstance(a, dict):
-        items = list(typing.cast("dict[object, object]", b).items())
-        return len(a) == len(items) and all(same(x, y) for x, y in zip(list(a.items()), items, strict=True))
-    if isinstance(a, set | frozenset):
-        others = {(type(x), x) for x in typing.cast("set[object]", b)}
-        return len(a) == len(others) and all((type(x), x) in others for x in a)
-    if isinstance(a, dt.datetime | dt.time):
-        other_time = typing.cast("dt.time", b)
-        return (a, a.fold, str(a.tzinfo), type(a.tzinfo)) == (
-            other_time, other_time.fold, str(other_time.tzinfo), type(other_time.tzinfo),
-        )  # fmt: skip
-    if isinstance(a, Decimal):
-        return a.as_tuple() == typing.cast("Decimal", b).as_tuple()
-    return a == b
-
-
-def refused(value: object, **options: Any) -> UnserialisableResult:
-    with pytest.raises(UnserialisableResult) as caught:
-        encode(value, **options)
-    return caught.value
-
 
 # --- round trips
-
-texts = st.text(st.characters(codec=None, categories=None), max_size=20)
-zones = st.one_of(
-    st.none(),
-    st.just(dt.UTC),
-    st.sampled_from(["UTC", "Europe/Paris", "America/New_York"]).map(ZoneInfo),
-    st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)).map(dt.timezone),
-    st.builds(dt.timezone, st.timedeltas(dt.timedelta(hours=-23), dt.timedelta(hours=23)), st.text(max_size=5)),
-)
-atoms = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.sampled_from([4299, 4300]).map(lambda digits: -(10**digits)),  # the second has no repr
-    st.floats(),
-    texts,
-    st.sampled_from(["$", "v", "dict", '"$"']),
-    st.uuids(),
-    st.datetimes(timezones=zones, allow_imaginary=True),
-    st.times(timezones=zones),
-    st.dates(),
-    st.timedeltas(),
-    st.decimals().filter(lambda number: not number.is_snan()),  # has no hash
-    st.binary(max_size=30),
-    st.sampled_from([Size.SMALL, Size.LARGE, Modes.A | Modes.B, Modes(0)]),
-    st.builds(Key, st.integers()),
-)
-hashables = st.recursive(
-    atoms,
-    lambda inner: st.one_of(st.frozensets(inner, max_size=4), st.lists(inner, max_size=4).map(tuple)),
-    max_leaves=3,
-)
-keys = st.one_of(texts, st.sampled_from(["$", "v", "items"]))
-values = st.recursive(
-    st.one_of(hashables, st.sets(hashables, max_size=4)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=5),
-        st.lists(inner, max_size=5).map(tuple),
-        st.dictionaries(keys, inner, max_size=5),
-        st.builds(Named, st.integers(), st.builds(Point, st.integers(), st.floats(allow_nan=False)), inner),
-    ),
-    max_leaves=6,
-)
-json_trees = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), texts),
-    lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(keys, inner, max_size=6)),
-    max_leaves=12,
-)
-foreign = st.one_of(
-    values,
-    st.sampled_from(
-        [object(), 1j, bytearray(b"x"), Color.RED, Level.LOW, Mood.SAD, Rights.READ, Pair(1, 2), Point(1), range(3)]
-    ),
-    st.dictionaries(st.one_of(st.integers(), st.none(), st.booleans()), st.integers(), min_size=1, max_size=2),
-)
-anything = st.recursive(
-    foreign,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4),
-        st.dictionaries(keys, inner, max_size=4),
-        st.dictionaries(keys, inner, max_size=3).map(collections.OrderedDict),
-        st.lists(inner, max_size=4).map(tuple),
-    ),
-    max_leaves=4,
-)
-
-
-def says_where(error: UnserialisableResult) -> bool:
-    assert error.path.startswith("$")
-    assert len(error.reason) > 5
-    return True
-
-
-def comes_back_or_is_refused(value: object) -> bool:
-    try:
-        text = encode(value)
-    except UnserialisableResult as error:
-        return not says_where(error)
-    assert text.isascii()
-    json.loads(text)
-    back = decode(text)
-    assert same(back, value)
-    assert encode(back) == text
-    return True
 
 
 @settings(QUICK, max_examples=VALUES * 40 // 100)
@@ -308,8 +72,8 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         says_where(error)
 
 
-NAMES = [f"{__name__}.{cls}" for cls in ("Named", "Size", "Modes", "Key")]
-tags = st.sampled_from([*_json._REVIVE, "dict", "a.b", "nope", *NAMES])
+NAMES = [f"{cls.__module__}.{cls.__name__}" for cls in (Named, Size, Modes, Key)]
+tags = st.sampled_from([*REVIVE, "dict", "a.b", "nope", *NAMES])
 
 
 @settings(QUICK, max_examples=VALUES * 5 // 100)
@@ -362,8 +126,8 @@ def test_the_text_that_stores_hold_does_not_change() -> None:
         '"t":{"$":"tuple","v":[1]},"s":{"$":"set","v":["a","b"]},"b":{"$":"bytes","v":"YWI="},'
         '"d":{"$":"decimal","v":"1.0"},"w":{"$":"datetime","v":"2024-01-01T00:00:00+00:00"},'
         '"z":{"$":"datetime","v":["2024-01-01T00:00:00",0,"Europe/Paris"]},"l":{"$":"timedelta","v":[1,0,0]},'
-        f'"n":{{"$":"{__name__}.Size","v":"SMALL"}},"k":{{"$":"{__name__}.Key","v":{{"n":1}}}},'
-        f'"f":{{"$":"{__name__}.Modes","v":1}}}}}}'
+        f'"n":{{"$":"{Size.__module__}.Size","v":"SMALL"}},"k":{{"$":"{Size.__module__}.Key","v":{{"n":1}}}},'
+        f'"f":{{"$":"{Size.__module__}.Modes","v":1}}}}}}'
     )
 
 
@@ -391,7 +155,8 @@ def test_the_value_itself_is_left_as_it_was() -> None:
 
 # A tracer, as of coverage, costs more than what it traces.
 TRACED = sys.gettrace() is not None
-SOON = 0.1 if not TRACED else 5.0
+# At one depth in a hundred a call crosses CPython's stack chunks, and 10 ms become 100.
+SOON = 0.3 if not TRACED else 5.0
 
 
 class Text(str):
@@ -505,10 +270,6 @@ def test_cycles_are_named() -> None:
     pair: Any = ([],)
     pair[0].append(pair)
     assert "a cycle, back to $:" in refused(pair).reason
-    node = Tree("a")
-    node.children.append(node)
-    with pytest.raises(UnserialisableResult, match="cycle"):
-        plain(node, Tree)
 
 
 def test_oversize_is_measured_on_the_text() -> None:
@@ -601,264 +362,6 @@ def test_foreign_white_space_and_plain_text_are_read() -> None:
     assert decode('["$"]') == ["$"]
 
 
-# --- annotations
-
-OPTIONAL = Optional[Point]  # noqa: UP045 - this spelling too
-Ids = typing.NewType("Ids", int)
-TREE = Tree(
-    "root", [Color.GREEN], [Tree("leaf", any=(1, UUID(int=3)))], Point(1, 2.0), {"$": Point(1), "b": Point(2)},
-    (Color.RED, Point(5)), frozenset({Spot(Color.RED, (1, 2)), Spot(Color.GREEN, (0, 0))}),
-    dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value"),
-    [
-        (Point, Point(1, 2.5)), (Tree, TREE), (list[Tree], [TREE, TREE]), (Color, Color.CRIMSON), (Level, Level.HIGH),
-        (Mood, Mood.GLAD), (Rights, Rights.READ | Rights.WRITE), (Rights, Rights(0)), (Point | None, None),
-        (OPTIONAL, Point(1)), (Point, None), (dict[str, Color], {"$": Color.RED, "b": Color.GREEN}),
-        (Mapping[str, list[Point]], {"a": [Point(1)]}), (Sequence[Color], (Color.RED,)), (Sequence[Color], [Color.RED]),
-        (tuple[Color, ...], (Color.RED, Color.GREEN)), (tuple[int, Point], (1, Point(1))),
-        (tuple[Point], (Point(1), 2)),
-        (set[Color], {Color.RED, Color.GREEN}), (frozenset[Spot], frozenset({Spot(Color.RED, (1, 2))})),
-        (list[Color], "text"),
-        (Card, {"color": Color.RED, "points": [Point(1)]}), (Card, {"color": Color.RED, "extra": UUID(int=1)}),
-        (Annotated[Point, "note"], Point(1)), (Annotated[list[Point], []], [Point(1)]), (list[Card], []),
-        (Point | Color, Point(1)), (Point | Color | None, Color.RED), (Point | int | None, 3), (float | Color, 3),
-        (Point | Spot, Spot(Color.RED, (1, 2))), (Color | list[Color], [Color.RED]), (list[Point] | list[Color], []),
-        (Point | Literal["none"], "none"), (Named, Named(1, Point(2), Size.LARGE)), (Point, Named(1, Point(2))),
-        (Color, Size.SMALL),
-        (Point | Named, Named(1, Point(2))), (list[Any], [1, (2,)]), (dict[str, int], {"a": b"x"}), (int, "x"),
-        (Ids, 1),
-        (Area, Area(3)), (None, {"a": (1,)}), (type(None), None), (tuple[int, int] | None, (1, 2)), (object, [1]),
-        (HalfReadable, HalfReadable(Point(1), {"a": 1})),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_an_annotation_names_comes_back(annotation: object, value: object) -> None:
-    write, read = codec_for(annotation)
-    back = read(write(value))
-    assert back == value
-    assert type(back) is type(value)
-    assert convert(decode(encode(plain(value, annotation))), annotation) == value
-
-
-def test_an_annotated_result_is_plain_json_in_the_store() -> None:
-    assert codec_for(Tree)[0](Tree("a", [Color.RED], pair=(Color.RED, Point(1)))) == (
-        '{"name":"a","colors":["RED"],"children":[],"where":null,"by_name":{},"pair":["RED",{"x":1,"y":0.0}],'
-        '"spots":{"$":"frozenset","v":[]},"when":null,"any":null}'
-    )
-
-
-@pytest.mark.parametrize(
-    "annotation",
-    [None, Any, int, dict, list[int], dict[str, Any], dict[str, list[int]], str | None, int | str, tuple[int, ...],
-     set[str], object, UUID, type(None), Literal["a"], Ids, tuple[int, int] | list[int], Annotated[int, []]],
-)  # fmt: skip
-def test_an_annotation_that_adds_nothing_gives_the_bare_functions(annotation: object) -> None:
-    assert codec_for(annotation) == (encode, decode)
-
-
-def test_codecs_are_made_once_and_keep_the_limit() -> None:
-    assert codec_for(list[Point]) is codec_for(list[Point])
-    with pytest.raises(UnserialisableResult, match="larger than 5 bytes"):
-        codec_for(Point)[0](Point(1), max_bytes=5)
-    with pytest.raises(InvalidArgument, match="pass the type itself"):
-        codec_for("Point")
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value", "path", "told"),
-    [
-        (Point, {"x": 1}, "$", "says Point, this is a dict"),
-        (Point, Twin(1), "$", "says Point, this is a Twin"),
-        (Color, "RED", "$", "says Color, this is a str"),
-        (list[Point], [Point(1), {"x": 1}], "$[1]", "says Point"),
-        (tuple[Point, int], [Point(1), 1], "$", "says tuple, this is a list"),
-        (Tree, dataclasses.replace(TREE, by_name={"k": Twin(1)}), "$.by_name.k", "says Point"),  # type: ignore[dict-item]
-        (Point | Twin, Point(1), "$", r"fits more than one of Point \| Twin: register_type\(Point\)"),
-        (Point | dict[str, Any], Point(1), "$", "fits more than one"),
-        (Point | dict[str, Any], {"x": 1}, "$", "fits more than one"),
-        (Color | str, "RED", "$", "fits more than one"),
-        (Color | Mood, Color.GREEN, "$", "no fit"),
-        (list[Color] | list[str], [Color.RED], "$", "fits more than one"),
-        (Point | Spot, "text", "$", "this is a str"),
-        (int, Point(1), "$", r"register_type\(Point\)"),
-        (None, Point(1), "$", r"register_type\(Point\)"),
-        (list[Point], (Point(1), Color.RED), "$[1]", "says Point"),
-        (Tree, Tree("a", any=Point(1)), "$.any", r"register_type\(Point\)"),
-        (set[Spot], {Spot(Color.RED, (1, object()))}, "$[*]", "object"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_the_annotation_does_not_say_is_refused(annotation: object, value: object, path: str, told: str) -> None:
-    if told == "no fit":  # nothing of Mood is called GREEN, so this one is told apart
-        assert codec_for(annotation)[1](codec_for(annotation)[0](value)) is value
-        return
-    with pytest.raises(UnserialisableResult, match=told) as caught:
-        codec_for(annotation)[0](value)
-    assert caught.value.path == path
-
-
-def test_convert_builds_from_plain_json() -> None:
-    assert convert({"x": 1}, Point) == Point(1, 0.0)
-    assert convert({"x": 1, "gone": 2}, Point) == Point(1)
-    assert convert([1, [2]], tuple[int, list[int]]) == (1, [2])
-    assert convert([[1, 2], [1, 2]], set[tuple[int, int]]) == {(1, 2)}
-    assert convert("g", Color) is Color.GREEN
-    assert convert({"a": {"color": "RED", "points": [{"x": 1}]}}, dict[str, Card]) == {
-        "a": {"color": Color.RED, "points": [Point(1)]}
-    }
-    assert convert({"color": "RED", "at": [1, 2]}, Point | Spot) == Spot(Color.RED, (1, 2))
-    unread = {"a": [1]}
-    assert convert(unread, dict[str, list[int]]) is unread
-
-
-@pytest.mark.parametrize(
-    ("annotation", "value", "path", "told"),
-    [
-        (list[Point], [{"y": 1}], "$[0]", "Point needs 'x'"),
-        (list[Point], [[]], "$[0]", "says Point"),
-        (dict[str, Color], {"a": "BLUE"}, "$.a", "'BLUE' is no member of Color"),
-        (Rights, 8, "$", "bits that Rights does not know"),
-        (Picky, {"x": -1}, "$", "Picky would not be built: LookupError: below zero"),
-        (Point | Twin, {"x": 1}, "$", "more than one"),
-        (Point | Spot, {"z": 1}, "$", "this is a dict"),
-        (set[Any], [[]], "$", "no set can hold"),
-    ],
-)
-def test_convert_says_what_does_not_fit(annotation: object, value: object, path: str, told: str) -> None:
-    with pytest.raises(UnserialisableResult, match=told) as caught:
-        convert(value, annotation)
-    assert caught.value.path == path
-
-
-def test_fields_come_back_as_they_were_not_as_the_constructor_makes_them() -> None:
-    area = Area(3)
-    area.size = 7
-    write, read = codec_for(Area)
-    back = read(write(area))
-    assert isinstance(back, Area)
-    assert (back.width, back.size) == (6, 7)
-
-
-@settings(QUICK, max_examples=100)
-@given(st.data())
-def test_plain_and_convert_are_inverse(data: st.DataObject) -> None:
-    points = st.builds(Point, st.integers(), st.floats(allow_nan=False, allow_infinity=False))
-    spots = st.builds(Spot, st.sampled_from(Color), st.tuples(st.integers(), st.integers()))
-    leaves = st.builds(
-        Tree, texts, st.lists(st.sampled_from(Color)), any=json_trees, when=st.none() | st.datetimes(timezones=zones)
-    )
-    trees = st.builds(
-        Tree, texts, children=st.lists(leaves, max_size=3), where=st.none() | points,
-        by_name=st.dictionaries(keys, points),
-        spots=st.frozensets(spots, max_size=3), pair=st.none() | st.tuples(st.sampled_from(Color), points),
-    )  # fmt: skip
-    value = data.draw(trees)
-    write, read = codec_for(Tree)
-    assert read(write(value)) == value
-
-
-# --- registered types
-
-
-def test_a_registered_type_may_stand_anywhere_and_hold_others() -> None:
-    value = [{"a": (Named(1, Point(2, 3.0), {Key(1), Key(2)}), Size.LARGE)}]
-    assert comes_back_or_is_refused(value)
-    assert refused([Named(1, Point(2), [Color.RED])]).path == "$[0].any[0]"
-
-
-def test_register_type_refuses_what_it_cannot_rebuild() -> None:
-    for wrong in (Widget, Point(1), int, Pair, "Point", Color.RED):
-        with pytest.raises(InvalidArgument, match="a dataclass or an Enum class"):
-            register_type(wrong)  # type: ignore[type-var]
-    with pytest.raises(InvalidArgument, match="seed is an InitVar"):
-        register_type(NeedsMore)
-    with pytest.raises(InvalidArgument, match="in a field"):
-        register_type(dataclasses.make_dataclass("Listing", [("x", int)], bases=(list,)))
-
-
-def test_a_name_is_registered_once() -> None:
-    assert register_type(Named) is Named
-    with pytest.raises(InvalidArgument, match=r"another class named .*Named is registered"):
-        register_type(type("Named", (Point,), {"__module__": __name__, "__qualname__": "Named"}))
-    assert comes_back_or_is_refused(Named(1, Point(1)))
-
-
-def test_a_subclass_of_a_registered_type_is_not_registered() -> None:
-    @dataclasses.dataclass
-    class Lower(Named):
-        more: int = 0
-
-    assert r"register_type(Lower)" in refused([Lower(1, Point(1))]).reason
-
-
-def test_fields_added_later_take_their_default() -> None:
-    assert decode(f'{{"$":"{__name__}.Named","v":{{"x":1,"inner":{{"x":2}},"gone":3}}}}') == Named(1, Point(2))
-    with pytest.raises(UnserialisableResult, match="Size"):
-        decode(f'{{"$":"{__name__}.Size","v":"HUGE"}}')
-
-
-# --- return annotations
-
-
-async def gives_tree() -> Tree:
-    return TREE
-
-
-def gives_points(point: Unreadable) -> list[Point]:
-    return [point]
-
-
-def gives_unreadable() -> Unreadable:
-    return None
-
-
-def gives_awaitable() -> Awaitable[Point]:
-    raise NotImplementedError
-
-
-def gives_coroutine() -> Coroutine[Any, Any, Color]:
-    raise NotImplementedError
-
-
-@functools.wraps(gives_points)
-def wrapped(*args: Any) -> Any:
-    return gives_points(*args)
-
-
-class Worker:
-    def method(self) -> Point:
-        return Point(1)
-
-    def __call__(self) -> Color:
-        return Color.RED
-
-
-@pytest.mark.parametrize(
-    ("fn", "expected"),
-    [
-        (gives_tree, Tree), (gives_points, list[Point]), (gives_unreadable, None), (gives_awaitable, Point),
-        (gives_coroutine, Color), (wrapped, list[Point]), (functools.partial(gives_points, 1), list[Point]),
-        (Worker().method, Point), (Worker(), Color), (lambda: 1, None), (len, None), (print, None), (Widget, None),
-    ],
-)  # fmt: skip
-def test_returns_of_reads_what_a_function_gives(fn: Callable[..., object], expected: object) -> None:
-    assert returns_of(fn) == expected
-
-
-def test_returns_of_knows_classes_of_the_enclosing_function() -> None:
-    @dataclasses.dataclass
-    class Local:
-        x: int
-
-    def step() -> Local:
-        return Local(1)
-
-    assert returns_of(step) is Local
-
-
 # --- digests
 
 
@@ -894,6 +397,14 @@ def test_arguments_are_told_apart_and_their_order_by_name_is_not() -> None:
 
 def test_arguments_may_be_larger_than_a_result() -> None:
     assert arguments_digest(("x" * (2 * _json.MAX_BYTES),), {})[1] == ()
+
+
+def test_a_python_without_the_c_encoder_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = {"b": [None, True, 1.5, "é"], "a": {}}
+    monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    assert "".join(_json._writer(sort_keys=True)(tree, 0)) == encode(tree, sort_keys=True)
+    with pytest.raises(TypeError, match="Color"):
+        "".join(_json._writer(sort_keys=False)([Color.RED], 0))
 
 
 # --- cost

@@ -800,14 +800,16 @@ async def test_a_runner_that_was_closed_is_not_used_again(tmp_path: Path) -> Non
 
 
 async def test_a_long_run_tells_that_it_lives(place: Path | None) -> None:
-    async with Rig(place, heartbeat_interval_seconds=0.03, lease_ttl_seconds=0.5) as rig:
+    class Long(AgentRuntime):
+        key = "long"
 
-        async def long(ctx: Any) -> RunResult:
-            while not [each for each in await rig.runner.event_bus.get_events(ctx.run_id) if "beat" in each.event_type]:
-                await asyncio.sleep(0.01)
-            return RunResult()
+        async def run(self, ctx: RunContext) -> RunResult:
+            async for event in runner.event_bus.subscribe(ctx.run_id, 0):
+                if event.event_type == "run.heartbeat":
+                    return RunResult(final_output={"told": sorted(event.payload)})
+            raise AssertionError
 
-        result = await rig.go(long)
-        assert result.status == RunStatus.SUCCEEDED
-        beats = [payload for kind, payload in await rig.told() if kind == "run.heartbeat"]
-        assert beats and set(beats[0]) == {"timestamp"}
+    config = RunnerConfig(heartbeat_interval_seconds=0.03, lease_ttl_seconds=5)
+    async with AgentRunner.open(place or "memory://", config=config) as runner:
+        result = await runner.execute(Long(), "r")
+        assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"told": ["timestamp"]})

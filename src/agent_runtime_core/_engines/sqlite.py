@@ -34,13 +34,14 @@ from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op, every
 from .presence import RESCAN, CommitLock, Presence
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
-AT_ONCE = 24  # callers told in one turn of their loop
+AT_ONCE = 8  # callers told in one turn of their loop
 GROUP = 256  # commits in one transaction at most
 FIRST_LOOK = 8  # groups after which a process is taken to stay: then it sees to the log
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 USER_SQL_LIMIT = 1.0  # seconds of SQL a ctx.transaction may take on the writer thread
 READERS = 2
 _FRAME = 4096 + 24  # bytes of a page in the WAL
+_AHEAD = 256 << 10  # bytes by which the WAL's file is extended at once
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
 _RESTART = "PRAGMA wal_checkpoint(RESTART)"
 _POLL = 0.5  # seconds between looks at data_version behind the bell
@@ -68,6 +69,12 @@ _FORBIDDEN_TO_USERS = {
 }
 
 
+def ours_to_tell(error: sqlite3.Error) -> bool:
+    """Whether the error is about the file, and not about what somebody asked of it."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    return code in _FULL_CODES or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+
+
 def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageError:
     """The error of ours that a driver's error means."""
     code = getattr(error, "sqlite_errorcode", None) or 0
@@ -82,6 +89,13 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
             return StorageCorrupt(f"{path} is not a readable database ({error}); it is left as it is: restore a backup")
         case _:
             return StorageError(f"{path}: {error}")
+
+
+class FunctionFailed(Exception):
+    """A user's own SQL was refused; `error` is the driver's, for the user."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        self.error = error
 
 
 class UserTransaction:
@@ -130,10 +144,13 @@ class SQLiteTx:
         conn.set_progress_handler(lambda: clock.boot() > until, 10_000)
         try:
             result = fn(UserTransaction(conn), *args)
-        except BaseException:
+        except BaseException as error:
             self._uncall(conn)
-            conn.execute("ROLLBACK TO arc_user")
-            conn.execute("RELEASE arc_user")
+            if conn.in_transaction:
+                conn.execute("ROLLBACK TO arc_user")
+                conn.execute("RELEASE arc_user")
+                if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
+                    raise FunctionFailed(error) from error
             raise
         self._uncall(conn)
         conn.execute("RELEASE arc_user")
@@ -222,7 +239,7 @@ class SQLiteEngine(Engine):
         self._closed = False
         self._groups = 0  # since the log was last looked at
         self._look_after = FIRST_LOOK
-        self._log_seen = False
+        self._per_group = 1.5  # frames of the log that a group takes, until it is known better
         self.dead_looked_at = -1.0  # lease time of the last look for dead holders
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         live = Path(f"{path}.live")
@@ -288,6 +305,8 @@ class SQLiteEngine(Engine):
         # On a connection of its own: the writing one belongs to the writer thread.
         conn = self._connect()
         try:
+            # No flush: the first commit that matters flushes the log up to itself.
+            conn.execute("PRAGMA synchronous=NORMAL")
             conn.execute("BEGIN IMMEDIATE")
             row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (concern.name,)).fetchone()
             version, newest = (row[0] if row else 0), len(concern.migrations)
@@ -489,6 +508,8 @@ class SQLiteEngine(Engine):
             if not self._conn.in_transaction:
                 raise
             request.error = translate(error, self.path)
+        except FunctionFailed as failed:
+            request.error = failed.error
         except Exception as error:  # noqa: BLE001 - it belongs to the caller of this request, not to the group
             request.error = error
         return False
@@ -514,27 +535,26 @@ class SQLiteEngine(Engine):
     def _tend_log(self) -> None:
         """Keep the WAL from growing, and its file from being extended commit by commit.
 
-        A flush that has to extend the file costs twice one that does not, so the file is written out to its
-        usual size once, and then begun anew from its start after each checkpoint, never truncated. What lies
-        behind the last frame has no valid checksum and is not read.
+        A flush that has to extend the file costs twice one that does not, so the file is extended ahead of
+        its use up to its usual size, and then begun anew from its start after each checkpoint, never
+        truncated. What lies behind the last frame has no valid checksum and is not read.
         """
-        frames = 0
+        frames = _AHEAD // _FRAME
         try:
             size = os.stat(f"{self.path}-wal").st_size
-            if not self._log_seen:
-                self._log_seen, frames = True, size // _FRAME
-                # Where commits are large, it is not the extending that takes the time.
-                if size < WAL_SIZE and frames < 8 * self._groups:
-                    self._write_log_out()
+            if size < WAL_SIZE:
+                # Where commits are large it is not the extending that takes the time, and without flushes nothing.
+                if self._synchronous == "FULL" and size < 8 * _FRAME * self._groups:
+                    self._extend_log()
             else:
                 # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
                 _, frames, _ = self._conn.execute(_RESTART if size > 4 * WAL_SIZE else _PASSIVE).fetchone()
+                self._per_group, frames = max(frames / self._groups, 1.0), WAL_SIZE // _FRAME
         except (OSError, sqlite3.Error):
-            frames = 0  # another time
-        per_group = max(frames / self._groups, 1.0)
-        self._groups, self._look_after = 0, max(1, int(WAL_SIZE / _FRAME / per_group * 0.8))
+            pass  # another time
+        self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
 
-    def _write_log_out(self) -> None:
+    def _extend_log(self) -> None:
         # Under SQLite's own lock too: zeros over what a program outside this library adds would ruin the file.
         self._conn.execute("BEGIN IMMEDIATE")
         try:
@@ -542,7 +562,7 @@ class SQLiteEngine(Engine):
             size, fd = os.stat(wal).st_size, os.open(wal, os.O_WRONLY)
             try:
                 os.lseek(fd, size, os.SEEK_SET)
-                os.write(fd, bytes(max(WAL_SIZE - size, 0)))
+                os.write(fd, bytes(_AHEAD))
                 os.fsync(fd)
             finally:
                 os.close(fd)

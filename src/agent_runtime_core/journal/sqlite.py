@@ -28,34 +28,30 @@ CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
 # The next event sequence number of a run. Nothing is stored for it: a counter would be one more page to
 # write with every record. Quiet records hold the number too, so the last record always tells.
 _HEAD = (
-    "max(coalesce((SELECT ev + nev FROM arc_journal WHERE run_id = ?1 ORDER BY seq DESC LIMIT 1), 0),"
-    " coalesce((SELECT max(seq) + 1 FROM arc_events WHERE run_id = ?1), 0))"
+    "max(coalesce((SELECT ev + nev FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1), 0),"
+    " coalesce((SELECT max(seq) + 1 FROM arc_events WHERE run_id = ?), 0))"
 )
 _SELECT_HEAD = "SELECT " + _HEAD
-_INSERT = (
-    "INSERT INTO arc_journal VALUES (?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18, "
-    + _HEAD
-    + ", ?19, ?20)"
-)
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?, " + _HEAD + ", ?, ?)"
 _COLUMNS = (
     "SELECT seq, kind, name, key, attempt, claim_id, t, result, error, state, pos, total, tries, ms, "
-    "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?1"
+    "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?"
 )
-_RECORDS = _COLUMNS + " AND seq > ?2 ORDER BY seq"
+_RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
 _RESULT = "SELECT result FROM arc_journal WHERE run_id = ? AND seq = ?"
 _LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
 _ENDING = _COLUMNS + " AND kind = 'ended' ORDER BY seq DESC LIMIT 1"
 # Sequence numbers and positions grow together: looking back from the end, where a follower is, finds the start.
 _BOUNDARIES = _COLUMNS + (
-    " AND seq >= coalesce((SELECT seq FROM arc_journal WHERE run_id = ?1 AND nev > 0 AND ev <= ?2"
+    " AND seq >= coalesce((SELECT seq FROM arc_journal WHERE run_id = ? AND nev > 0 AND ev <= ?"
     " ORDER BY seq DESC LIMIT 1), 0)"
-    " AND nev > 0 AND ev + nev > ?2 ORDER BY seq LIMIT ?3"
+    " AND nev > 0 AND ev + nev > ? ORDER BY seq LIMIT ?"
 )
 
 
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """The sequence number that the run's next event gets."""
-    next_: int = tx.execute(_SELECT_HEAD, (run_id,)).fetchone()[0]
+    next_: int = tx.execute(_SELECT_HEAD, (run_id, run_id)).fetchone()[0]
     return next_
 
 
@@ -76,7 +72,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
     try:
-        tx.execute(_INSERT, (run_id, *record[:17], record[18], _crc(run_id, record)))
+        tx.execute(_INSERT, (run_id, *record[:17], run_id, run_id, record[18], _crc(run_id, record)))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if record.nev:
@@ -145,7 +141,7 @@ def ending(view: sqlite3.Connection, run_id: str) -> Record | None:
 
 def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> list[Record]:
     """Records that stand for events at or after `since`, in order."""
-    return [_read(run_id, row) for row in view.execute(_BOUNDARIES, (run_id, since, limit))]
+    return [_read(run_id, row) for row in view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit))]
 
 
 CONCERN = Concern(

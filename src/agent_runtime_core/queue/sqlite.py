@@ -42,9 +42,9 @@ _INSERT = (
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
 _PROMOTE = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
-_EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ?1 AND origin = '' LIMIT ?2"
+_EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' LIMIT ?"
 _EXPIRED_OF = (
-    "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ?1 AND origin = '' AND agent = ?3 LIMIT ?2"
+    "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' AND agent = ? LIMIT ?"
 )
 _HOLDERS = "SELECT DISTINCT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
 _FREE = "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?"
@@ -65,8 +65,8 @@ _BEAT = (
     "UPDATE arc_runs SET lease_until = ? WHERE run_id = ? AND claim_id = ? AND status = 'running' RETURNING cancel_at"
 )
 _FIND = (
-    "SELECT * FROM arc_runs WHERE (?1 IS NULL OR instr(?1, ',' || status || ',')) AND (?2 IS NULL OR agent = ?2)"
-    " AND created_at >= ?3 AND (?4 IS NULL OR ended_at < ?4) AND n > ?5 ORDER BY n LIMIT ?6"
+    "SELECT * FROM arc_runs WHERE (? IS NULL OR instr(?, ',' || status || ',')) AND (? IS NULL OR agent = ?)"
+    " AND created_at >= ? AND (? IS NULL OR ended_at < ?) AND n > ? ORDER BY n LIMIT ?"
 )
 
 
@@ -110,7 +110,7 @@ class SQLiteRows(Rows):
             return _fetch(self.tx.execute(_EXPIRED, (want.lease_now, limit)))
         found: list[RunRow] = []
         for agent in want.agents:
-            found += _fetch(self.tx.execute(_EXPIRED_OF, (want.lease_now, limit, agent)))
+            found += _fetch(self.tx.execute(_EXPIRED_OF, (want.lease_now, agent, limit)))
         return found[:limit]
 
     def _free_the_dead(self, now: float) -> None:
@@ -168,7 +168,20 @@ def _by_key(view: sqlite3.Connection, key: str) -> RunRow | None:
 def _find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     statuses = None if wanted.statuses is None else "," + ",".join(wanted.statuses) + ","
     return _fetch(
-        view.execute(_FIND, (statuses, wanted.agent, wanted.since, wanted.ended_before, wanted.after, wanted.limit))
+        view.execute(
+            _FIND,
+            (
+                statuses,
+                statuses,
+                wanted.agent,
+                wanted.agent,
+                wanted.since,
+                wanted.ended_before,
+                wanted.ended_before,
+                wanted.after,
+                wanted.limit,
+            ),
+        )  # fmt: skip
     )
 
 

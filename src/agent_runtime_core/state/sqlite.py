@@ -20,15 +20,16 @@ _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 
 def checkpoint(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
     tx.execute(
-        "INSERT INTO arc_state VALUES (?1, NULL, ?2, ?3, ?4)"
-        " ON CONFLICT (run_id) DO UPDATE SET checkpoint = ?2, mark = ?3, t = ?4",
+        "INSERT INTO arc_state VALUES (?, NULL, ?, ?, ?)"
+        " ON CONFLICT (run_id) DO UPDATE SET checkpoint = excluded.checkpoint, mark = excluded.mark, t = excluded.t",
         (run_id, text, mark, now),
     )
 
 
 def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
     tx.execute(
-        "INSERT INTO arc_state VALUES (?1, ?2, NULL, NULL, ?3) ON CONFLICT (run_id) DO UPDATE SET status = ?2, t = ?3",
+        "INSERT INTO arc_state VALUES (?, ?, NULL, NULL, ?)"
+        " ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, t = excluded.t",
         (run_id, text, now),
     )
 

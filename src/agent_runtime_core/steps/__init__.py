@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._json import register_type
+from .._forms import register_type
 from ..attempts import Happened
 from ..errors import StepCancelledError, StepExecutionError, StepInDoubt
 from ..retry import Backoff

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._json import arguments_digest, codec_for, encode
+from .._forms import codec_for
+from .._json import arguments_digest, encode
 from ..attempts import Policy, Work, call, callee, perform
 from ..book import Book
 from ..errors import StepCancelledError

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._clock import SYSTEM, aware
 from .._ids import run_uuid
-from .._json import codec_for
+from .._forms import codec_for
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
 from ..errors import InvalidArgument
 from ..retry import Delay

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Literal
 
-from .._json import convert
+from .._forms import convert
 from ..errors import InvalidArgument
 
 __all__ = ["arguments_for", "context_parameter", "describe", "parameters_of", "place_context"]

@@ -1,0 +1,249 @@
+"""What JSON lacks, written into it as {"$": tag, "v": form}, and found again."""
+
+from __future__ import annotations
+
+import binascii
+import datetime as _dt
+import functools
+from collections.abc import Callable, Collection, Iterable
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from ._refusals import At, a_kind, foreign, inside, refused, short
+from .errors import InvalidArgument, UnserialisableResult
+
+# The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
+# user's that holds "$" is itself written with a tag.
+TAG: Final = "$"
+MAX_DIGITS: Final = 4300
+
+_INT_END: Final = 10**MAX_DIGITS
+_ABSENT: Final = object()
+
+
+# (value, where, back): the value with plain JSON in place of a type, or `back` from it.
+Turn = Callable[[Any, At | None, bool], Any]
+
+
+class _Registry:
+    """The types that register_type named; the one of this process is REGISTRY."""
+
+    def __init__(self) -> None:
+        self.names: dict[type, str] = {}
+        self.turns: dict[str, Turn] = {}
+
+    def add(self, cls: type, name: str, turn: Turn) -> None:
+        if cls not in self.names and name in self.turns:
+            raise InvalidArgument(f"another class named {name} is registered: give one of the two another name")
+        self.names[cls], self.turns[name] = name, turn
+
+
+REGISTRY: Final = _Registry()
+
+
+def oversize(max_bytes: int) -> UnserialisableResult:
+    return refused(None, f"larger than {max_bytes:,} bytes as JSON: store it elsewhere, return where it is")
+
+
+class Tagging:
+    """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none."""
+
+    def __init__(self, max_bytes: int, text: Callable[[object], str]) -> None:
+        self.max_bytes = self.left = max_bytes
+        self.text = text
+
+    def spend(self, size: int) -> None:
+        # A lower bound of the text, so that a bomb of shared parts ends early; encode() measures the text itself.
+        self.left -= size
+        if self.left < 0:
+            raise oversize(self.max_bytes)
+
+    def of(self, value: Any, at: At | None) -> object:
+        kind = type(value)
+        if kind is str:
+            self.spend(len(value))
+            return value
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            if not -_INT_END < value < _INT_END:
+                raise refused(at, f"an int of more than {MAX_DIGITS:,} digits: return it as hex(value)")
+            self.spend(max(value.bit_length() - 1, 0) * 3 // 10)
+            return value
+        if kind is float:
+            if value - value != 0.0:
+                raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
+            return value
+        if kind is dict:
+            tree = self.of_dict(value, inside(at, value))
+            return {TAG: "dict", "v": tree} if TAG in tree else tree
+        if kind is list:
+            return self.of_items(value, at)
+        if kind in _TAGGING:
+            tag, form = _TAGGING[kind]
+            return {TAG: tag, "v": form(self, value, at)}
+        return self.of_registered(value, at)
+
+    def of_dict(self, value: dict[Any, Any], here: At) -> dict[str, object]:
+        self.spend(5 * len(value))
+        tree: dict[str, object] = {}
+        for key, item in value.items():
+            if type(key) is not str:
+                reason = (
+                    f"the key {short(key)} is {a_kind(type(key))}: JSON keys are str, so write them as str yourself"
+                )
+                raise refused(here.parent, reason)
+            self.spend(len(key))
+            here.step = key
+            tree[key] = self.of(item, here)
+        return tree
+
+    def of_items(self, value: Collection[Any], at: At | None) -> list[object]:
+        here = inside(at, value)
+        self.spend(2 * len(value))
+        tree = []
+        for here.step, item in enumerate(value):
+            tree.append(self.of(item, here))
+        return tree
+
+    def of_set(self, value: Any, at: At | None) -> object:
+        here = inside(at, value)
+        self.spend(2 * len(value))
+        # The order of a set changes with the hash seed; that of the texts does not.
+        return sorted([self.of(item, here) for item in value], key=self.text)
+
+    def of_registered(self, value: Any, at: At | None) -> object:
+        name = REGISTRY.names.get(type(value))
+        if name is None:
+            raise refused(at, foreign(value))
+        plain = REGISTRY.turns[name](value, at, False)
+        if type(plain) is dict:
+            plain = self.of_dict(plain, inside(at, value))
+        return {TAG: name, "v": plain}
+
+    def of_moment(self, value: Any, at: At | None) -> object:
+        # ISO text where it says all; else [text, fold, zone], for it has neither the fold nor the name of a zone.
+        zone = value.tzinfo
+        self.spend(8)
+        if zone is None:
+            return [value.isoformat(), 1, None] if value.fold else value.isoformat()
+        bare = value.replace(tzinfo=None).isoformat()
+        if type(zone) is ZoneInfo and zone.key is not None:
+            return [bare, value.fold, zone.key]
+        if type(zone) is not _dt.timezone:
+            out = "use zoneinfo.ZoneInfo(name), or return value.astimezone(datetime.UTC)"
+            raise refused(at, f"a time zone that is {a_kind(type(zone))} has no JSON form: {out}")
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+        # fromisoformat() reads an offset below one second as none.
+        if not name and not value.fold and not offset.microseconds:
+            return value.isoformat()
+        return [bare, value.fold, [self.of_delta(offset, at), *(self.of(part, at) for part in name)]]
+
+    def of_delta(self, value: Any, at: At | None) -> list[int]:
+        return [value.days, value.seconds, value.microseconds]
+
+    def of_decimal(self, value: Any, at: At | None) -> object:
+        if not value.is_finite():
+            raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
+        return self.of(str(value), at)
+
+    def of_bytes(self, value: Any, at: At | None) -> object:
+        self.spend(len(value) * 4 // 3)
+        return binascii.b2a_base64(value, newline=False).decode("ascii")
+
+    def of_text(self, value: Any, at: At | None) -> object:
+        return self.of(str(value), at)
+
+
+_TAGGING: Final[dict[type, tuple[str, Callable[[Tagging, Any, At | None], object]]]] = {
+    UUID: ("uuid", Tagging.of_text),
+    _dt.datetime: ("datetime", Tagging.of_moment),
+    _dt.date: ("date", Tagging.of_text),
+    _dt.time: ("time", Tagging.of_moment),
+    _dt.timedelta: ("timedelta", Tagging.of_delta),
+    Decimal: ("decimal", Tagging.of_decimal),
+    bytes: ("bytes", Tagging.of_bytes),
+    tuple: ("tuple", Tagging.of_items),
+    set: ("set", Tagging.of_set),
+    frozenset: ("frozenset", Tagging.of_set),
+}
+
+
+def revived(value: Any, at: At | None) -> Any:
+    """The tree with its tags replaced, in place where it can be."""
+    if type(value) is list:
+        return _revived_inside(value, enumerate(value), at)
+    if type(value) is not dict:
+        return value
+    tag = value.get(TAG, _ABSENT)
+    if tag is _ABSENT:
+        return _revived_inside(value, value.items(), at)
+    if type(tag) is not str or len(value) != 2 or "v" not in value:
+        raise refused(at, f'the text is not what was written: a "{TAG}" that is no tag')
+    form = value["v"]
+    if tag == "dict" and type(form) is dict:
+        return _revived_inside(form, form.items(), at)
+    if tag in REGISTRY.turns:
+        form = _revived_inside(form, form.items(), at) if type(form) is dict else form
+        return REGISTRY.turns[tag](form, at, True)
+    revive = REVIVE.get(tag)
+    if revive is None:
+        way = f"register_type({tag.rsplit('.', 1)[-1]}) before reading it"
+        out = way if "." in tag else "a later version wrote it"
+        raise refused(at, f"the type {short(tag)} is not known in this process: {out}")
+    try:
+        return revive(revived(form, at))
+    except UnserialisableResult:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, OSError) as error:
+        raise refused(at, f"the {tag} here cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _revived_inside(value: Any, items: Iterable[tuple[Any, Any]], at: At | None) -> Any:
+    here = At(at, None)
+    for here.step, item in items:
+        if type(item) is dict or type(item) is list:
+            value[here.step] = revived(item, here)
+    return value
+
+
+def _only(kind: type, form: Any) -> Any:
+    if type(form) is not kind:
+        raise TypeError(f"expected {a_kind(kind)}, found {a_kind(type(form))}")
+    return form
+
+
+def _revive_moment(kind: type[_dt.datetime] | type[_dt.time], form: Any) -> object:
+    if type(form) is str:
+        return kind.fromisoformat(form)
+    text, fold, zone = _only(list, form)
+    tzinfo: _dt.tzinfo | None = None
+    if type(zone) is str:
+        tzinfo = ZoneInfo(zone)
+    elif zone is not None:
+        offset, *name = _only(list, zone)
+        tzinfo = _dt.timezone(_dt.timedelta(*offset), *name)
+    return kind.fromisoformat(text).replace(tzinfo=tzinfo, fold=fold)
+
+
+def _revive_decimal(form: Any) -> Decimal:
+    number = Decimal(_only(str, form))
+    if not number.is_finite():
+        raise ValueError(f"{number} is not finite")
+    return number
+
+
+REVIVE: Final[dict[str, Callable[[Any], object]]] = {
+    "uuid": lambda form: UUID(_only(str, form)),
+    "datetime": functools.partial(_revive_moment, _dt.datetime),
+    "date": lambda form: _dt.date.fromisoformat(_only(str, form)),
+    "time": functools.partial(_revive_moment, _dt.time),
+    "timedelta": lambda form: _dt.timedelta(*_only(list, form)),
+    "decimal": _revive_decimal,
+    "bytes": lambda form: binascii.a2b_base64(_only(str, form), strict_mode=True),
+    "tuple": lambda form: tuple(_only(list, form)),
+    "set": lambda form: set(_only(list, form)),
+    "frozenset": lambda form: frozenset(_only(list, form)),
+}

@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import typing
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Optional, TypedDict
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_runtime_core._forms import codec_for, convert, register_type
+from agent_runtime_core._hints import returns_of
+from agent_runtime_core._json import decode, encode
+from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
+from tests.unit.codec_values import (
+    QUICK,
+    Color,
+    Key,
+    Level,
+    Mood,
+    Named,
+    Pair,
+    Point,
+    Rights,
+    Size,
+    comes_back_or_is_refused,
+    json_trees,
+    keys,
+    refused,
+    texts,
+    zones,
+)
+
+if TYPE_CHECKING:
+    from nowhere import Unreadable  # type: ignore[import-not-found]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spot:
+    color: Color
+    at: tuple[int, int]
+
+
+@dataclasses.dataclass
+class Tree:
+    name: str
+    colors: list[Color] = dataclasses.field(default_factory=list)
+    children: list[Tree] = dataclasses.field(default_factory=list)
+    where: Point | None = None
+    by_name: dict[str, Point] = dataclasses.field(default_factory=dict)
+    pair: tuple[Color, Point] | None = None
+    spots: frozenset[Spot] = frozenset()
+    when: dt.datetime | None = None
+    any: Any = None
+
+
+@dataclasses.dataclass
+class Area:
+    width: int
+    size: int = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.width *= 2
+        self.size = self.width**2
+
+
+@dataclasses.dataclass
+class HalfReadable:
+    point: Point
+    other: Unreadable
+
+
+@dataclasses.dataclass
+class NeedsMore:
+    x: int
+    seed: dataclasses.InitVar[int]
+
+
+@dataclasses.dataclass
+class Twin:
+    x: int
+    y: float = 0.0
+
+
+@dataclasses.dataclass
+class Picky:
+    x: int
+
+    def __post_init__(self) -> None:
+        if self.x < 0:
+            raise LookupError("below zero")
+
+
+class Card(TypedDict):
+    color: Color
+    points: list[Point]
+    note: NotRequired[str]
+
+
+class Widget:
+    pass
+
+
+# --- annotations
+
+OPTIONAL = Optional[Point]  # noqa: UP045 - this spelling too
+Ids = typing.NewType("Ids", int)
+TREE = Tree(
+    "root", [Color.GREEN], [Tree("leaf", any=(1, UUID(int=3)))], Point(1, 2.0), {"$": Point(1), "b": Point(2)},
+    (Color.RED, Point(5)), frozenset({Spot(Color.RED, (1, 2)), Spot(Color.GREEN, (0, 0))}),
+    dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (Point, Point(1, 2.5)), (Tree, TREE), (list[Tree], [TREE, TREE]), (Color, Color.CRIMSON), (Level, Level.HIGH),
+        (Mood, Mood.GLAD), (Rights, Rights.READ | Rights.WRITE), (Rights, Rights(0)), (Point | None, None),
+        (OPTIONAL, Point(1)), (Point, None), (dict[str, Color], {"$": Color.RED, "b": Color.GREEN}),
+        (Mapping[str, list[Point]], {"a": [Point(1)]}), (Sequence[Color], (Color.RED,)), (Sequence[Color], [Color.RED]),
+        (tuple[Color, ...], (Color.RED, Color.GREEN)), (tuple[int, Point], (1, Point(1))),
+        (tuple[Point], (Point(1), 2)),
+        (set[Color], {Color.RED, Color.GREEN}), (frozenset[Spot], frozenset({Spot(Color.RED, (1, 2))})),
+        (list[Color], "text"),
+        (Card, {"color": Color.RED, "points": [Point(1)]}), (Card, {"color": Color.RED, "extra": UUID(int=1)}),
+        (Annotated[Point, "note"], Point(1)), (Annotated[list[Point], []], [Point(1)]), (list[Card], []),
+        (Point | Color, Point(1)), (Point | Color | None, Color.RED), (Point | int | None, 3), (float | Color, 3),
+        (Point | Spot, Spot(Color.RED, (1, 2))), (Color | list[Color], [Color.RED]), (list[Point] | list[Color], []),
+        (Point | Literal["none"], "none"), (Point | dict[str, Any], Point(1)), (list[Color] | list[str], [Color.RED]),
+        (Named, Named(1, Point(2), Size.LARGE)), (Point, Named(1, Point(2))),
+        (Color, Size.SMALL),
+        (Point | Named, Named(1, Point(2))), (list[Any], [1, (2,)]), (dict[str, int], {"a": b"x"}), (int, "x"),
+        (Ids, 1),
+        (Area, Area(3)), (None, {"a": (1,)}), (type(None), None), (tuple[int, int] | None, (1, 2)), (object, [1]),
+        (HalfReadable, HalfReadable(Point(1), {"a": 1})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_an_annotation_names_comes_back(annotation: object, value: object) -> None:
+    write, read = codec_for(annotation)
+    back = read(write(value))
+    assert back == value
+    assert type(back) is type(value)
+    assert convert(decode(write(value)), annotation) == value
+
+
+def test_an_annotated_result_is_plain_json_in_the_store() -> None:
+    assert codec_for(Tree)[0](Tree("a", [Color.RED], pair=(Color.RED, Point(1)))) == (
+        '{"name":"a","colors":["RED"],"children":[],"where":null,"by_name":{},"pair":["RED",{"x":1,"y":0.0}],'
+        '"spots":{"$":"frozenset","v":[]},"when":null,"any":null}'
+    )
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [None, Any, int, dict, list[int], dict[str, Any], dict[str, list[int]], str | None, int | str, tuple[int, ...],
+     set[str], object, UUID, type(None), Literal["a"], Ids, tuple[int, int] | list[int], Annotated[int, []]],
+)  # fmt: skip
+def test_an_annotation_that_adds_nothing_gives_the_bare_functions(annotation: object) -> None:
+    assert codec_for(annotation) == (encode, decode)
+
+
+def test_codecs_keep_the_limit_and_want_the_type_itself() -> None:
+    with pytest.raises(UnserialisableResult, match="larger than 1,048,576 bytes"):
+        codec_for(list[Point])[0]([Point(1)] * 100_000)
+    with pytest.raises(InvalidArgument, match="pass the type itself"):
+        codec_for("Point")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "path", "told"),
+    [
+        (Point, {"x": 1}, "$", "says Point, this is a dict"),
+        (Point, Twin(1), "$", "says Point, this is a Twin"),
+        (Color, "RED", "$", "says Color, this is a str"),
+        (list[Point], [Point(1), {"x": 1}], "$[1]", "says Point"),
+        (tuple[Point, int], [Point(1), 1], "$", "says tuple, this is a list"),
+        (Tree, dataclasses.replace(TREE, by_name={"k": Twin(1)}), "$.by_name.k", "says Point"),  # type: ignore[dict-item]
+        (Point | Twin, Point(1), "$", r"fits more than one of Point \| Twin: register_type\(Point\)"),
+        (Point | dict[str, Any], {"x": 1}, "$", "fits more than one"),
+        (Color | str, "RED", "$", "fits more than one"),
+        (Color | Mood, Color.GREEN, "$", "no fit"),
+        (list[Color] | list[str], ["RED"], "$", "fits more than one"),
+        (Point | Twin, Twin(1), "$", r"register_type\(Twin\)"),
+        (Point | Spot, "text", "$", "this is a str"),
+        (int, Point(1), "$", r"register_type\(Point\)"),
+        (None, Point(1), "$", r"register_type\(Point\)"),
+        (list[Point], (Point(1), Color.RED), "$[1]", "says Point"),
+        (Tree, Tree("a", any=Point(1)), "$.any", r"register_type\(Point\)"),
+        (set[Spot], {Spot(Color.RED, (1, object()))}, "$[0].at[1]", "object"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_the_annotation_does_not_say_is_refused(annotation: object, value: object, path: str, told: str) -> None:
+    if told == "no fit":  # nothing of Mood is called GREEN, so this one is told apart
+        assert codec_for(annotation)[1](codec_for(annotation)[0](value)) is value
+        return
+    with pytest.raises(UnserialisableResult, match=told) as caught:
+        codec_for(annotation)[0](value)
+    assert caught.value.path == path
+
+
+def test_convert_builds_from_plain_json() -> None:
+    assert convert({"x": 1}, Point) == Point(1, 0.0)
+    assert convert({"x": 1, "gone": 2}, Point) == Point(1)
+    assert convert([1, [2]], tuple[int, list[int]]) == (1, [2])
+    assert convert([[1, 2], [1, 2]], set[tuple[int, int]]) == {(1, 2)}
+    assert convert("g", Color) is Color.GREEN
+    assert convert({"a": {"color": "RED", "points": [{"x": 1}]}}, dict[str, Card]) == {
+        "a": {"color": Color.RED, "points": [Point(1)]}
+    }
+    assert convert({"color": "RED", "at": [1, 2]}, Point | Spot) == Spot(Color.RED, (1, 2))
+    unread = {"a": [1]}
+    assert convert(unread, dict[str, list[int]]) is unread
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "path", "told"),
+    [
+        (list[Point], [{"y": 1}], "$[0]", "Point needs 'x'"),
+        (list[Point], [[]], "$[0]", "says Point"),
+        (dict[str, Color], {"a": "BLUE"}, "$.a", "'BLUE' is no member of Color"),
+        (Rights, 8, "$", "bits that Rights does not know"),
+        (Picky, {"x": -1}, "$", "Picky would not be built: LookupError: below zero"),
+        (Point | Twin, {"x": 1}, "$", "more than one"),
+        (Point | Spot, {"z": 1}, "$", "this is a dict"),
+        (set[Any], [[]], "$", "no set can hold"),
+    ],
+)
+def test_convert_says_what_does_not_fit(annotation: object, value: object, path: str, told: str) -> None:
+    with pytest.raises(UnserialisableResult, match=told) as caught:
+        convert(value, annotation)
+    assert caught.value.path == path
+
+
+def test_fields_come_back_as_they_were_not_as_the_constructor_makes_them() -> None:
+    area = Area(3)
+    area.size = 7
+    write, read = codec_for(Area)
+    back = read(write(area))
+    assert isinstance(back, Area)
+    assert (back.width, back.size) == (6, 7)
+
+
+def test_a_cycle_through_fields_is_refused() -> None:
+    node = Tree("a")
+    node.children.append(node)
+    with pytest.raises(UnserialisableResult, match=r"a cycle, back to \$"):
+        codec_for(Tree)[0](node)
+
+
+def test_tuples_within_lists_are_built_too() -> None:
+    assert convert({"a": [[1, "x"]]}, dict[str, list[tuple[int, str]]]) == {"a": [(1, "x")]}
+
+
+@settings(QUICK, max_examples=100)
+@given(st.data())
+def test_any_tree_of_dataclasses_comes_back(data: st.DataObject) -> None:
+    points = st.builds(Point, st.integers(), st.floats(allow_nan=False, allow_infinity=False))
+    spots = st.builds(Spot, st.sampled_from(Color), st.tuples(st.integers(), st.integers()))
+    leaves = st.builds(
+        Tree, texts, st.lists(st.sampled_from(Color)), any=json_trees, when=st.none() | st.datetimes(timezones=zones)
+    )
+    trees = st.builds(
+        Tree, texts, children=st.lists(leaves, max_size=3), where=st.none() | points,
+        by_name=st.dictionaries(keys, points),
+        spots=st.frozensets(spots, max_size=3), pair=st.none() | st.tuples(st.sampled_from(Color), points),
+    )  # fmt: skip
+    value = data.draw(trees)
+    write, read = codec_for(Tree)
+    assert read(write(value)) == value
+
+
+# --- registered types
+
+
+def test_a_registered_type_may_stand_anywhere_and_hold_others() -> None:
+    value = [{"a": (Named(1, Point(2, 3.0), {Key(1), Key(2)}), Size.LARGE)}]
+    assert comes_back_or_is_refused(value)
+    assert refused([Named(1, Point(2), [Color.RED])]).path == "$[0].any[0]"
+
+
+def test_register_type_refuses_what_it_cannot_rebuild() -> None:
+    for wrong in (Widget, Point(1), int, Pair, "Point", Color.RED):
+        with pytest.raises(InvalidArgument, match="a dataclass or an Enum class"):
+            register_type(wrong)  # type: ignore[type-var]
+    with pytest.raises(InvalidArgument, match="seed is an InitVar"):
+        register_type(NeedsMore)
+    with pytest.raises(InvalidArgument, match="in a field"):
+        register_type(dataclasses.make_dataclass("Listing", [("x", int)], bases=(list,)))
+
+
+def test_a_name_is_registered_once() -> None:
+    assert register_type(Named) is Named
+    with pytest.raises(InvalidArgument, match=r"another class named .*Named is registered"):
+        register_type(type("Named", (Point,), {"__module__": Named.__module__, "__qualname__": "Named"}))
+    assert comes_back_or_is_refused(Named(1, Point(1)))
+
+
+def test_a_subclass_of_a_registered_type_is_not_registered() -> None:
+    @dataclasses.dataclass
+    class Lower(Named):
+        more: int = 0
+
+    assert r"register_type(Lower)" in refused([Lower(1, Point(1))]).reason
+
+
+def test_fields_added_later_take_their_default() -> None:
+    assert decode(f'{{"$":"{Named.__module__}.Named","v":{{"x":1,"inner":{{"x":2}},"gone":3}}}}') == Named(1, Point(2))
+    with pytest.raises(UnserialisableResult, match="Size"):
+        decode(f'{{"$":"{Named.__module__}.Size","v":"HUGE"}}')
+
+
+# --- return annotations
+
+
+async def gives_tree() -> Tree:
+    return TREE
+
+
+def gives_points(point: Unreadable) -> list[Point]:
+    return [point]
+
+
+def gives_unreadable() -> Unreadable:
+    return None
+
+
+def gives_awaitable() -> Awaitable[Point]:
+    raise NotImplementedError
+
+
+def gives_coroutine() -> Coroutine[Any, Any, Color]:
+    raise NotImplementedError
+
+
+@functools.wraps(gives_points)
+def wrapped(*args: Any) -> Any:
+    return gives_points(*args)
+
+
+class Worker:
+    def method(self) -> Point:
+        return Point(1)
+
+    def __call__(self) -> Color:
+        return Color.RED
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (gives_tree, Tree), (gives_points, list[Point]), (gives_unreadable, None), (gives_awaitable, Point),
+        (gives_coroutine, Color), (wrapped, list[Point]), (functools.partial(gives_points, 1), list[Point]),
+        (Worker().method, Point), (Worker(), Color), (lambda: 1, None), (len, None), (print, None), (Widget, None),
+    ],
+)  # fmt: skip
+def test_returns_of_reads_what_a_function_gives(fn: Callable[..., object], expected: object) -> None:
+    assert returns_of(fn) == expected
+
+
+def test_returns_of_knows_classes_of_the_enclosing_function() -> None:
+    @dataclasses.dataclass
+    class Local:
+        x: int
+
+    def step() -> Local:
+        return Local(1)
+
+    assert returns_of(step) is Local
