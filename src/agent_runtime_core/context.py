@@ -263,7 +263,8 @@ class Context:
             self.book.passed(record)
             return decode(record.result or "null")
         value = make()
-        await self._ledger.note(self.book.noted(name, place, encode(value)))
+        # Durable before anybody can use it: a lost note would give another value to the step that is run again.
+        await self._ledger.append(self.book.noted(name, place, encode(value)))
         self.book.passed()
         return value
 

@@ -444,16 +444,17 @@ class SQLiteEngine(Engine):
                 self._groups += 1
                 if self._groups >= self._look_after:
                     self._tend_log()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
+            self._roll_back()
             for request in batch:
-                request.error = request.error or StorageError(f"{self.path}: {error}")
+                request.error = request.error or StorageError(f"{self.path}: {error!r}")
         self._deliver(batch)
         if tx.rings:
             self._ring(tx.rings)
 
     def _transact(self, tx: SQLiteTx, batch: list[Request]) -> None:
         """Commit a group; as if each request were alone, should one of them fail half-way."""
-        once = self._once and any(op.name in self._once for request in batch for op in request.ops)
+        once = self._once and any(name in self._once for request in batch for name, _ in request.ops)
         try:
             tx.execute("BEGIN IMMEDIATE")
             if once or not self._apply_all(tx, batch):
