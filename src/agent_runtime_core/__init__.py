@@ -136,8 +136,8 @@ else:
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost "
         "MissingDependency NotSupported PortalMisuse RunBusy RunFailed StepCancelledError StepExecutionError "
-        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageTooNew UnknownAgent UnknownRun "
-        "UnknownSetting UnknownTool UnserialisableResult WaitTimeout",
+        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageTooNew UnknownAgent "
+        "UnknownRun UnknownSetting UnknownTool UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",

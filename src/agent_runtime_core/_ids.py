@@ -76,7 +76,7 @@ def step_id(run_id: str, name: str, key: str) -> str:
 
 
 def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
-    """(run id, run key): a UUID or its text as it is; another string as a UUIDv5 with the string; None as a fresh UUIDv7.
+    """(run id, run key): a UUID or its text as it is; another string as a UUIDv5 with it; None as a fresh UUIDv7.
 
     Raises InvalidArgument for an empty string, one over 512 characters, and control characters or lone surrogates.
     """

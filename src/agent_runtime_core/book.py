@@ -119,8 +119,6 @@ class Book:
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "ended":
                 self.ended = record
-            case "reopened":
-                self.ended = None
 
     def _find_carried(self) -> None:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""

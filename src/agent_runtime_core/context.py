@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from ._clock import aware
-from ._ids import trace_id
 from ._forms import codec_for
+from ._ids import trace_id
 from ._json import arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame

@@ -43,6 +43,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.dead: set[str] = set()
         self.stopped: dict[str, list[Any]] = {}
         self.turns = 0
+        self.fallen: list[str] = []
         self.digest = 0
         self._chance = random.Random(seed)
         self._shuffle = shuffle
@@ -104,7 +105,9 @@ class SimLoop(asyncio.BaseEventLoop):
         return future
 
     def call_exception_handler(self, context: Any) -> None:
-        """What was never retrieved belongs to hosts that are gone."""
+        """What a task raised and nobody asked for may belong to a host that is gone; a callback that fell may not."""
+        if "handle" in context:
+            self.fallen.append(repr(context.get("exception")))
 
     def _run_once(self) -> None:
         ready, timers = self._ready, self._timers

@@ -314,7 +314,7 @@ class Play:
             self.watch.wrong(f"deadlock {error}")
         finally:
             self.world.close()
-        return self.watch.problems
+        return [*self.watch.problems, *(f"a callback fell: {error}" for error in self.world.loop.fallen)]
 
     # -- hosts
 

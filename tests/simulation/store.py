@@ -96,7 +96,9 @@ class Wire:
             return
         loop = self.world.loop
         self._replied = max(loop.now + self.world.delay(), self._replied + 1e-6)
-        loop.call_at(self._replied, _settle, batch)
+        waiting = [request for request in batch if request.future is not None]
+        if waiting:
+            loop.call_at(self._replied, _settle, waiting)
 
     def _carry(self, batch: list[Request]) -> None:
         world, chance, faults = self.world, self.world.chance.random, self.world.faults
@@ -214,7 +216,7 @@ class SimMemoryEngine(Bells, MemoryEngine):
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         request = Request(guard, ops)
-        loop = asyncio.get_running_loop()
+        request.loop = loop = asyncio.get_running_loop()
         request.future = loop.create_future()
         self.wire.send(request)
         try:

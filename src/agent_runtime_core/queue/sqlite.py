@@ -181,7 +181,7 @@ def _find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
                 wanted.after,
                 wanted.limit,
             ),
-        )  # fmt: skip
+        )
     )
 
 

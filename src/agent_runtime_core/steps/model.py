@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._clock import SYSTEM, aware
-from .._ids import run_uuid
 from .._forms import codec_for
+from .._ids import run_uuid
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
 from ..errors import InvalidArgument
 from ..retry import Delay
