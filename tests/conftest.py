@@ -47,3 +47,13 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         registry.clear_registry()
     if config := sys.modules.get("agent_runtime_core.config"):
         config.reset_config()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long forms run only when asked for, with `-m slow`."""
+    if config.option.markexpr:
+        return
+    long = [item for item in items if item.get_closest_marker("slow")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]

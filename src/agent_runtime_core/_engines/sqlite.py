@@ -35,6 +35,7 @@ from .presence import RESCAN, CommitLock, Presence
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 AT_ONCE = 8  # callers told in one turn of their loop
+MOST_KNOWN = 20_000  # entries remembered between transactions
 GROUP = 256  # commits in one transaction at most
 FIRST_LOOK = 8  # groups after which a process is taken to stay: then it sees to the log
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
@@ -106,14 +107,37 @@ class UserTransaction:
         self.executemany = conn.executemany
 
 
+class Known:
+    """What the writing connection remembers of the file, true as long as nobody else has committed to it."""
+
+    def __init__(self) -> None:
+        self.fences: dict[str, str | None] = {}
+        self.counters: dict[str, int] = {}
+        self._version = -1
+
+    def check(self, conn: sqlite3.Connection) -> None:
+        """To be called when a transaction has begun: SQLite tells whether another connection changed anything."""
+        version = conn.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version or len(self.fences) + len(self.counters) > MOST_KNOWN:
+            self._version = version
+            self.forget()
+
+    def forget(self) -> None:
+        self.fences.clear()
+        self.counters.clear()
+
+
 class SQLiteTx:
     """An open transaction on the writing connection."""
 
-    __slots__ = ("_conn", "engine", "execute", "rings")
+    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings")
 
     def __init__(self, engine: SQLiteEngine, conn: sqlite3.Connection) -> None:
         self.engine = engine
         self._conn = conn
+        self._fences = engine.known.fences
+        #: Numbers a concern may keep here from one transaction to the next; forgotten when somebody else commits.
+        self.counters = engine.known.counters
         self.execute = conn.execute
         self.rings: set[str] = set()
 
@@ -121,14 +145,20 @@ class SQLiteTx:
         self.rings.add(topic)
 
     def fence(self, key: str, token: str | None) -> None:
+        self._fences[key] = token
         if token is None:
             self.execute("DELETE FROM arc_fence WHERE key = ?", (key,))
         else:
             self.execute("INSERT OR REPLACE INTO arc_fence VALUES (?, ?)", (key, token))
 
     def fenced(self, key: str) -> str | None:
-        row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
+        try:
+            return self._fences[key]
+        except KeyError:
+            row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
+            token: str | None = row[0] if row else None
+            self._fences[key] = token
+            return token
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run a user's function here, kept off our tables and out of our transaction control."""
@@ -225,6 +255,7 @@ class SQLiteEngine(Engine):
         self._pid = os.getpid()
         self._users = 0
         self._lock = threading.Lock()
+        self.known = Known()
         self._ops: dict[str, Callable[..., Any]] = {}
         self._applied: dict[str, Callable[..., Any]] = {}
         self._concerns: set[str] = set()
@@ -457,6 +488,7 @@ class SQLiteEngine(Engine):
         once = self._once and any(name in self._once for request in batch for name, _ in request.ops)
         try:
             tx.execute("BEGIN IMMEDIATE")
+            self.known.check(self._conn)
             if once or not self._apply_all(tx, batch):
                 self._apply_each(tx, batch)
             tx.execute("COMMIT")
@@ -475,6 +507,7 @@ class SQLiteEngine(Engine):
         for request in batch:
             if not self._apply(tx, request):
                 tx.execute("ROLLBACK")
+                self.known.forget()
                 tx.execute("BEGIN IMMEDIATE")
                 for each in batch:
                     each.result = each.error = None
@@ -486,9 +519,11 @@ class SQLiteEngine(Engine):
             tx.execute("SAVEPOINT arc_one")
             if not self._apply(tx, request):
                 tx.execute("ROLLBACK TO arc_one")
+                self.known.forget()
             tx.execute("RELEASE arc_one")
 
     def _roll_back(self) -> None:
+        self.known.forget()
         if self._conn.in_transaction:
             with contextlib.suppress(sqlite3.Error):
                 self._conn.execute("ROLLBACK")

@@ -25,7 +25,8 @@ def publish(tx: SQLiteTx, run_id: str, rows: Sequence[Row]) -> list[int]:
     for event_id, event_type, payload, t in rows:
         there = tx.execute(_FIND, (run_id, event_id)).fetchone()
         if there is None:
-            sequence = journal.head(tx, run_id)
+            sequence = journal.next_sequence(tx, run_id)
+            tx.counters[run_id] = sequence + 1
             tx.execute(_INSERT, (run_id, sequence, event_type, payload, t, event_id))
             tx.ring("events")
         sequences.append(sequence if there is None else there[0])
@@ -40,6 +41,7 @@ def published(tx: SQLiteTx, run_id: str, rows: Sequence[Row]) -> list[int]:
 
 
 def delete(tx: SQLiteTx, run_id: str) -> None:
+    tx.counters.pop(run_id, None)
     tx.execute("DELETE FROM arc_events WHERE run_id = ?", (run_id,))
 
 

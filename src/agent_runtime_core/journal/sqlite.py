@@ -32,7 +32,7 @@ _HEAD = (
     " coalesce((SELECT max(seq) + 1 FROM arc_events WHERE run_id = ?), 0))"
 )
 _SELECT_HEAD = "SELECT " + _HEAD
-_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?, " + _HEAD + ", ?, ?)"
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 _COLUMNS = (
     "SELECT seq, kind, name, key, attempt, claim_id, t, result, error, state, pos, total, tries, ms, "
     "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?"
@@ -55,6 +55,14 @@ def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     return next_
 
 
+def next_sequence(tx: SQLiteTx, run_id: str) -> int:
+    """`head`, which the writing connection remembers; whoever takes numbers moves `tx.counters` on."""
+    known = tx.counters.get(run_id)
+    if known is None:
+        known = tx.counters[run_id] = head(tx, run_id)
+    return known
+
+
 def _crc(run_id: str, record: Record) -> int:
     """Over all that a resumed run acts on; times and counts that are only told are left out, for they take long."""
     seq, kind, name, key, attempt, claim_id, _, result, error, state, pos, _, _, _, info, next_, digest, _, nev = record
@@ -71,11 +79,13 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
     if record.seq < 0:
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
+    ev = next_sequence(tx, run_id)
     try:
-        tx.execute(_INSERT, (run_id, *record[:17], run_id, run_id, record[18], _crc(run_id, record)))
+        tx.execute(_INSERT, (run_id, *record[:17], ev, record[18], _crc(run_id, record)))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if record.nev:
+        tx.counters[run_id] = ev + record.nev
         tx.rings.add("events")
     return record.seq
 
@@ -113,6 +123,7 @@ def transacted(tx: SQLiteTx, run_id: str, *_: Any) -> str | None:
 
 
 def delete(tx: SQLiteTx, run_id: str) -> None:
+    tx.counters.pop(run_id, None)
     tx.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
 
 

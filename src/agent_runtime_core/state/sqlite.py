@@ -12,7 +12,8 @@ from ..journal import sqlite as journal
 from .base import StateRow, StateStore
 
 MIGRATIONS = (
-    "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)",
+    "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
+    " WITHOUT ROWID",
 )
 
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
