@@ -1,4 +1,5 @@
-"""Every Python block of the README and the docs compiles and runs, in order, one namespace to a file.
+"""Every Python block of the README and the docs compiles and runs, in order, one namespace to a file; every test and
+every relative link they name is there.
 
 A comment line before a block directs it:
 
@@ -23,11 +24,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "benchmarks/README.md", "examples/README.md"))]
+KITS = ROOT / "src" / "agent_runtime_core" / "testing" / "contracts"
 
 # Which test runs which example.
 EXAMPLES = {"digest.py": "tests/acceptance/test_digest.py"}
 
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+_TEST = re.compile(r"(?P<path>tests/[\w/]+\.py)(?:::(?P<name>\w+))?|::(?P<more>test_\w+)")
+_CASES = re.compile(r"`tests/contract/test_(?P<kit>\w+)_contract\.py`: (?P<cases>`\w+`(?:, `\w+`)*)")
 _DIRECTIVE = re.compile(r"<!-- docs: (?P<verb>\S+)(?: (?P<rest>.*?))? *-->")
 
 
@@ -123,6 +129,59 @@ def imported_names(text: str) -> list[tuple[str, str]]:
     ]
 
 
+def named_tests(text: str) -> Iterator[tuple[str, str | None]]:
+    """(path, function or None) of the tests a text names; `::name` alone is of the path before it."""
+    path = ""
+    for found in _TEST.finditer(text):
+        path = found["path"] or path
+        yield path, found["name"] or found["more"]
+
+
+def missing_tests(text: str, root: Path = ROOT, kits: Path = KITS) -> list[str]:
+    """What a page names of the tests and is not there: files, functions in them, cases of a contract."""
+    missing = []
+    for path, name in named_tests(text):
+        if not (root / path).is_file():
+            missing.append(path or f"::{name}")
+        elif name is not None and name not in _defined(root / path):
+            missing.append(f"{path}::{name}")
+    for found in _CASES.finditer(text):
+        known = _defined(kits / f"{found['kit']}.py")
+        missing += [
+            f"{found['kit']}: {case}" for case in found["cases"].replace("`", "").split(", ") if case not in known
+        ]
+    return missing
+
+
+def _defined(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def dead_links(page: Path, text: str) -> list[str]:
+    """The relative links of a page that lead to no file, or to no heading of it."""
+    dead = []
+    for found in _LINK.finditer(_prose(text)):
+        target, _, heading = found["target"].partition("#")
+        if target.startswith(("https:", "http:", "mailto:")):
+            continue
+        there = (page.parent / target).resolve() if target else page
+        if not there.exists() or (heading and heading not in _headings(there.read_text("utf-8"))):
+            dead.append(found["target"])
+    return dead
+
+
+def _headings(text: str) -> set[str]:
+    """What the headings of a page are called in links to them."""
+    titles = re.findall(r"^#+ (.+)$", _prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def _prose(text: str) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"^ *(`{3,}|~{3,}).*?^ *\1 *$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def _id(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -138,6 +197,21 @@ def test_every_name_a_block_imports_exists(page: Path) -> None:
     for block in blocks_of(page.read_text("utf-8")):
         for module, name in imported_names(block.text):
             assert hasattr(importlib.import_module(module), name), f"line {block.line}: {module} has no {name}"
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_id)
+def test_every_test_a_page_names_exists(page: Path) -> None:
+    assert missing_tests(page.read_text("utf-8")) == []
+
+
+def test_the_promises_name_tests() -> None:
+    for page, at_least in (("README.md", 5), ("docs/guarantees.md", 50)):
+        assert len(list(named_tests((ROOT / page).read_text("utf-8")))) > at_least
+
+
+@pytest.mark.parametrize("page", LINKED, ids=_id)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert dead_links(page, page.read_text("utf-8")) == []
 
 
 def test_the_readme_has_blocks() -> None:
@@ -226,3 +300,29 @@ def test_other_blocks_are_left_alone() -> None:
 def test_imported_names_are_read() -> None:
     text = "from agent_runtime_core.queue import A, B as C\nfrom json import loads\nimport agent_runtime_core"
     assert imported_names(text) == [("agent_runtime_core.queue", "A"), ("agent_runtime_core.queue", "B")]
+
+
+def test_a_test_that_is_not_there_is_missed() -> None:
+    here = "tests/test_docs.py"
+    good = f"`{here}`, `{here}::test_the_readme_has_blocks`, `::test_blocks_share_a_namespace`; `{here}`"
+    assert missing_tests(good) == []
+    assert missing_tests(f"{good} and `::test_gone`") == [f"{here}::test_gone"]
+    assert missing_tests(f"run `pytest tests/fault/test_gone.py -m slow`; {good}") == ["tests/fault/test_gone.py"]
+    assert missing_tests("`::test_of_no_file`") == ["::test_of_no_file"]
+    cases = "`tests/contract/test_queue_contract.py`: `a_run_is_released_once`, `a_case_nobody_wrote`"
+    assert missing_tests(cases) == ["queue: a_case_nobody_wrote"]
+
+
+def test_a_link_that_leads_nowhere_is_missed(tmp_path: Path) -> None:
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text("# The other page\n\n## What `it` says, and why\n\n```\n# no heading\n```\n")
+    page.touch()
+    good = "[a](other.md) [b](other.md#what-it-says-and-why) [c](https://example.org/gone) [d](#here)\n\n# Here\n"
+    page.write_text(good)
+    assert dead_links(page, good) == []
+    assert dead_links(page, "[a](gone.md) [b](other.md#no-heading) [c](#nowhere)") == [
+        "gone.md",
+        "other.md#no-heading",
+        "#nowhere",
+    ]
+    assert dead_links(page, "```\n[in a block](gone.md)\n```\n") == []

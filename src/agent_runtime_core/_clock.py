@@ -17,7 +17,7 @@ class Clock:
 
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.
-        self.random = random.Random(seed)
+        self.random: random.Random = random.Random(seed)
 
     def wall(self) -> float:
         """Seconds since the epoch; may jump."""

@@ -31,7 +31,7 @@ from .portal import in_thread
 from .retry import Delay, fixed
 from .tools.schema import context_parameter, place_context
 
-log = logging.getLogger("agent_runtime_core")
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 GRACE = 5.0  # seconds a cancelled step has to let go before it is abandoned
 #: Trying these again would only do the same, or harm.
@@ -202,10 +202,19 @@ class Work:
         total: int = 0, description: str | None = None, digest: str | None = None, info: str | None = None,
         begun: bool = False, quiet: bool = False,
     ) -> None:  # fmt: skip
-        self.name, self.key, self.call, self.policy = name, key, call, policy
-        self.encode, self.decode, self.pos, self.total = encode, decode, pos, total
-        self.description, self.digest, self.info = description, digest, info
-        self.begun, self.quiet = begun, quiet  # begun: an earlier record of this claim carries its start
+        self.name: str = name
+        self.key: str = key
+        self.call: Callable[[int], Awaitable[Any]] = call
+        self.policy: Policy = policy
+        self.encode: Callable[[object], str] = encode
+        self.decode: Callable[[str], object] = decode
+        self.pos: int = pos
+        self.total: int = total
+        self.description: str | None = description
+        self.digest: str | None = digest
+        self.info: str | None = info
+        self.begun: bool = begun  # an earlier record of this claim carries its start
+        self.quiet: bool = quiet
 
 
 #: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.

@@ -37,8 +37,11 @@ class Frame:
     __slots__ = ("attempt", "book", "emitted", "key", "name")
 
     def __init__(self, book: Book, name: str, key: str, attempt: int) -> None:
-        self.book, self.name, self.key, self.attempt = book, name, key, attempt
-        self.emitted = 0
+        self.book: Book = book
+        self.name: str = name
+        self.key: str = key
+        self.attempt: int = attempt
+        self.emitted: int = 0
 
     @property
     def step_id(self) -> str:
@@ -57,7 +60,7 @@ class Book:
 
     def __init__(self, ledger: Ledger, records: Iterable[Record]) -> None:
         self.ledger = ledger
-        self.wall = ledger.clock.wall
+        self.wall: Callable[[], float] = ledger.clock.wall
         self.done: dict[Identity, Record] = {}
         self.begun: dict[Identity, int] = {}  # started by an earlier claim and not finished: in doubt
         self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
@@ -66,9 +69,9 @@ class Book:
         self.carried: Identity | None = None  # the step whose start the last record of a list carries
         self.lists: dict[str, int] = {}  # how many step lists this claim has run, by scope
         self.ended: Record | None = None
-        self.length = 0
-        self.boundary = 0  # how many steps this claim has passed
-        self.emitted = 0  # how many events since then
+        self.length: int = 0
+        self.boundary: int = 0  # how many steps this claim has passed
+        self.emitted: int = 0  # how many events since then
         self.running = 0  # steps in flight
         self.renames: dict[str, str] = {}
         self._counts: dict[tuple[str, str], int] = {}

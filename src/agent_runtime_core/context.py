@@ -30,20 +30,22 @@ class Context:
     """One claim's view of one run; see `interfaces.RunContext` for what agents rely on."""
 
     def __init__(self, row: RunRow, book: Book, services: Services, place: Place) -> None:
-        self._row, self.book, self._services, self.place = row, book, services, place
+        self._row, self._services = row, services
+        self.book: Book = book
+        self.place: Place = place
         self._ledger, self._clock = book.ledger, services.clock
         book.context = self
         input_ = cast("dict[str, Any]", decode(row.input))
-        self.run_id = UUID(row.run_id)
-        self.run_key = row.run_key
+        self.run_id: UUID = UUID(row.run_id)
+        self.run_key: str | None = row.run_key
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
-        self.conversation_id = _uuid(input_.get("conversation_id"))
-        self.metadata = cast("dict[str, Any]", decode(row.metadata))
-        self.attempt = row.attempt
-        self.tools = services.tools
-        self.waits = Waits(book, row, services, place, self.emit)
+        self.conversation_id: UUID | None = _uuid(input_.get("conversation_id"))
+        self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
+        self.attempt: int = row.attempt
+        self.tools: ToolRegistry = services.tools
+        self.waits: Waits = Waits(book, row, services, place, self.emit)
         book.review = self.waits.review
 
     @property

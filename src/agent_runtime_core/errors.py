@@ -86,7 +86,9 @@ class RunBusy(AgentRuntimeError):
     """
 
     def __init__(self, run_id: str, worker: str | None, since: float | None) -> None:
-        self.run_id, self.worker, self.since = run_id, worker, since
+        self.run_id: str = run_id
+        self.worker: str | None = worker
+        self.since: float | None = since
         super().__init__(
             f"run {run_id} is held by {worker or 'another process'}"
             + (f" since {since:.3f}" if since is not None else "")
@@ -98,7 +100,8 @@ class RunFailed(AgentRuntimeError):
     """A run that did not succeed. `status` is its final status, `error` its ErrorInfo or None."""
 
     def __init__(self, message: str, status: str, error: object | None = None) -> None:
-        self.status, self.error = status, error
+        self.status: str = status
+        self.error: object | None = error
         super().__init__(message)
 
 
@@ -106,7 +109,8 @@ class LeaseLost(AgentRuntimeError):
     """The claim was superseded or its run has ended; nothing was written."""
 
     def __init__(self, key: str, token: str | None = None) -> None:
-        self.key, self.token = key, token
+        self.key: str = key
+        self.token: str | None = token
         super().__init__(
             f"claim {token or '(none)'} no longer holds run {key}: another worker took over, "
             "or the run has ended; nothing was written"
@@ -117,7 +121,8 @@ class JournalMismatch(AgentRuntimeError):
     """The code no longer matches what was recorded. `recorded` and `found` name both."""
 
     def __init__(self, message: str, *, recorded: str | None = None, found: str | None = None) -> None:
-        self.recorded, self.found = recorded, found
+        self.recorded: str | None = recorded
+        self.found: str | None = found
         super().__init__(message)
 
 
@@ -125,7 +130,8 @@ class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
     """A value that has no exact JSON form here. `path` says where, as in `$.items[3].when`."""
 
     def __init__(self, path: str, reason: str) -> None:
-        self.path, self.reason = path, reason
+        self.path: str = path
+        self.reason: str = reason
         super().__init__(f"{path}: {reason}")
 
 
@@ -133,7 +139,9 @@ class StepExecutionError(AgentRuntimeError):
     """A step failed after its last retry."""
 
     def __init__(self, step_name: str, message: str, attempts: int = 1) -> None:
-        self.step_name, self.message, self.attempts = step_name, message, attempts
+        self.step_name: str = step_name
+        self.message: str = message
+        self.attempts: int = attempts
         super().__init__(f"step {step_name!r} failed after {attempts} attempt(s): {message}")
 
 

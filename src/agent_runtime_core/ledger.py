@@ -29,9 +29,13 @@ class Ledger:
     """What a claim writes, guarded by it everywhere; `open` before the first read."""
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
-        self.run_id, self.claim_id, self.clock = row.run_id, row.claim_id, clock
-        self.queue, self.bus, self.state = queue, bus, state
-        self.guard = Guard(row.run_id, row.claim_id)
+        self.run_id: str = row.run_id
+        self.claim_id: str = row.claim_id
+        self.clock: Clock = clock
+        self.queue: RunQueue = queue
+        self.bus: EventBus = bus
+        self.state: StateStore = state
+        self.guard: Guard = Guard(row.run_id, row.claim_id)
         self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
         self._derives = bus.derives and self._bus is self._state
         self._one = self._derives and self._state is self._queue

@@ -57,8 +57,27 @@ class Registry:
 #: The registry of the functions below and of every runner that is given no other.
 DEFAULT = Registry()
 
-register_runtime = DEFAULT.register
-get_runtime = DEFAULT.get
-list_runtimes = DEFAULT.keys
-unregister_runtime = DEFAULT.unregister
-clear_registry = DEFAULT.clear
+
+def register_runtime(runtime: AgentRuntime) -> None:
+    """Add an agent; a key that is taken is an InvalidArgument (a ValueError)."""
+    DEFAULT.register(runtime)
+
+
+def get_runtime(key: str) -> AgentRuntime | None:
+    """The agent of that key, or None."""
+    return DEFAULT.get(key)
+
+
+def list_runtimes() -> list[str]:
+    """In the order of registration."""
+    return DEFAULT.keys()
+
+
+def unregister_runtime(key: str) -> bool:
+    """False when no agent has that key."""
+    return DEFAULT.unregister(key)
+
+
+def clear_registry() -> None:
+    """Forget every agent."""
+    DEFAULT.clear()

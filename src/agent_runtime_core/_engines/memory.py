@@ -21,7 +21,7 @@ class MemoryTx:
     __slots__ = ("rings", "tables", "undo")
 
     def __init__(self, tables: dict[str, dict[Any, Any]]) -> None:
-        self.tables = tables
+        self.tables: dict[str, dict[Any, Any]] = tables
         self.undo: list[tuple[dict[Any, Any], Any, Any]] = []
         self.rings: list[str] = []
 
@@ -62,7 +62,7 @@ class MemoryEngine(Engine):
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self.clock = clock
-        self.name = f"memory-{next(_names)}"
+        self.name: str = f"memory-{next(_names)}"
         self.tables: dict[str, dict[Any, Any]] = {"fence": {}}
         self._ops: dict[str, Callable[..., Any]] = {}
         self._applied: dict[str, Callable[..., Any]] = {}

@@ -133,12 +133,12 @@ class SQLiteTx:
     __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings")
 
     def __init__(self, engine: SQLiteEngine, conn: sqlite3.Connection) -> None:
-        self.engine = engine
+        self.engine: SQLiteEngine = engine
         self._conn = conn
         self._fences = engine.known.fences
         #: Numbers a concern may keep here from one transaction to the next; forgotten when somebody else commits.
-        self.counters = engine.known.counters
-        self.execute = conn.execute
+        self.counters: dict[str, int] = engine.known.counters
+        self.execute: Callable[..., sqlite3.Cursor] = conn.execute
         self.rings: set[str] = set()
 
     def ring(self, topic: str) -> None:
@@ -198,15 +198,16 @@ class Request:
     __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
 
     def __init__(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        self.guard, self.ops = guard, ops
+        self.guard: Guard | None = guard
+        self.ops: Sequence[Op] = ops
         self.result: list[Any] | None = None
         self.error: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
         self.done: threading.Event | None = None
-        self.deadline = 0.0
-        self.withdrawn = False
-        self.told = False  # on its loop: the outcome is known, not only computed
+        self.deadline: float = 0.0
+        self.withdrawn: bool = False
+        self.told: bool = False  # on its loop: the outcome is known, not only computed
 
 
 def _settle(requests: list[Request]) -> None:
@@ -225,7 +226,7 @@ class SQLiteEngine(Engine):
     """Use `SQLiteEngine.open(path)`: all backends of a process on one file share one engine."""
 
     kind = "sqlite"
-    linger = 0.002
+    linger: float = 0.002
 
     # One writer thread per file and process is what makes the promises true, so the table is the process's.
     _open: ClassVar[dict[str, SQLiteEngine]] = {}
@@ -251,11 +252,13 @@ class SQLiteEngine(Engine):
         return self
 
     def __init__(self, path: str, durability: str, clock: Clock) -> None:
-        self.path, self.durability, self.clock = path, durability, clock
+        self.path: str = path
+        self.durability: str = durability
+        self.clock: Clock = clock
         self._pid = os.getpid()
         self._users = 0
         self._lock = threading.Lock()
-        self.known = Known()
+        self.known: Known = Known()
         self._ops: dict[str, Callable[..., Any]] = {}
         self._applied: dict[str, Callable[..., Any]] = {}
         self._concerns: set[str] = set()
@@ -271,7 +274,7 @@ class SQLiteEngine(Engine):
         self._groups = 0  # since the log was last looked at
         self._look_after = FIRST_LOOK
         self._per_group = 1.5  # frames of the log that a group takes, until it is known better
-        self.dead_looked_at = -1.0  # lease time of the last look for dead holders
+        self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         live = Path(f"{path}.live")
         try:
@@ -280,7 +283,7 @@ class SQLiteEngine(Engine):
             self._presence = Presence(live, new_ulid(clock), clock)
         except OSError as error:
             raise StorageError(f"cannot keep {path} here: {error}") from error
-        self.holder = self._presence.holder
+        self.holder: str = self._presence.holder
         with contextlib.ExitStack() as undo:
             undo.callback(self._commit_lock.close)
             undo.callback(self._presence.close)

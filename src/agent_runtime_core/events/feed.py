@@ -30,9 +30,10 @@ class Feed:
     def __init__(self, bus: EventBus, run_id: str) -> None:
         self.run_id = run_id
         self.followers = 0
-        self.floor = self.tail = -1
+        self.floor: int = -1
+        self.tail: int = -1
         self.window: list[Event] = []
-        self.closed = False
+        self.closed: bool = False
         self._bus = bus
         self._unread = False
         self._reading = False

@@ -15,7 +15,7 @@ from uuid import UUID
 from .._engines.base import FORGET, Op
 from .._ids import run_uuid
 from .._json import decode, encode
-from ..backends import configured, open_url
+from ..backends import Backends, configured, open_url
 from ..config import get_config
 from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import Event, EventBus
@@ -36,7 +36,7 @@ from .heart import Heart
 from .settings import RunInfo, RunnerConfig
 from .worker import Worker
 
-log = logging.getLogger("agent_runtime_core")
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOK_EVERY = 1.0  # seconds between looks at a run that is waited for, behind the bell
 _warned: set[str] = set()
@@ -61,9 +61,11 @@ class AgentRunner:
         registry: Registry = DEFAULT,
     ) -> None:
         settings = get_config()
-        self.config = config or RunnerConfig.of(settings)
-        self.backends = configured(settings, queue, event_bus, state_store, max_retries=self.config.max_retries)
-        self.tools = tools if tools is not None else ToolRegistry()
+        self.config: RunnerConfig = config or RunnerConfig.of(settings)
+        self.backends: Backends = configured(
+            settings, queue, event_bus, state_store, max_retries=self.config.max_retries
+        )
+        self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
         self.registry = registry
         self._prepare()
 
@@ -88,7 +90,7 @@ class AgentRunner:
         return cls(*places, config, tools=tools, registry=registry)
 
     def _prepare(self) -> None:
-        self.heart = Heart(self.queue, self.config)
+        self.heart: Heart = Heart(self.queue, self.config)
         self._worker = Worker(self)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")

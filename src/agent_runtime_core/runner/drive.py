@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from .._clock import aware
+from .._clock import Clock, aware
 from .._engines.base import Op
 from .._json import encode
 from ..attempts import let_go
@@ -39,7 +39,7 @@ from ..waits import Place, Services
 from .heart import Heart, Held
 from .settings import RunnerConfig
 
-log = logging.getLogger("agent_runtime_core")
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 POISON = 3  # crashes in a row without a new record, after which a run is dead
 #: Another attempt would only fail the same way.
@@ -53,17 +53,22 @@ class Drive:
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heart,
         services: Services, *, inline: bool = False,
     ) -> None:  # fmt: skip
-        self.row, self.agent, self.config, self.heart, self.services = row, agent, config, heart, services
-        self.backends, self.inline = backends, inline
-        self.clock = backends.queue.clock
-        self.ledger = self._ledger()
-        self.place = Place()
-        self.lost = False
-        self.handing_back = False
+        self.row: RunRow = row
+        self.agent: AgentRuntime = agent
+        self.config: RunnerConfig = config
+        self.heart: Heart = heart
+        self.services: Services = services
+        self.backends: Backends = backends
+        self.inline: bool = inline
+        self.clock: Clock = backends.queue.clock
+        self.ledger: Ledger = self._ledger()
+        self.place: Place = Place()
+        self.lost: bool = False
+        self.handing_back: bool = False
         #: How a worker claims its next run in the commit that ends this one, and starts what it got.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start: Callable[[list[RunRow]], None] | None = None
-        self.begun = row.parked == 1  # whether this attempt is in the journal
+        self.begun: bool = row.parked == 1  # whether this attempt is in the journal
 
     def _ledger(self) -> Ledger:
         return Ledger(self.row, *self.backends, self.clock)

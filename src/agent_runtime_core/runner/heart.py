@@ -16,7 +16,7 @@ from ..queue.row import RunRow
 from ..waits import Place
 from .settings import RunnerConfig
 
-log = logging.getLogger("agent_runtime_core")
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOP_STALL = 60.0  # seconds without a tick of its loop after which a run is no longer kept alive
 NEWS_EVERY = 0.1  # seconds between looks where the queue cannot ring
@@ -31,10 +31,15 @@ class Held:
         self, row: RunRow, place: Place, loop: asyncio.AbstractEventLoop, ends: float,
         cancel: Callable[[], None], lose: Callable[[], None], tell: Callable[[], None], now: float,
     ) -> None:  # fmt: skip
-        self.row, self.place, self.loop, self.ends = row, place, loop, ends
-        self.cancel, self.lose = cancel, lose
-        self.tell, self.told = tell, now  # how its log hears of a beat, and when it last did
-        self.seen = row.mail_seq
+        self.row: RunRow = row
+        self.place: Place = place
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.ends: float = ends
+        self.cancel: Callable[[], None] = cancel
+        self.lose: Callable[[], None] = lose
+        self.tell: Callable[[], None] = tell  # how its log hears of a beat
+        self.told: float = now  # when it last did
+        self.seen: int = row.mail_seq
 
 
 class Heart:

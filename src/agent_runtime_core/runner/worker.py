@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .core import AgentRunner
     from .drive import Drive
 
-log = logging.getLogger("agent_runtime_core")
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace

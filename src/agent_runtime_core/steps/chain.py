@@ -12,7 +12,7 @@ from ..attempts import PLAIN_POLICY, Work, perform, threaded
 from ..book import Book
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import RESET, SKIPPED, Record
-from .model import State, Step
+from .model import ExecutionState, State, Step
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -22,8 +22,11 @@ class Chain:
     """One pass of one list."""
 
     def __init__(self, executor: StepExecutor, book: Book, scope: str) -> None:
-        self.executor, self.ctx, self.book, self.scope = executor, executor.ctx, book, scope
-        self.kept = executor.state
+        self.executor: StepExecutor = executor
+        self.ctx: Any = executor.ctx
+        self.book: Book = book
+        self.scope: str = scope
+        self.kept: ExecutionState = executor.state
         self.results: dict[str, Any] = {}
         self.deferred: list[Record] = []
         self.skips: list[tuple[str, int]] = []
@@ -33,13 +36,14 @@ class Chain:
         if not resume:
             book.resets[scope] = book.resets.get(scope, 0) + 1
             await book.ledger.note(book.boundary_record(RESET, key=scope))
-        self.key = f"{scope}:{book.resets.get(scope, 0)}"
-        self.quoted_key = quote(self.key)
-        self.steps, self.total = steps, len(steps)
-        self.number = str(book.lists.get(scope, 0))
+        self.key: str = f"{scope}:{book.resets.get(scope, 0)}"
+        self.quoted_key: str = quote(self.key)
+        self.steps: Sequence[Step] = steps
+        self.total: int = len(steps)
+        self.number: str = str(book.lists.get(scope, 0))
         book.lists[scope] = int(self.number) + 1
         # One for all steps, which come one after the other.
-        self.work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
+        self.work: Work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
         self._match()
         self._load(initial_state)
         for index, step in enumerate(steps):
@@ -73,7 +77,9 @@ class Chain:
                 )
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
-        self.state_text = self.book.states.get(self.key) or encode({**self.kept.custom_state, **(initial_state or {})})
+        self.state_text: str = self.book.states.get(self.key) or encode(
+            {**self.kept.custom_state, **(initial_state or {})}
+        )
         self._new_state()
         kept = self.kept
         kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
@@ -81,7 +87,7 @@ class Chain:
     def _new_state(self) -> None:
         """The state as last committed, free of anything a step still holds on to."""
         values = cast("dict[str, Any]", decode(self.state_text)) if self.state_text != "{}" else {}
-        self.state = State(values, MappingProxyType(self.results))
+        self.state: State = State(values, MappingProxyType(self.results))
         self.kept.custom_state = self.state
 
     def _skip(self, index: int, step: Step, record: Record) -> None:
@@ -101,7 +107,8 @@ class Chain:
     async def _perform(self, index: int, step: Step) -> None:
         book = self.book
         how, work = step.callee(), self.work
-        self.step, self.is_async = step, how.is_async
+        self.step: Step = step
+        self.is_async: bool = how.is_async
         work.name = name = book.former(step.name, self.key) if book.renames else step.name
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.pos, work.description = index, step.description
@@ -130,7 +137,7 @@ class Chain:
             if state_text != self.state_text:
                 self.changed = state_text
         after = self._after(work.pos + 1)
-        self.sealed = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
+        self.sealed: Record = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
         if not self.steps[work.pos].checkpoint:
             self.deferred.append(self.sealed)
             return ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._forms import codec_for
 from .._json import arguments_digest, encode
-from ..attempts import Policy, Work, call, callee, perform
+from ..attempts import Callee, Policy, Work, call, callee, perform
 from ..book import Book
 from ..errors import StepCancelledError
 from ..journal.record import SKIPPED, Record
@@ -21,21 +21,26 @@ class FanOut:
     """One pass over the items."""
 
     def __init__(self, executor: StepExecutor, book: Book) -> None:
-        self.executor, self.book = executor, book
+        self.executor: StepExecutor = executor
+        self.book: Book = book
         self.failed: BaseException | None = None
 
     async def run(
         self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any
     ) -> list[Any]:
-        self.fn, self.items, self.policy = fn, items, policy
-        self.how = callee(fn)
-        self.codec = (self.how.encode, self.how.decode) if returns is None else codec_for(returns)
-        self.keys = [f"m:{key}" for key in keys]
+        self.fn: Callable[..., Any] = fn
+        self.items: list[Any] = items
+        self.policy: Policy = policy
+        self.how: Callee = callee(fn)
+        self.codec: tuple[Callable[[object], str], Callable[[str], object]] = (
+            (self.how.encode, self.how.decode) if returns is None else codec_for(returns)
+        )
+        self.keys: list[str] = [f"m:{key}" for key in keys]
         self.name = name
-        self.digests = [arguments_digest((item,), {})[0] for item in items]
+        self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
         self.results: list[Any] = [None] * len(items)
         missing = await self._recorded()
-        self.queue = iter(missing)
+        self.queue: Iterator[int] = iter(missing)
         workers = min(self.executor.max_concurrency, len(missing))
         await self._all([self._worker(next(self.queue)) for _ in range(workers)])
         if self.failed is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -22,7 +22,8 @@ class Plain:
     """What both kinds of plain runs share: events, checkpoints, and the tries of one step."""
 
     def __init__(self, executor: StepExecutor) -> None:
-        self.executor, self.ctx = executor, executor.ctx
+        self.executor: StepExecutor = executor
+        self.ctx: Any = executor.ctx
 
     @property
     def kept(self) -> ExecutionState:
@@ -144,8 +145,13 @@ class PlainFanOut(Plain):
         self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy
     ) -> list[Any]:
         await self.load(resume=True)
-        self.name, self.fn, self.policy, self.total = name, fn, policy, len(items)
-        self.queue = iter([(i, item, f"{name}[{key}]") for i, (item, key) in enumerate(zip(items, keys, strict=True))])
+        self.name: str = name
+        self.fn: Callable[..., Any] = fn
+        self.policy: Policy = policy
+        self.total: int = len(items)
+        self.queue: Iterator[tuple[int, Any, str]] = iter(
+            [(i, item, f"{name}[{key}]") for i, (item, key) in enumerate(zip(items, keys, strict=True))]
+        )
         self.failed: Exception | None = None
         workers = [asyncio.ensure_future(self._worker()) for _ in range(min(self.executor.max_concurrency, len(items)))]
         try:

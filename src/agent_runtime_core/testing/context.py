@@ -43,13 +43,15 @@ class MockRunContext:
         *,
         clock: Clock = SYSTEM,
     ) -> None:
-        self.input_messages = [] if input_messages is None else input_messages
-        self.params = {} if params is None else params
-        self.metadata = {} if metadata is None else metadata
+        self.input_messages: list[Any] = [] if input_messages is None else input_messages
+        self.params: dict[str, Any] = {} if params is None else params
+        self.metadata: dict[str, Any] = {} if metadata is None else metadata
+        self.run_id: UUID
+        self.run_key: str | None
         self.run_id, self.run_key = run_uuid(run_id, clock)
         self.conversation_id = conversation_id
-        self.tool_registry = ToolRegistry() if tool_registry is None else tool_registry
-        self.trace_id = trace_id(self.run_id)
+        self.tool_registry: ToolRegistry = ToolRegistry() if tool_registry is None else tool_registry
+        self.trace_id: str = trace_id(self.run_id)
         self.attempt = 1
         self.step_id: str | None = None
         self.idempotency_key: str | None = None

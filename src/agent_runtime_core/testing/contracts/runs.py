@@ -63,8 +63,11 @@ class Bench:
     """Three backends, and as many runners on them as a case wants; each stands for a process."""
 
     def __init__(self, make: Make) -> None:
-        self.clock = VirtualClock()
-        self.backends = make(clock=self.clock)
+        self.clock: VirtualClock = VirtualClock()
+        self.backends: tuple[RunQueue, EventBus, StateStore] = make(clock=self.clock)
+        self.queue: RunQueue
+        self.bus: EventBus
+        self.state: StateStore
         self.queue, self.bus, self.state = self.backends
         self.runners: list[AgentRunner] = []
 
