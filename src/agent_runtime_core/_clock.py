@@ -15,6 +15,9 @@ _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 class Clock:
     """Wall time for people, boot time for leases, a sleep, and chance; a test passes another one."""
 
+    #: The last id made in order of time, so that the next one can be above it.
+    last_id: int = 0
+
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.
         self.random: random.Random = random.Random(seed)

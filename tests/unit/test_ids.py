@@ -143,6 +143,9 @@ def test_a_fresh_run_id_comes_from_the_clock() -> None:
     assert one.int >> 80 == 1_700_000_000_500
     assert one == _ids.run_uuid(None, At(3))[0]
     assert one != _ids.run_uuid(None, At(4))[0]
+    clock = At(5)
+    made = [_ids.run_uuid(None, clock)[0] for _ in range(1000)]
+    assert made == sorted(set(made))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .._engines.backed import OnMemory
+from .._engines.base import Concern
 from .._engines.memory import MemoryTx
 from .base import RunQueue
 from .row import ClaimRequest, Mail, News, RunFilter, RunRow
@@ -134,9 +135,9 @@ def _next_due(tx: MemoryTx) -> float | None:
 class InMemoryQueue(OnMemory, RunQueue):
     """A queue in this process, gone when it ends."""
 
-    concerns = (concern(MemoryRows, tables=TABLES),)
+    concerns: ClassVar[Sequence[Concern]] = (concern(MemoryRows, tables=TABLES),)
 
-    reads: ClassVar = {
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
         "row_by_key": _by_key,
         "find": _find,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
+from .._engines.base import Concern
 from .._engines.sqlite import SQLiteTx
 from .base import RunQueue
 from .row import ClaimRequest, Mail, News, RunFilter, RunRow
@@ -28,7 +29,6 @@ CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n)
     WHERE status = 'pending' AND due_at = 0 AND origin = '';
 CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
 CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running';
-CREATE INDEX arc_runs_ended ON arc_runs (ended_at) WHERE ended_at IS NOT NULL;
 CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key) WHERE idem_key IS NOT NULL;
 CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
@@ -216,9 +216,9 @@ def _next_due(view: sqlite3.Connection) -> float | None:
 class SQLiteQueue(OnSQLite, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
-    concerns = (concern(SQLiteRows, MIGRATIONS),)
+    concerns: ClassVar[Sequence[Concern]] = (concern(SQLiteRows, MIGRATIONS),)
 
-    reads: ClassVar = {
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
         "row_by_key": _by_key,
         "find": _find,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .._engines.backed import OnMemory
 from .._engines.base import Concern, NotApplied
@@ -54,8 +55,12 @@ CONCERN = Concern(
 class InMemoryStateStore(OnMemory, StateStore):
     """A state store in this process, gone when it ends."""
 
-    concerns = (journal.CONCERN, CONCERN)
-    reads: ClassVar = {"state": _state, "records": journal.records, "ending": journal.ending}
+    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "state": _state,
+        "records": journal.records,
+        "ending": journal.ending,
+    }
 
     def clear(self) -> None:
         """Forget every run."""

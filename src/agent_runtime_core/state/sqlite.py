@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
 from .._engines.base import Concern, NotApplied
@@ -72,6 +73,10 @@ CONCERN = Concern(
 class SQLiteStateStore(OnSQLite, StateStore):
     """A state store in one SQLite file, shared by all processes on this machine."""
 
-    concerns = (journal.CONCERN, CONCERN)
-    reads: ClassVar = {"state": _state, "records": journal.records, "ending": journal.ending}
+    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "state": _state,
+        "records": journal.records,
+        "ending": journal.ending,
+    }
     transacts = True

@@ -138,8 +138,14 @@ class ReadOnlyState(State):
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise InvalidArgument("state is read-only where steps run side by side: return the value as the step's result")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    __setitem__: Callable[..., Any] = _refuse
+    __delitem__: Callable[..., Any] = _refuse
+    __ior__: Callable[..., Any] = _refuse
+    clear: Callable[..., Any] = _refuse
+    pop: Callable[..., Any] = _refuse
+    popitem: Callable[..., Any] = _refuse
+    setdefault: Callable[..., Any] = _refuse
+    update: Callable[..., Any] = _refuse
 
 
 def unique(steps: Sequence[Step]) -> Sequence[Step]:
