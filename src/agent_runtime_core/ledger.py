@@ -112,11 +112,12 @@ class Ledger:
         return [results[:first], results[first:second], results[second:]]
 
     async def _commit(self, target: Commits, ops: Sequence[Op]) -> list[Any]:
-        notes = len(self._notes)
-        if notes and target is self._state:
-            ops, self._notes = [*self._notes, *ops], []
-        else:
-            notes = 0
+        notes = 0
+        if self._notes and target is self._state:
+            queued, self._notes = self._notes, []
+            if any(op.name == "state.status" for op in ops):
+                queued = [op for op in queued if op.name != "state.status"]  # nobody can see it any more
+            notes, ops = len(queued), [*queued, *ops]
         for _ in range(BUSY_TRIES):
             try:
                 return (await target.commit(self.guard, ops))[notes:]

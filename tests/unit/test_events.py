@@ -109,7 +109,7 @@ def records() -> list[Record]:
         Record(1, STARTED, "a", "0", attempt=1, claim_id="01A", t=20.0, total=2, tries=1, nev=2),
         Record(2, DONE, "a", "0", attempt=1, claim_id="01A", t=30.0, total=2, tries=1, ms=5, nev=1, result="1"),
         Record(3, "checkpoint", claim_id="01A", t=35.0),
-        Record(4, ENDED, "succeeded", claim_id="01A", t=40.0, info='{"final_output": 1}', nev=1),
+        Record(4, ENDED, "succeeded", claim_id="01A", t=40.0, result='{"final_output": {"n": 1}, "usage": {}}', nev=1),
     ]
 
 
@@ -128,7 +128,7 @@ async def test_boundary_records_appear_among_the_events(bus: EventBus) -> None:
     assert [event.event_type for event in found] == expected
     assert sequences(found) == list(range(6))
     assert [event.timestamp.timestamp() for event in found if event.event_type != "tool.call"] == [10, 20, 20, 30, 40]
-    assert found[5].payload == {"final_output": 1}
+    assert found[5].payload == {"final_output": {"n": 1}, "usage": {}}
     assert await bus.published(RUN) == {"t"}
     assert len(await bus._rows(str(RUN), 0, 2)) == 2
     for since in range(7):

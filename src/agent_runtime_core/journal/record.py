@@ -94,11 +94,17 @@ def expand(run_id: str, record: Record) -> list[tuple[str, dict[str, Any]]]:
         case "resumed":
             return [("run.resumed", {"agent_key": record.name, "attempt": record.attempt, **info})]
         case "ended":
-            return [(_EVENT_OF_STATUS[record.name], info)]
+            return [(_EVENT_OF_STATUS[record.name], _told_of_success(record) if record.name == "succeeded" else info)]
         case "skipped":
             return [_skip(run_id, record, step) for step in info["steps"]]
         case _:
             return _step_events(run_id, record, info)
+
+
+def _told_of_success(record: Record) -> dict[str, Any]:
+    """Its result is in the record already."""
+    result = cast("dict[str, Any]", decode(record.result or "{}"))
+    return {"final_output": result.get("final_output", {}), "usage": result.get("usage", {})}
 
 
 def _skip(run_id: str, record: Record, step: list[Any]) -> tuple[str, dict[str, Any]]:

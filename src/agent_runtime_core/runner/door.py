@@ -94,7 +94,7 @@ class _Door(Drive):
         if self.lost:
             raise LeaseLost(*self.ledger.guard) from error
         if error is None:
-            await self._end(RunStatus.SUCCEEDED, RunResult(), {"final_output": {}, "usage": {}})
+            await self._end(RunStatus.SUCCEEDED, RunResult())
         elif place.cancelled:
             await self._end(RunStatus.CANCELLED, RunResult(), {})
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error

@@ -275,9 +275,7 @@ class Drive:
         if result.error is not None:
             return await self._failed(result, result.error)
         try:
-            return await self._end(
-                RunStatus.SUCCEEDED, result, {"final_output": result.final_output, "usage": result.usage}
-            )
+            return await self._end(RunStatus.SUCCEEDED, result)
         except UnserialisableResult as error:
             return await self._raised(ctx, error)
 
@@ -364,12 +362,13 @@ class Drive:
         with contextlib.suppress(AgentRuntimeError, Moved):
             await self._give_back()
 
-    async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any]) -> RunResult:
+    async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
+        """End the run; `event` is what its last event tells, which for a success is the result itself."""
         row = self.row
         result.status, result.run_id = status, UUID(row.run_id)
         record = Record(
             self.ledger.next_seq(), ENDED, status.value, "", row.generation, row.claim_id, self.clock.wall(),
-            encode_result(result), info=encode(event), nev=1,
+            encode_result(result), info=encode(event) if event else None, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
         how = self._settle(status.value)._replace(stalls=row.stalls, reason=reason)
