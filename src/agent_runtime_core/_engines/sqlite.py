@@ -587,11 +587,20 @@ class SQLiteEngine(Engine):
                     self._extend_log()
             else:
                 # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
-                _, frames, _ = self._conn.execute(_RESTART if size > 4 * WAL_SIZE else _PASSIVE).fetchone()
+                frames = self._checkpoint(_RESTART if size > 4 * WAL_SIZE else _PASSIVE)
                 self._per_group, frames = max(frames / self._groups, 1.0), WAL_SIZE // _FRAME
         except (OSError, sqlite3.Error):
             pass  # another time
         self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
+
+    def _checkpoint(self, mode: str) -> int:
+        """How many frames the log had."""
+        self._conn.execute("PRAGMA busy_timeout=50")
+        try:
+            frames: int = self._conn.execute(mode).fetchone()[1]
+            return frames
+        finally:
+            self._conn.execute(f"PRAGMA busy_timeout={int(PATIENCE * 500)}")
 
     def _extend_log(self) -> None:
         # Under SQLite's own lock too: zeros over what a program outside this library adds would ruin the file.
