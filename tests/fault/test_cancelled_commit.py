@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines import sqlite
-from agent_runtime_core._engines.sqlite import SQLiteEngine, SQLiteTx
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core.queue import SQLiteQueue
 
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from agent_runtime_core._engines.sqlite import UserTransaction
+from agent_runtime_core._engines.sqlite_tx import UserTransaction
 from agent_runtime_core._ids import run_uuid
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import StorageBusy, WaitTimeout

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from agent_runtime_core._clock import Clock
 from agent_runtime_core._engines.base import Concern, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite import Request, SQLiteEngine, SQLiteTx, _answer, _settle
+from agent_runtime_core._engines.sqlite import Request, SQLiteEngine, _answer, _settle
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core.errors import StorageBusy
 
 from .loop import HOST, SimLoop
@@ -320,9 +321,6 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
     def _replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> Any:
         self._replayed = True
         return super()._replay(tx, guard, ops)
-
-    def _tend_log(self) -> None:
-        """A short world's log needs no care."""
 
     def _deliver(self, batch: list[Request]) -> None:
         """The wire brings the answers."""

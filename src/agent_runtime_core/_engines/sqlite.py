@@ -25,171 +25,22 @@ from ..errors import (
     LeaseLost,
     StorageBusy,
     StorageClosed,
-    StorageCorrupt,
     StorageError,
-    StorageFull,
     StorageTooNew,
 )
 from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op, every
 from .presence import RESCAN, CommitLock, Presence
+from .sqlite_log import Log
+from .sqlite_tx import DRIVER_ERRORS, FunctionFailed, Known, SQLiteTx, translate
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 AT_ONCE = 8  # callers told in one turn of their loop
-MOST_KNOWN = 20_000  # entries remembered between transactions
 GROUP = 256  # commits in one transaction at most
-FIRST_LOOK = 16  # groups after which a process is taken to stay: then it sees to the log
-WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
-USER_SQL_LIMIT = 1.0  # seconds of SQL a ctx.transaction may take on the writer thread
 READERS = 2
-_FRAME = 4096 + 24  # bytes of a page in the WAL
-_AHEAD = 1 << 20  # bytes by which the WAL's file is extended at once
-_PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
-_RESTART = "PRAGMA wal_checkpoint(RESTART)"
 _POLL = 0.5  # seconds between looks at data_version behind the bell
 _POLL_WITHOUT_BELL = 0.005
 
 _FENCE_SCHEMA = "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID"
-_OUR_PREFIX = "arc_"
-_FULL_CODES = {
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR_WRITE,
-    sqlite3.SQLITE_IOERR_FSYNC,
-    sqlite3.SQLITE_IOERR_TRUNCATE,
-    sqlite3.SQLITE_IOERR_SHMSIZE,
-}
-#: In a damaged file, the driver's own messages may be no text.
-_DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-#: Damage that the driver has no code for.
-_DAMAGED = ("Could not decode to UTF-8", "unsupported file format")
-_FORBIDDEN_TO_USERS = {
-    sqlite3.SQLITE_TRANSACTION,
-    sqlite3.SQLITE_SAVEPOINT,
-    sqlite3.SQLITE_ATTACH,
-    sqlite3.SQLITE_DETACH,
-    sqlite3.SQLITE_PRAGMA,
-}
-
-
-def ours_to_tell(error: sqlite3.Error) -> bool:
-    """Whether the error is about the file, and not about what somebody asked of it."""
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    return code in _FULL_CODES or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
-
-
-def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageError:
-    """The error of ours that a driver's error means."""
-    code = getattr(error, "sqlite_errorcode", None) or 0
-    if isinstance(error, UnicodeDecodeError) or any(sign in str(error) for sign in _DAMAGED):
-        code = sqlite3.SQLITE_CORRUPT
-    if code in _FULL_CODES:
-        return StorageFull(f"no space to write {path} ({error}); nothing acknowledged is lost, free some and go on")
-    match code & 0xFF:
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StorageBusy(f"{path} is locked by a program outside this library ({error})")
-        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
-            return StorageCorrupt(f"{path} is not a readable database ({error}); it is left as it is: restore a backup")
-        case _:
-            return StorageError(f"{path}: {error}")
-
-
-class FunctionFailed(Exception):
-    """A user's own SQL was refused; `error` is the driver's, for the user."""
-
-    def __init__(self, error: sqlite3.Error) -> None:
-        self.error = error
-
-
-class UserTransaction:
-    """What `ctx.transaction` hands to its function: SQL inside the commit of the step's own record."""
-
-    def __init__(self, conn: sqlite3.Connection) -> None:
-        self.execute = conn.execute
-        self.executemany = conn.executemany
-
-
-class Known:
-    """What the writing connection remembers of the file, true as long as nobody else has committed to it."""
-
-    def __init__(self) -> None:
-        self.fences: dict[str, str | None] = {}
-        self.counters: dict[str, int] = {}
-        self._version = -1
-
-    def check(self, conn: sqlite3.Connection) -> None:
-        """To be called when a transaction has begun: SQLite tells whether another connection changed anything."""
-        version = conn.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version or len(self.fences) + len(self.counters) > MOST_KNOWN:
-            self._version = version
-            self.forget()
-
-    def forget(self) -> None:
-        self.fences.clear()
-        self.counters.clear()
-
-
-class SQLiteTx:
-    """An open transaction on the writing connection."""
-
-    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings")
-
-    def __init__(self, engine: SQLiteEngine, conn: sqlite3.Connection) -> None:
-        self.engine: SQLiteEngine = engine
-        self._conn = conn
-        self._fences = engine.known.fences
-        #: Numbers a concern may keep here from one transaction to the next; forgotten when somebody else commits.
-        self.counters: dict[str, int] = engine.known.counters
-        self.execute: Callable[..., sqlite3.Cursor] = conn.execute
-        self.rings: set[str] = set()
-
-    def ring(self, topic: str) -> None:
-        self.rings.add(topic)
-
-    def fence(self, key: str, token: str | None) -> None:
-        self._fences[key] = token
-        if token is None:
-            self.execute("DELETE FROM arc_fence WHERE key = ?", (key,))
-        else:
-            self.execute("INSERT OR REPLACE INTO arc_fence VALUES (?, ?)", (key, token))
-
-    def fenced(self, key: str) -> str | None:
-        try:
-            return self._fences[key]
-        except KeyError:
-            row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
-            token: str | None = row[0] if row else None
-            self._fences[key] = token
-            return token
-
-    def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Run a user's function here, kept off our tables and out of our transaction control."""
-        conn, clock = self._conn, self.engine.clock
-        until = clock.boot() + USER_SQL_LIMIT
-
-        def allowed(action: int, one: str | None, two: str | None, *_: str | None) -> int:
-            ours = any(name and name.startswith(_OUR_PREFIX) for name in (one, two))
-            return sqlite3.SQLITE_DENY if ours or action in _FORBIDDEN_TO_USERS else sqlite3.SQLITE_OK
-
-        conn.execute("SAVEPOINT arc_user")
-        conn.set_authorizer(allowed)
-        conn.set_progress_handler(lambda: clock.boot() > until, 10_000)
-        try:
-            result = fn(UserTransaction(conn), *args)
-        except BaseException as error:
-            self._uncall(conn)
-            if conn.in_transaction:
-                conn.execute("ROLLBACK TO arc_user")
-                conn.execute("RELEASE arc_user")
-                if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
-                    raise FunctionFailed(error) from error
-            raise
-        self._uncall(conn)
-        conn.execute("RELEASE arc_user")
-        return result
-
-    @staticmethod
-    def _uncall(conn: sqlite3.Connection) -> None:
-        conn.set_authorizer(None)
-        conn.set_progress_handler(None, 0)
 
 
 class Request:
@@ -271,9 +122,6 @@ class SQLiteEngine(Engine):
         self._threads: list[threading.Thread] = []
         self._bell_thread: threading.Thread | None = None
         self._closed = False
-        self._groups = 0  # since the log was last looked at
-        self._look_after = FIRST_LOOK
-        self._per_group = 1.5  # frames of the log that a group takes, until it is known better
         self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         live = Path(f"{path}.live")
@@ -293,7 +141,8 @@ class SQLiteEngine(Engine):
                     self._conn = self._connect()
                     undo.callback(self._conn.close)
                     self._prepare()
-            except _DRIVER_ERRORS as error:
+                self.log: Log = Log(path, self._conn, flushes=durability == "full", busy_ms=int(PATIENCE * 500))
+            except DRIVER_ERRORS as error:
                 raise translate(error, path) from error
             self.add(Concern("fence", FENCE_OPS, {}, (_FENCE_SCHEMA,)))
             undo.pop_all()
@@ -328,7 +177,7 @@ class SQLiteEngine(Engine):
             if self._versions.get(concern.name, 0) != len(concern.migrations):
                 with self._commit_lock:
                     self._migrate(concern)
-        except _DRIVER_ERRORS as error:
+        except DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
         self._ops.update(concern.ops)
         self._applied.update(concern.applied)
@@ -475,9 +324,7 @@ class SQLiteEngine(Engine):
         try:
             with self._commit_lock:
                 self._transact(tx, batch)
-                self._groups += 1
-                if self._groups >= self._look_after:
-                    self._tend_log()
+                self.log.grown()
         except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
             self._roll_back()
             for request in batch:
@@ -571,52 +418,6 @@ class SQLiteEngine(Engine):
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_settle, requests)
 
-    def _tend_log(self) -> None:
-        """Keep the WAL from growing, and its file from being extended commit by commit.
-
-        A flush that has to extend the file costs twice one that does not, so the file is extended ahead of
-        its use up to its usual size, and then begun anew from its start after each checkpoint, never
-        truncated. What lies behind the last frame has no valid checksum and is not read.
-        """
-        frames = _AHEAD // _FRAME
-        try:
-            size = os.stat(f"{self.path}-wal").st_size
-            if size < WAL_SIZE:
-                # Where commits are large it is not the extending that takes the time, and without flushes nothing.
-                if self._synchronous == "FULL" and size < 8 * _FRAME * self._groups:
-                    self._extend_log()
-            else:
-                # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
-                frames = self._checkpoint(_RESTART if size > 4 * WAL_SIZE else _PASSIVE)
-                self._per_group, frames = max(frames / self._groups, 1.0), WAL_SIZE // _FRAME
-        except (OSError, sqlite3.Error):
-            pass  # another time
-        self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
-
-    def _checkpoint(self, mode: str) -> int:
-        """How many frames the log had."""
-        self._conn.execute("PRAGMA busy_timeout=50")
-        try:
-            frames: int = self._conn.execute(mode).fetchone()[1]
-            return frames
-        finally:
-            self._conn.execute(f"PRAGMA busy_timeout={int(PATIENCE * 500)}")
-
-    def _extend_log(self) -> None:
-        # Under SQLite's own lock too: zeros over what a program outside this library adds would ruin the file.
-        self._conn.execute("BEGIN IMMEDIATE")
-        try:
-            wal = f"{self.path}-wal"
-            size, fd = os.stat(wal).st_size, os.open(wal, os.O_WRONLY)
-            try:
-                os.lseek(fd, size, os.SEEK_SET)
-                os.write(fd, bytes(_AHEAD))
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        finally:
-            self._conn.execute("ROLLBACK")
-
     # -- reading
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -644,7 +445,7 @@ class SQLiteEngine(Engine):
             try:
                 conn = conn or self._connect()
                 result = self.view(conn, fn, args)
-            except _DRIVER_ERRORS as failure:
+            except DRIVER_ERRORS as failure:
                 error = translate(failure, self.path)
             except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
                 error = failure

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .._engines.backed import OnSQLite
 from .._engines.base import Concern, NotApplied
-from .._engines.sqlite import SQLiteTx
+from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
 from ..journal.record import Record
 from .base import DELETE, PUBLISH, EventBus, StoredEvent, merged

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._engines.base import Concern, NotApplied
-from .._engines.sqlite import SQLiteTx
+from .._engines.sqlite_tx import SQLiteTx
 from ..errors import LeaseLost, StorageCorrupt
 from .record import ENDED, Record
 

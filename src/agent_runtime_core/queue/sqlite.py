@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
 from .._engines.base import Concern
-from .._engines.sqlite import SQLiteTx
+from .._engines.sqlite_tx import SQLiteTx
 from .base import RunQueue
 from .row import ClaimRequest, Mail, News, RunFilter, RunRow
 from .rows import Rows, concern

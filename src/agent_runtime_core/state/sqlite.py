@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
 from .._engines.base import Concern, NotApplied
-from .._engines.sqlite import SQLiteTx
+from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
 from .base import StateRow, StateStore
 

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_runtime_core import AgentRunner, open_run
-from agent_runtime_core._engines.sqlite import SQLiteEngine, SQLiteTx
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from tests.fault.jobs.effects import say
 
 

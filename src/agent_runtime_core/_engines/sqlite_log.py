@@ -1,0 +1,77 @@
+"""The WAL of a SQLite file: kept from growing, and its file from being extended commit by commit."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+
+FIRST_LOOK = 16  # groups after which a process is taken to stay: then it sees to the log
+WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
+WAIT_MS = 50  # how long a checkpoint waits for readers
+_FRAME = 4096 + 24  # bytes of a page in the WAL
+_AHEAD = 1 << 20  # bytes by which the WAL's file is extended at once
+_PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
+_RESTART = "PRAGMA wal_checkpoint(RESTART)"
+
+
+class Log:
+    """The log as the writing connection sees to it, under the commit lock.
+
+    A flush that has to extend the file costs twice one that does not, so the file is extended ahead of
+    its use up to its usual size, and then begun anew from its start after each checkpoint, never
+    truncated. What lies behind the last frame has no valid checksum and is not read.
+    """
+
+    def __init__(self, path: str, conn: sqlite3.Connection, *, flushes: bool, busy_ms: int) -> None:
+        self._wal: str = f"{path}-wal"
+        self._conn: sqlite3.Connection = conn
+        self._flushes: bool = flushes
+        self._busy_ms: int = busy_ms
+        self._groups: int = 0  # since the log was last looked at
+        self._look_after: int = FIRST_LOOK
+        self._per_group: float = 1.5  # frames of the log that a group takes, until it is known better
+
+    def grown(self) -> None:
+        """A group was committed."""
+        self._groups += 1
+        if self._groups >= self._look_after:
+            self.tend()
+
+    def tend(self) -> None:
+        frames = _AHEAD // _FRAME
+        try:
+            size = os.stat(self._wal).st_size
+            if size < WAL_SIZE:
+                # Where commits are large it is not the extending that takes the time, and without flushes nothing.
+                if self._flushes and size < 8 * _FRAME * self._groups:
+                    self._extend()
+            else:
+                # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
+                frames = self._checkpoint(_RESTART if size > 4 * WAL_SIZE else _PASSIVE)
+                self._per_group, frames = max(frames / self._groups, 1.0), WAL_SIZE // _FRAME
+        except (OSError, sqlite3.Error):
+            pass  # another time
+        self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
+
+    def _checkpoint(self, mode: str) -> int:
+        """How many frames the log had."""
+        self._conn.execute(f"PRAGMA busy_timeout={WAIT_MS}")
+        try:
+            frames: int = self._conn.execute(mode).fetchone()[1]
+            return frames
+        finally:
+            self._conn.execute(f"PRAGMA busy_timeout={self._busy_ms}")
+
+    def _extend(self) -> None:
+        # Under SQLite's own lock too: zeros over what a program outside this library adds would ruin the file.
+        self._conn.execute("BEGIN IMMEDIATE")
+        try:
+            size, fd = os.stat(self._wal).st_size, os.open(self._wal, os.O_WRONLY)
+            try:
+                os.lseek(fd, size, os.SEEK_SET)
+                os.write(fd, bytes(_AHEAD))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        finally:
+            self._conn.execute("ROLLBACK")

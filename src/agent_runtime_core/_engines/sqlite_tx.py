@@ -1,0 +1,165 @@
+"""A transaction on the writing connection of a SQLite file, and what a driver's error means."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from .._clock import Clock
+from ..errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
+
+MOST_KNOWN = 20_000  # entries remembered between transactions
+USER_SQL_LIMIT = 1.0  # seconds of SQL a ctx.transaction may take on the writer thread
+
+_OUR_PREFIX = "arc_"
+_FULL_CODES = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_FSYNC,
+    sqlite3.SQLITE_IOERR_TRUNCATE,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+}
+#: In a damaged file, the driver's own messages may be no text.
+DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+#: Damage that the driver has no code for.
+_DAMAGED = ("Could not decode to UTF-8", "unsupported file format")
+_FORBIDDEN_TO_USERS = {
+    sqlite3.SQLITE_TRANSACTION,
+    sqlite3.SQLITE_SAVEPOINT,
+    sqlite3.SQLITE_ATTACH,
+    sqlite3.SQLITE_DETACH,
+    sqlite3.SQLITE_PRAGMA,
+}
+
+
+def ours_to_tell(error: sqlite3.Error) -> bool:
+    """Whether the error is about the file, and not about what somebody asked of it."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    return code in _FULL_CODES or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+
+
+def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageError:
+    """The error of ours that a driver's error means."""
+    code = getattr(error, "sqlite_errorcode", None) or 0
+    if isinstance(error, UnicodeDecodeError) or any(sign in str(error) for sign in _DAMAGED):
+        code = sqlite3.SQLITE_CORRUPT
+    if code in _FULL_CODES:
+        return StorageFull(f"no space to write {path} ({error}); nothing acknowledged is lost, free some and go on")
+    match code & 0xFF:
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StorageBusy(f"{path} is locked by a program outside this library ({error})")
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return StorageCorrupt(f"{path} is not a readable database ({error}); it is left as it is: restore a backup")
+        case _:
+            return StorageError(f"{path}: {error}")
+
+
+class FunctionFailed(Exception):
+    """A user's own SQL was refused; `error` is the driver's, for the user."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        self.error = error
+
+
+class UserTransaction:
+    """What `ctx.transaction` hands to its function: SQL inside the commit of the step's own record."""
+
+    def __init__(self, conn: sqlite3.Connection) -> None:
+        self.execute = conn.execute
+        self.executemany = conn.executemany
+
+
+class Known:
+    """What the writing connection remembers of the file, true as long as nobody else has committed to it."""
+
+    def __init__(self) -> None:
+        self.fences: dict[str, str | None] = {}
+        self.counters: dict[str, int] = {}
+        self._version = -1
+
+    def check(self, conn: sqlite3.Connection) -> None:
+        """To be called when a transaction has begun: SQLite tells whether another connection changed anything."""
+        version = conn.execute("PRAGMA data_version").fetchone()[0]
+        if version != self._version or len(self.fences) + len(self.counters) > MOST_KNOWN:
+            self._version = version
+            self.forget()
+
+    def forget(self) -> None:
+        self.fences.clear()
+        self.counters.clear()
+
+
+class Home(Protocol):
+    """What a transaction needs of its engine."""
+
+    clock: Clock
+    known: Known
+    dead_looked_at: float
+
+    def dead_holders(self, holders: Sequence[str]) -> tuple[str, ...]: ...
+
+
+class SQLiteTx:
+    """An open transaction on the writing connection."""
+
+    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings")
+
+    def __init__(self, engine: Home, conn: sqlite3.Connection) -> None:
+        self.engine: Home = engine
+        self._conn = conn
+        self._fences = engine.known.fences
+        #: Numbers a concern may keep here from one transaction to the next; forgotten when somebody else commits.
+        self.counters: dict[str, int] = engine.known.counters
+        self.execute: Callable[..., sqlite3.Cursor] = conn.execute
+        self.rings: set[str] = set()
+
+    def ring(self, topic: str) -> None:
+        self.rings.add(topic)
+
+    def fence(self, key: str, token: str | None) -> None:
+        self._fences[key] = token
+        if token is None:
+            self.execute("DELETE FROM arc_fence WHERE key = ?", (key,))
+        else:
+            self.execute("INSERT OR REPLACE INTO arc_fence VALUES (?, ?)", (key, token))
+
+    def fenced(self, key: str) -> str | None:
+        try:
+            return self._fences[key]
+        except KeyError:
+            row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
+            token: str | None = row[0] if row else None
+            self._fences[key] = token
+            return token
+
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Run a user's function here, kept off our tables and out of our transaction control."""
+        conn, clock = self._conn, self.engine.clock
+        until = clock.boot() + USER_SQL_LIMIT
+
+        def allowed(action: int, one: str | None, two: str | None, *_: str | None) -> int:
+            ours = any(name and name.startswith(_OUR_PREFIX) for name in (one, two))
+            return sqlite3.SQLITE_DENY if ours or action in _FORBIDDEN_TO_USERS else sqlite3.SQLITE_OK
+
+        conn.execute("SAVEPOINT arc_user")
+        conn.set_authorizer(allowed)
+        conn.set_progress_handler(lambda: clock.boot() > until, 10_000)
+        try:
+            result = fn(UserTransaction(conn), *args)
+        except BaseException as error:
+            self._uncall(conn)
+            if conn.in_transaction:
+                conn.execute("ROLLBACK TO arc_user")
+                conn.execute("RELEASE arc_user")
+                if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
+                    raise FunctionFailed(error) from error
+            raise
+        self._uncall(conn)
+        conn.execute("RELEASE arc_user")
+        return result
+
+    @staticmethod
+    def _uncall(conn: sqlite3.Connection) -> None:
+        conn.set_authorizer(None)
+        conn.set_progress_handler(None, 0)
