@@ -119,7 +119,17 @@ class Presence:
 
     def ring(self, letters: str) -> None:
         """Ring all other bells; only the writer thread calls this."""
-        for name in self._others():
+        known = tuple(self._peers)
+        self._ring(known, letters)
+        now = self._clock.boot()
+        if not 0 <= now - self._listed < RESCAN:
+            self._listed = now
+            with contextlib.suppress(FileNotFoundError):
+                self._rescan()
+            self._ring([name for name in self._peers if name not in known], letters)
+
+    def _ring(self, names: Iterable[str], letters: str) -> None:
+        for name in names:
             try:
                 os.write(self._peers[name], letters.encode("ascii"))
             except BlockingIOError:
@@ -131,14 +141,6 @@ class Presence:
         if self.bell is not None:
             with contextlib.suppress(OSError):
                 os.write(self.bell, b"!")
-
-    def _others(self) -> list[str]:
-        now = self._clock.boot()
-        if not 0 <= now - self._listed < RESCAN:
-            self._listed = now
-            with contextlib.suppress(FileNotFoundError):
-                self._rescan()
-        return list(self._peers)
 
     def _rescan(self) -> None:
         own = f"{self.holder}.bell"

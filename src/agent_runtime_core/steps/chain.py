@@ -47,7 +47,7 @@ class Chain:
         self._match()
         self._load(initial_state)
         for index, step in enumerate(steps):
-            record = book.recorded(step.name, self.key)
+            record = self._recorded(step)
             if record is not None:
                 self._skip(index, step, record)
                 continue
@@ -60,6 +60,10 @@ class Chain:
         if self.deferred:
             await book.ledger.append(*self._with_deferred())
         return self.results
+
+    def _recorded(self, step: Step) -> Record | None:
+        book = self.book
+        return book.recorded(step.name, self.key) if book.renames else book.done.get((step.name, self.key))
 
     def _match(self) -> None:
         """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""
