@@ -65,6 +65,13 @@ class RuntimeConfig:
         """The key that was set, or else the environment's ANTHROPIC_API_KEY."""
         return self.anthropic_api_key or os.environ.get("ANTHROPIC_API_KEY") or None
 
+    def placed(self, backend: str, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a backend, and where it is kept if they do not say."""
+        if backend == "sqlite" and "engine" not in options:
+            where = {} if "path" in options or "db_path" in options else {"path": self.sqlite_path}
+            return {"durability": self.durability, **where, **options}
+        return options
+
     def __repr__(self) -> str:
         return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in _FIELDS)})"
 

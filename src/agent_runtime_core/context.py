@@ -17,7 +17,7 @@ from .book import FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
-from .journal.record import SKIPPED, Record
+from .journal.record import FAILED, SKIPPED, Record
 from .queue.row import RunRow
 from .retry import Delay
 from .tools.registry import ToolRegistry
@@ -158,7 +158,7 @@ class Context:
         """
         await self._open()
         policy = PLAIN_POLICY
-        if retries or timeout is not None or on_in_doubt != "retry":
+        if retries or timeout is not None or on_in_doubt != "retry" or retry_delay != 1.0:
             policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         if on_changed_input not in ("use", "raise"):
             raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {on_changed_input!r}")
@@ -248,12 +248,20 @@ class Context:
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
                     raise
-                raise StepExecutionError(name, str(error) or type(error).__name__, 1) from error
+                message = str(error) or type(error).__name__
+                await self._transaction_failed(name, place, pos, message, type(error).__name__)
+                raise StepExecutionError(name, message, 1) from error
             self.book.passed()
         else:
             await self._reuse(record, mark, "use")
             text = record.result
         return cast(T, None if text is None else how.decode(text))
+
+    async def _transaction_failed(self, name: str, place: str, pos: int, message: str, kind: str) -> None:
+        """Record it, so that code that goes on without it takes the same way again."""
+        about = {"error": message, "type": kind, **({"alone": True} if self.book.running == 0 else {})}
+        record = self.book.unfinished(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
+        await self._ledger.append(record)
 
     # -- recorded chance and time
 

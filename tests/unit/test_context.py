@@ -29,6 +29,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import EventType, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run
+from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
@@ -988,3 +989,27 @@ async def test_a_users_own_sql_error_fails_the_step_with_its_cause(tmp_path: Pat
             await ctx.transaction("twice", twice)
         assert isinstance(caught.value.__cause__, sqlite3.IntegrityError)
         assert await ctx.transaction("count", lambda conn: conn.execute("SELECT 1").fetchone()[0]) == 1
+
+
+async def test_a_failed_transaction_fails_again_where_the_code_went_on_without_it(tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def bad(conn: Any) -> None:
+        tried.append("t")
+        raise ValueError("no")
+
+    async with Rig(tmp_path / "a.db", max_retries=1) as rig:
+
+        async def body(ctx: Any) -> str:
+            try:
+                await ctx.transaction("t", bad)
+            except StepExecutionError:
+                fallback: str = await ctx.step("b", lambda: "fallback")
+            if len(tried) == 1:
+                tried.append("again")
+                raise RuntimeError("after the fallback")
+            return fallback
+
+        assert (await rig.go(body)).status == RunStatus.FAILED
+        assert await rig.value(body) == "fallback"
+        assert tried == ["t", "again"]

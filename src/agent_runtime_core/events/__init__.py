@@ -44,11 +44,7 @@ def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
     """
     config = get_config()
     name = config.event_bus_backend if backend is None else backend
-    if name == "sqlite" and "engine" not in options:
-        options.setdefault("durability", config.durability)
-        if "path" not in options and "db_path" not in options:
-            options["path"] = config.sqlite_path
-    bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**options)
+    bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**config.placed(name, options))
     return bus
 
 

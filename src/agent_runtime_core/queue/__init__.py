@@ -56,11 +56,7 @@ def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
     """
     config = get_config()
     name = config.queue_backend if backend is None else backend
-    if name == "sqlite" and "engine" not in options:
-        options.setdefault("durability", config.durability)
-        if "path" not in options and "db_path" not in options:
-            options["path"] = config.sqlite_path
-    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)
+    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**config.placed(name, options))
     return queue
 
 

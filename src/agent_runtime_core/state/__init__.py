@@ -45,11 +45,7 @@ def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
     """
     config = get_config()
     name = config.state_store_backend if backend is None else backend
-    if name == "sqlite" and "engine" not in options:
-        options.setdefault("durability", config.durability)
-        if "path" not in options and "db_path" not in options:
-            options["path"] = config.sqlite_path
-    store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**options)
+    store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**config.placed(name, options))
     return store
 
 
