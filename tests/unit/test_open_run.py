@@ -18,7 +18,9 @@ from agent_runtime_core.errors import (
     RunFailed,
     StorageClosed,
 )
+from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
+from agent_runtime_core.runner.heart import Heart, Held
 from agent_runtime_core.steps import Step, StepExecutor
 
 
@@ -249,3 +251,29 @@ def test_a_cancel_from_outside_stops_a_blocking_caller(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="cancelled"), open_run_sync(path, "r") as run:
         run.call(cancels_soon, run.ctx)
     assert asyncio.run(look(path))[0].status == "cancelled"
+
+
+async def test_hearing_of_its_own_end_does_not_cancel_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row has ended before this task is told so: whoever looks at it then must not take it for a loss."""
+    held: list[tuple[Heart, Held]] = []
+    hold, settle = Heart.hold, Ledger.settle
+
+    def noted(self: Heart, each: Held) -> None:
+        held.append((self, each))
+        hold(self, each)
+
+    async def looked_at(self: Ledger, *args: Any) -> list[Any]:
+        answers = await settle(self, *args)
+        for heart, each in held:
+            await heart._look([each])
+        return answers
+
+    monkeypatch.setattr(Heart, "hold", noted)
+    monkeypatch.setattr(Ledger, "settle", looked_at)
+    async with open_run(tmp_path / "a.db", "r") as ctx:
+        assert await ctx.step("a", lambda: 1) == 1
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert held

@@ -48,7 +48,9 @@ class Log:
             else:
                 # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
                 frames = self._checkpoint(_RESTART if size > 4 * WAL_SIZE else _PASSIVE)
-                self._per_group, frames = max(frames / self._groups, 1.0), WAL_SIZE // _FRAME
+                # Others write too, in turns: what was seen of them is forgotten slowly.
+                self._per_group = max(frames / self._groups, self._per_group * 0.95, 1.0)
+                frames = WAL_SIZE // _FRAME
         except (OSError, sqlite3.Error):
             pass  # another time
         self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))

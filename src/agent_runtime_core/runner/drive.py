@@ -65,6 +65,8 @@ class Drive:
         self.place: Place = Place()
         self.lost: bool = False
         self.handing_back: bool = False
+        #: The row is being left: that it is no longer running is our own doing, and nothing to be told of.
+        self.leaving: bool = False
         #: How a worker claims its next run in the commit that ends this one, and starts what it got.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start: Callable[[list[RunRow]], None] | None = None
@@ -103,13 +105,13 @@ class Drive:
 
     def _cancel(self) -> None:
         place = self.place
-        if place.cancelled or place.sealed:
+        if place.cancelled or place.sealed or self.leaving:
             return
         place.cancelled = True
         place.stop()
 
     def _lose(self) -> None:
-        if not self.lost and not self.place.sealed:
+        if not self.lost and not self.place.sealed and not self.leaving:
             self.lost = self.place.sealed = True
             self.place.stop()
 
@@ -330,6 +332,7 @@ class Drive:
             self.row = self.row.changed(parked=0)
             await self._pause(delay)
             return _AGAIN
+        self.leaving = True
         how = self._settle("pending")._replace(
             due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
         )
@@ -354,6 +357,7 @@ class Drive:
 
     async def _give_back(self) -> None:
         """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
+        self.leaving = True
         how = self._settle("pending")._replace(parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
         await self.ledger.settle(how)
 
@@ -386,6 +390,7 @@ class Drive:
 
     async def _settle_last(self, how: Settle, records: Sequence[Record], ops: list[Op]) -> None:
         """End the run, and in the same commit claim the next one for the worker, if it wants one."""
+        self.leaving = True
         want = self.next_claim() if self.next_claim is not None else None
         if want is None:
             await self.ledger.settle(how, records, ops)
