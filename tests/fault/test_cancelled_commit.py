@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines import sqlite
+from agent_runtime_core._engines import sqlite_writer
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core.queue import SQLiteQueue
@@ -20,10 +20,9 @@ from agent_runtime_core.queue import SQLiteQueue
 async def test_a_claim_cancelled_between_its_write_and_its_commit_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = SQLiteQueue(tmp_path / "queue.db")
-    await queue.enqueue(None, "agent", {})
     written, go = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
+    slow: set[str] = set()
 
     class SlowToCommit(SQLiteTx):
         def __init__(self, engine: SQLiteEngine, conn: sqlite3.Connection) -> None:
@@ -31,12 +30,16 @@ async def test_a_claim_cancelled_between_its_write_and_its_commit_is_given_back(
             self.execute = self.held_up
 
         def held_up(self, sql: str, *args: Any) -> sqlite3.Cursor:
-            if sql == "COMMIT" and not go.is_set():
+            if sql in slow and not go.is_set():
                 loop.call_soon_threadsafe(written.set)
                 assert go.wait(10)
             return self._conn.execute(sql, *args)
 
-    monkeypatch.setattr(sqlite, "SQLiteTx", SlowToCommit)
+    monkeypatch.setattr(sqlite_writer, "SQLiteTx", SlowToCommit)
+    monkeypatch.setattr(sqlite_writer, "ON_LOOP", 0)  # what holds up the commit is to hold up a thread
+    queue = SQLiteQueue(tmp_path / "queue.db")
+    await queue.enqueue(None, "agent", {})
+    slow.add("COMMIT")
     claiming = asyncio.ensure_future(queue.claim("w1"))
     try:
         await written.wait()

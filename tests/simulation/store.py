@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from agent_runtime_core._clock import Clock
 from agent_runtime_core._engines.base import Concern, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite import Request, SQLiteEngine, _answer, _settle
+from agent_runtime_core._engines.sqlite import SQLiteEngine, _answer
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.sqlite_writer import Request, Writer, settle
 from agent_runtime_core.errors import StorageBusy
 
 from .loop import HOST, SimLoop
@@ -99,7 +100,7 @@ class Wire:
         self._replied = max(loop.now + self.world.delay(), self._replied + 1e-6)
         waiting = [request for request in batch if request.future is not None]
         if waiting:
-            loop.call_at(self._replied, _settle, waiting)
+            loop.call_at(self._replied, settle, waiting)
 
     def _carry(self, batch: list[Request]) -> None:
         world, chance, faults = self.world, self.world.chance.random, self.world.faults
@@ -271,6 +272,42 @@ class SimMemoryEngine(Bells, MemoryEngine):
         self._closed = True
 
 
+def _nothing(concern: Concern) -> None:
+    """The file has its tables."""
+
+
+class SimWriter(Writer):
+    """Carries out what the wire brings, and notes what became of it."""
+
+    world: World
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.landed: dict[Request, bool] = {}
+        self._replayed = False
+
+    def apply(self, tx: SQLiteTx, request: Request) -> bool:
+        self._replayed = False
+        guard = request.guard
+        if "fence" in self.world.ablated:
+            request.guard = None
+        done = super().apply(tx, request)
+        request.guard = guard
+        self.landed[request] = self._replayed
+        return done
+
+    def replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> Any:
+        self._replayed = True
+        return super().replay(tx, guard, ops)
+
+    def now(self, batch: list[Request]) -> bool:
+        """Never: all goes over the wire."""
+        return False
+
+    def deliver(self, batch: list[Request]) -> None:
+        """The wire brings the answers."""
+
+
 class SimSQLiteEngine(Bells, SQLiteEngine):
     """One host's engine on a real file, with connections and proof of life of its own."""
 
@@ -278,8 +315,6 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         self.world = world
         self.wire = Wire(world, self.land)
         self._reader: sqlite3.Connection | None = None
-        self._landed: dict[Request, bool] = {}
-        self._replayed = False
         super().__init__(path, "normal", clock)
         if not world.liveness:
             self.holder = ""
@@ -288,9 +323,15 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
     def _start(self) -> None:
         """No threads."""
 
-    def _migrate(self, concern: Concern) -> None:
-        if not self.world.migrated:
-            super()._migrate(concern)
+    def _make_writer(self, flushes: bool) -> Writer:
+        writer = SimWriter(
+            self, self.file.writing, self._commit_lock, self.log, self._ring, path=self.path, flushes=flushes
+        )
+        writer.world = self.world
+        self.writer: SimWriter = writer
+        if self.world.migrated:
+            self.file.migrate = _nothing  # type: ignore[method-assign]
+        return writer
 
     def submit(self, request: Request) -> None:
         self.wire.send(request)
@@ -300,30 +341,13 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         return self.wire.at_once(Request(guard, ops))
 
     def land(self, batch: list[Request]) -> None:
-        self._landed.clear()
-        self.write(batch)
-        for request, replayed in self._landed.items():
+        self.writer.landed.clear()
+        self.writer.write(batch)
+        for request, replayed in self.writer.landed.items():
             if request.error is None:
                 self.world.watch.landed(request, replayed)
             else:
                 self.world.trace("refused", request.ops)
-
-    def _apply(self, tx: SQLiteTx, request: Request) -> bool:
-        self._replayed = False
-        guard = request.guard
-        if "fence" in self.world.ablated:
-            request.guard = None
-        done = super()._apply(tx, request)
-        request.guard = guard
-        self._landed[request] = self._replayed
-        return done
-
-    def _replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> Any:
-        self._replayed = True
-        return super()._replay(tx, guard, ops)
-
-    def _deliver(self, batch: list[Request]) -> None:
-        """The wire brings the answers."""
 
     def submit_read(
         self,
@@ -335,7 +359,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         loop.call_later(self.world.delay(), self._look, fn, args, future)
 
     def _look(self, fn: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
-        self._reader = self._reader or self._connect()
+        self._reader = self._reader or self.file.connect()
         try:
             result, error = self.view(self._reader, fn, args), None
         except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
@@ -358,9 +382,9 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         if self._closed:
             return
         self._closed = True
-        if "rollback" in self.world.ablated and self._conn.in_transaction:
-            self._conn.execute("COMMIT")
-        for conn in (self._conn, self._reader):
+        if "rollback" in self.world.ablated and self.writer.conn.in_transaction:
+            self.writer.conn.execute("COMMIT")
+        for conn in (self.writer.conn, self._reader):
             if conn is not None:
                 conn.close()
         os.close(self._presence._lock_fd)

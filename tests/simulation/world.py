@@ -162,7 +162,7 @@ class World:
 
     def keep_template(self, engine: SimSQLiteEngine) -> None:
         if not self.migrated:
-            self._templates["sqlite"] = engine._conn.serialize()
+            self._templates["sqlite"] = engine.writer.conn.serialize()
             self.migrated = True
 
     # -- trace

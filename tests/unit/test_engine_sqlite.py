@@ -82,7 +82,7 @@ def held(engine: SQLiteEngine) -> Iterator[None]:
         standing.set()
         go.wait(30)
 
-    engine._inbox.put(wait)
+    engine.writer.hand([wait])
     assert standing.wait(10)
     try:
         yield
@@ -125,7 +125,7 @@ async def test_one_that_fails_in_a_group_leaves_the_others_alone(engine: SQLiteE
         ]
         posted = [Op("put", ("p", 3))]
         engine.post(None, posted)
-        await soon(lambda: engine._inbox.qsize() >= 4)
+        await soon(lambda: engine.writer.inbox.qsize() >= 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [2])
     assert isinstance(done[1], (ValueError, StorageError, KeyError))
@@ -150,7 +150,7 @@ async def test_a_superseded_one_in_a_group_leaves_the_others_alone(engine: SQLit
                 (Guard("run", OLD), [Op("fail", ("c",))]),
             )
         ]
-        await soon(lambda: engine._inbox.qsize() >= 4)
+        await soon(lambda: engine.writer.inbox.qsize() >= 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [1])
     assert isinstance(done[1], LeaseLost)
@@ -167,10 +167,10 @@ async def test_a_fence_only_grows(engine: SQLiteEngine) -> None:
 
 async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
     begun: list[str] = []
-    engine._conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     with held(engine):
         commits = [asyncio.ensure_future(engine.commit(None, [Op("put", (str(n), n))])) for n in range(50)]
-        await soon(lambda: engine._inbox.qsize() >= 50)
+        await soon(lambda: engine.writer.inbox.qsize() >= 50)
     await asyncio.gather(*commits)
     assert len(begun) == 1
 
@@ -178,7 +178,7 @@ async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
 async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLiteEngine) -> None:
     with held(engine):
         task = asyncio.ensure_future(engine.commit(None, [Op("put", ("a", 1))]))
-        await soon(lambda: engine._inbox.qsize() >= 1)
+        await soon(lambda: engine.writer.inbox.qsize() >= 1)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)
@@ -186,7 +186,7 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLit
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await engine.read(get, "a") == 1
-    assert engine._pending == {}
+    assert not any(outbox.waiting for outbox in engine.writer.outboxes.values())
 
 
 async def test_no_answer_in_time_is_busy_and_is_not_written_late(
@@ -201,7 +201,7 @@ async def test_no_answer_in_time_is_busy_and_is_not_written_late(
     monkeypatch.undo()
     await engine.commit(None, [Op("put", ("c", 1))])
     assert [await engine.read(get, key) for key in "abc"] == [None, None, 1]
-    await soon(lambda: not engine._pending)
+    await soon(lambda: not any(outbox.waiting for outbox in engine.writer.outboxes.values()))
 
 
 async def test_another_program_that_locks_the_file_makes_it_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ async def test_only_the_owner_may_read_the_files(engine: SQLiteEngine, path: Pat
 
 async def test_a_file_is_kept_in_wal_with_full_synchronous(engine: SQLiteEngine) -> None:
     def pragma(name: str) -> Any:
-        return engine._conn.execute(f"PRAGMA {name}").fetchone()[0]
+        return engine.writer.conn.execute(f"PRAGMA {name}").fetchone()[0]
 
     assert pragma("journal_mode") == "wal"
     assert pragma("synchronous") == 2
@@ -291,7 +291,7 @@ async def test_a_file_is_kept_in_wal_with_full_synchronous(engine: SQLiteEngine)
 
 async def test_durability_is_one_for_a_file(path: Path) -> None:
     engine = opened(path, durability="normal")
-    assert engine._conn.execute("PRAGMA synchronous").fetchone()[0] == 1
+    assert engine.writer.conn.execute("PRAGMA synchronous").fetchone()[0] == 1
     with pytest.raises(InvalidArgument, match="open here with durability='normal', not 'full'"):
         SQLiteEngine.open(path)
     with pytest.raises(InvalidArgument, match="not 'most'"):
@@ -451,7 +451,7 @@ async def test_listeners_hear_commits_of_this_process(engine: SQLiteEngine) -> N
     await soon(lambda: "things" in heard)
     stop()
     stop()
-    assert engine._listeners["things"] == []
+    assert engine._bell._listeners["things"] == []
 
 
 WRITER = """

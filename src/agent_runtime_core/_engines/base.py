@@ -55,6 +55,8 @@ class Concern:
     tables: Sequence[str] = ()
     #: Operations that run somebody's function, so that a group that fails may not simply be tried again.
     once: frozenset[str] = frozenset()
+    #: Operations that may take more than a moment, so that no event loop is to carry them out itself.
+    lengthy: frozenset[str] = frozenset()
 
 
 class Commits(Protocol):

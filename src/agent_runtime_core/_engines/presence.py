@@ -30,13 +30,25 @@ class CommitLock:
     def __init__(self, directory: Path) -> None:
         self._fd = os.open(directory / "commit.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
+    def take_now(self) -> bool:
+        """Take it unless another process has it."""
+        if fcntl is not None:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        return True
+
+    def let_go(self) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
     def __enter__(self) -> None:
         if fcntl is not None:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def __exit__(self, *_: object) -> None:
-        if fcntl is not None:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.let_go()
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -117,21 +129,24 @@ class Presence:
         except BlockingIOError:
             return ""
 
-    def ring(self, letters: str) -> None:
-        """Ring all other bells; only the writer thread calls this."""
+    def ring(self, topics: Iterable[str]) -> None:
+        """Ring all other bells; only whoever has the turn to write calls this."""
         known = tuple(self._peers)
-        self._ring(known, letters)
+        if known:
+            self._ring(known, topics)
         now = self._clock.boot()
         if not 0 <= now - self._listed < RESCAN:
             self._listed = now
             with contextlib.suppress(FileNotFoundError):
                 self._rescan()
-            self._ring([name for name in self._peers if name not in known], letters)
+            if new := [name for name in self._peers if name not in known]:
+                self._ring(new, topics)
 
-    def _ring(self, names: Iterable[str], letters: str) -> None:
+    def _ring(self, names: Iterable[str], topics: Iterable[str]) -> None:
+        letters = "".join(sorted({topic[0] for topic in topics})).encode("ascii")
         for name in names:
             try:
-                os.write(self._peers[name], letters.encode("ascii"))
+                os.write(self._peers[name], letters)
             except BlockingIOError:
                 continue  # full, so it is ringing already
             except OSError:

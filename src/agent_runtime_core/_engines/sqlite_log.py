@@ -8,6 +8,7 @@ import sqlite3
 FIRST_LOOK = 16  # groups after which a process is taken to stay: then it sees to the log
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 WAIT_MS = 50  # how long a checkpoint waits for readers
+COMPACT_WAIT_MS = 3000
 _FRAME = 4096 + 24  # bytes of a page in the WAL
 _AHEAD = 1 << 20  # bytes by which the WAL's file is extended at once
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
@@ -22,20 +23,18 @@ class Log:
     truncated. What lies behind the last frame has no valid checksum and is not read.
     """
 
-    def __init__(self, path: str, conn: sqlite3.Connection, *, flushes: bool, busy_ms: int) -> None:
+    def __init__(self, path: str, conn: sqlite3.Connection, *, flushes: bool) -> None:
         self._wal: str = f"{path}-wal"
         self._conn: sqlite3.Connection = conn
         self._flushes: bool = flushes
-        self._busy_ms: int = busy_ms
         self._groups: int = 0  # since the log was last looked at
         self._look_after: int = FIRST_LOOK
         self._per_group: float = 1.5  # frames of the log that a group takes, until it is known better
 
-    def grown(self) -> None:
-        """A group was committed."""
+    def grown(self) -> bool:
+        """A group was committed; whether the log is to be tended now."""
         self._groups += 1
-        if self._groups >= self._look_after:
-            self.tend()
+        return self._groups >= self._look_after
 
     def tend(self) -> None:
         frames = _AHEAD // _FRAME
@@ -62,7 +61,16 @@ class Log:
             frames: int = self._conn.execute(mode).fetchone()[1]
             return frames
         finally:
-            self._conn.execute(f"PRAGMA busy_timeout={self._busy_ms}")
+            self._conn.execute("PRAGMA busy_timeout=0")
+
+    def compact(self) -> None:
+        """Give the space of deleted rows back to the file system, and that of the log."""
+        self._conn.execute(f"PRAGMA busy_timeout={COMPACT_WAIT_MS}")
+        try:
+            self._conn.execute("VACUUM")
+            self._conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self._conn.execute("PRAGMA busy_timeout=0")
 
     def _extend(self) -> None:
         # Under SQLite's own lock too: zeros over what a program outside this library adds would ruin the file.

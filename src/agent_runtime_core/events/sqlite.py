@@ -54,7 +54,9 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
-CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published})
+CONCERN = Concern(
+    "events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy=frozenset({DELETE})
+)
 
 
 class SQLiteEventBus(OnSQLite, EventBus):

@@ -161,4 +161,5 @@ CONCERN = Concern(
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
     once=frozenset({"journal.transact"}),
+    lengthy=frozenset({"journal.delete"}),
 )

@@ -244,4 +244,4 @@ def _bound(rows: Callable[[Any], Rows], method: str) -> Callable[..., Any]:
 
 
 def concern(rows: Callable[[Any], Rows], migrations: Sequence[str] = (), tables: Sequence[str] = ()) -> Concern:
-    return Concern("queue", operations(rows), replays(rows), migrations, tables)
+    return Concern("queue", operations(rows), replays(rows), migrations, tables, lengthy=frozenset({"queue.delete"}))

@@ -67,6 +67,7 @@ CONCERN = Concern(
     {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
     {"state.checkpoint": checkpointed, "state.status": stated},
     migrations=MIGRATIONS,
+    lengthy=frozenset({"state.delete"}),
 )
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 
-from agent_runtime_core._engines.sqlite import Request, SQLiteEngine
+from agent_runtime_core._engines.sqlite_writer import Request, Writer
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say
 
@@ -24,21 +24,22 @@ class Scythe:
         self.when, self.n = when, n
         self.count = 0
         self._lock = threading.Lock()
-        self._write = SQLiteEngine.write
-        SQLiteEngine.write = self  # type: ignore[method-assign,assignment]
+        self._group = Writer.group
+        Writer.group = self  # type: ignore[method-assign,assignment]
 
-    def __get__(self, engine: SQLiteEngine, owner: type[SQLiteEngine]) -> object:
-        return lambda batch: self._cut(engine, batch)
+    def __get__(self, writer: Writer, owner: type[Writer]) -> object:
+        return lambda batch: self._cut(writer, batch)
 
-    def _cut(self, engine: SQLiteEngine, batch: list[Request]) -> None:
+    def _cut(self, writer: Writer, batch: list[Request]) -> bool:
         # One at a time, so that nothing of another engine lands while this process dies.
         with self._lock:
             self.count += 1
             if self.when == "before" and self.count == self.n:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._write(engine, batch)
+            grown = self._group(writer, batch)
             if self.when == "after" and self.count == self.n:
                 os.kill(os.getpid(), signal.SIGKILL)
+            return grown
 
 
 async def main(places: list[str], when: str, n: int) -> None:

@@ -1,0 +1,108 @@
+"""A SQLite database file as this library keeps it: where it may lie, its connections, its schema."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+
+from ..errors import InvalidArgument, StorageTooNew
+from .base import Concern
+from .presence import CommitLock
+from .sqlite_tx import DRIVER_ERRORS, translate
+
+_VERSIONS = "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+
+
+def checked(path: str | os.PathLike[str]) -> str:
+    """The real path of a database file; InvalidArgument for what cannot be one."""
+    text = os.fspath(path)
+    if not text or "\0" in text or text == ":memory:":
+        raise InvalidArgument(f"{text!r} is no path of a database file; for one that is never kept use memory://")
+    where = os.path.realpath(text)
+    if os.path.isdir(where):
+        raise InvalidArgument(f"{text!r} is a directory, not a database file")
+    if not os.path.isdir(os.path.dirname(where)):
+        raise InvalidArgument(f"{text!r}: the directory {os.path.dirname(where)!r} does not exist")
+    return where
+
+
+class DatabaseFile:
+    """The file, prepared for use; `lock` keeps other processes' commits apart from what it does."""
+
+    def __init__(self, path: str, lock: CommitLock, *, flushes: bool, patience: float) -> None:
+        self.path: str = path
+        self._lock = lock
+        self._patience = patience
+        self._synchronous = "FULL" if flushes else "NORMAL"
+        with lock:
+            self._create()
+            self.writing: sqlite3.Connection = self.connect()
+            try:
+                self.writing.execute("PRAGMA journal_mode=WAL")
+                self.writing.execute(_VERSIONS)
+                self._versions: dict[str, int] = dict(
+                    self.writing.execute("SELECT concern, version FROM arc_schema")
+                )
+                # Whoever writes waits in its own way, or not at all.
+                self.writing.execute("PRAGMA busy_timeout=0")
+            except BaseException:
+                self.writing.close()
+                raise
+
+    def _create(self) -> None:
+        # Only a file that was not there yet is opened here: closing another descriptor would drop SQLite's locks.
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection that waits for programs outside this library, but not for ever."""
+        conn = sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, timeout=self._patience, cached_statements=256
+        )
+        try:
+            conn.execute(f"PRAGMA synchronous={self._synchronous}")
+            for pragma in ("wal_autocheckpoint=0", "foreign_keys=ON", "trusted_schema=OFF", "fullfsync=ON"):
+                conn.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            conn.close()
+            raise
+        return conn
+
+    def disconnect(self, conn: sqlite3.Connection) -> None:
+        # The last connection to close checkpoints, which must not meet another process's commit.
+        with contextlib.suppress(OSError, sqlite3.Error), self._lock:
+            conn.close()
+
+    def migrate(self, concern: Concern) -> None:
+        """Bring the concern's schema to its newest version; StorageTooNew where the file's is newer."""
+        if self._versions.get(concern.name, 0) == len(concern.migrations):
+            return
+        try:
+            with self._lock:
+                self._migrate(concern)
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.path) from error
+
+    def _migrate(self, concern: Concern) -> None:
+        # On a connection of its own: the writing one belongs to whoever has the turn to write.
+        conn = self.connect()
+        try:
+            # No flush: the first commit that matters flushes the log up to itself.
+            conn.execute("PRAGMA synchronous=NORMAL")
+            conn.execute("BEGIN IMMEDIATE")
+            row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (concern.name,)).fetchone()
+            version, newest = (row[0] if row else 0), len(concern.migrations)
+            if version > newest:
+                raise StorageTooNew(
+                    f"{self.path}: its {concern.name} schema has version {version}, this library knows {newest}; "
+                    "upgrade agent-runtime-core"
+                )
+            for script in concern.migrations[version:]:
+                for statement in script.split(";\n"):
+                    conn.execute(statement)
+            if version != newest:
+                conn.execute("INSERT OR REPLACE INTO arc_schema VALUES (?, ?)", (concern.name, newest))
+            conn.execute("COMMIT")
+        finally:
+            conn.close()

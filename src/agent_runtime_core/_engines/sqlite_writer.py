@@ -1,0 +1,408 @@
+"""The writing connection of a SQLite file, and whose turn it is to use it.
+
+Commits go in groups, each one transaction. A writer thread carries them out. To hand a commit to it and
+to hear of the outcome wakes a sleeping thread twice, though, which takes longer than the commit itself
+where nothing has to be flushed, or where the disk flushes fast. The few commits of one turn of an event
+loop are therefore carried out on the loop, at the end of that turn, as long as nobody else is writing
+and the last flushes were short: see `Writer.now`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from ..errors import LeaseLost, StorageBusy, StorageError
+from .base import Concern, Guard, NotApplied, Op
+from .presence import CommitLock
+from .sqlite_log import Log
+from .sqlite_tx import FunctionFailed, Home, Known, SQLiteTx, translate
+
+PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
+AT_ONCE = 8  # callers told in one turn of their loop
+GROUP = 256  # commits in one transaction at most
+CROWD = 8  # turns of one caller alone until it is taken to be the only one
+ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
+OPS_ON_LOOP = 16  # operations in one of them
+SHORT_FLUSH = 0.001  # seconds a flush takes on average, at most, for a loop to wait for it
+_WEIGHT = 1 / 8  # of the latest flush in that average
+_RETRY = 0.002  # seconds between tries where a program outside this library holds the file's lock
+
+
+class Request:
+    """One commit on its way to be carried out and back."""
+
+    __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
+
+    def __init__(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self.guard: Guard | None = guard
+        self.ops: Sequence[Op] = ops
+        self.result: list[Any] | None = None
+        self.error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.future: asyncio.Future[None] | None = None
+        self.done: threading.Event | None = None
+        self.deadline: float = 0.0
+        self.withdrawn: bool = False
+        self.told: bool = False  # on its loop: the outcome is known, not only computed
+
+
+def settle(requests: list[Request]) -> None:
+    """Tell callers of one loop, on that loop."""
+    if len(requests) > AT_ONCE:
+        # Each wakes a task: all at once they would hold the loop for as long as all of them take.
+        assert requests[0].loop is not None
+        requests[0].loop.call_soon(settle, requests[AT_ONCE:])
+        requests = requests[:AT_ONCE]
+    for request in requests:
+        request.told = True
+        if request.future is not None and not request.future.done():
+            request.future.set_result(None)
+
+
+class Outbox:
+    """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
+
+    __slots__ = ("_asked", "_crowd", "_writer", "loop", "turn", "waiting", "watched")
+
+    def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
+        self._writer = writer
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.turn: list[Request] = []
+        self.waiting: dict[Request, None] = {}
+        self.watched: bool = False
+        self._asked = False  # in this turn
+        self._crowd = 0  # turns for which callers are taken to be several
+
+    def at_once(self, request: Request) -> bool:
+        """Carry out the commit of a caller that seems to be the only one; it is to give up its turn then."""
+        if self._asked or self._crowd or not self._writer.now([request]):
+            return False
+        self._asked = True
+        self.loop.call_soon(self._next_turn)
+        return True
+
+    def _next_turn(self) -> None:
+        self._asked = False
+
+    def send(self, request: Request) -> None:
+        """Carry out the commit together with the others of this turn."""
+        if self._asked:
+            self._crowd = CROWD
+        if not self.turn:
+            self.loop.call_soon(self._go)
+        self.turn.append(request)
+
+    def _go(self) -> None:
+        batch, self.turn = self.turn, []
+        if len(batch) > 1:
+            self._crowd = CROWD
+        elif self._crowd:
+            self._crowd -= 1
+        if self._writer.now(batch):
+            settle(batch)
+        else:
+            self._writer.hand(batch)
+
+    def expect(self, request: Request) -> None:
+        """Wait for that commit's outcome, but not for ever: one timer for all of the loop."""
+        self.waiting[request] = None
+        request.deadline = self.loop.time() + PATIENCE
+        if not self.watched:
+            self.watched = True
+            self.loop.call_later(PATIENCE / 4, self._watch)
+
+    def _watch(self) -> None:
+        now = self.loop.time()
+        for request in list(self.waiting):
+            if request.deadline < now and request.error is None and request.result is None:
+                request.withdrawn = True
+                request.error = StorageBusy(
+                    f"{self._writer.path} did not answer within {PATIENCE:g} s; whether the write landed is unknown, "
+                    "repeating it is safe"
+                )
+                settle([request])
+        self.watched = bool(self.waiting)
+        if self.watched:
+            self.loop.call_later(PATIENCE / 4, self._watch)
+        else:
+            self._writer.outboxes.pop(self.loop, None)
+
+
+class Writer:
+    """What writes to one file in this process, one group at a time."""
+
+    def __init__(
+        self, home: Home, conn: sqlite3.Connection, lock: CommitLock, log: Log, ring: Callable[[set[str]], None],
+        *, path: str, flushes: bool,
+    ) -> None:  # fmt: skip
+        self.path: str = path
+        self.conn: sqlite3.Connection = conn
+        self.ops: dict[str, Callable[..., Any]] = {}
+        self.applied: dict[str, Callable[..., Any]] = {}
+        self.once: frozenset[str] = frozenset()
+        self.lengthy: frozenset[str] = frozenset()
+        self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
+        self.inbox: SimpleQueue[Request | Callable[[], None] | None] = SimpleQueue()
+        self._known: Known = home.known
+        self._tx: SQLiteTx = SQLiteTx(home, conn)
+        self._commit_lock = lock
+        self._log = log
+        self._ring = ring
+        self._flushes = flushes
+        self._flush = 0.0  # seconds, the moving average: a slow disk shows itself at the first
+        self._handed = 0  # commits and jobs that the thread has still to carry out
+        self._count = threading.Lock()
+        self._turn = threading.Lock()  # whose holder uses the connection
+
+    def add(self, concern: Concern) -> None:
+        self.ops.update(concern.ops)
+        self.applied.update(concern.applied)
+        self.once |= concern.once
+        self.lengthy |= concern.once | concern.lengthy
+
+    # -- the callers' side
+
+    def outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+        found = self.outboxes.get(loop)
+        if found is None:
+            for closed in [each for each in self.outboxes if each.is_closed()]:
+                self.outboxes.pop(closed, None)
+            found = self.outboxes[loop] = Outbox(self, loop)
+        return found
+
+    def hand(self, items: Sequence[Request | Callable[[], None]]) -> None:
+        """Have the thread carry out commits, or jobs that need the connection, in this order."""
+        with self._count:
+            self._handed += len(items)
+        for item in items:
+            self.inbox.put(item)
+
+    def post(self, request: Request) -> None:
+        """A commit nobody waits for: behind those of this turn of the loop, if there are any."""
+        with contextlib.suppress(RuntimeError):
+            outbox = self.outboxes.get(asyncio.get_running_loop())
+            if outbox is not None and outbox.turn:
+                outbox.turn.append(request)
+                return
+        self.hand([request])
+
+    def now(self, batch: list[Request]) -> bool:
+        """Carry out the commits of one turn of the running loop; False, with nothing done, if the thread has to.
+
+        It has to where it is busy itself, so that groups form; where another process or program is
+        writing; where a flush took long of late; and for what may take long by its nature.
+        """
+        if self._handed or self._flush > SHORT_FLUSH or len(batch) > ON_LOOP:
+            return False
+        for request in batch:
+            if len(request.ops) > OPS_ON_LOOP or any(name in self.lengthy for name, _ in request.ops):
+                return False
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            if not self._commit_lock.take_now():
+                return False
+            try:
+                if not self._begin(self._tx):
+                    return False
+                grown = self.group(batch)
+            finally:
+                self._commit_lock.let_go()
+            self._tell_others()
+        except BaseException as error:
+            # It belongs to the callers; what interrupts the loop, to the loop as well.
+            self._failed(batch, error)
+            grown = False
+            if not isinstance(error, Exception):
+                settle(batch)
+                raise
+        finally:
+            self._turn.release()
+        if grown:
+            self.hand([self._tend])
+        return True
+
+    # -- the thread
+
+    def run(self) -> None:
+        inbox = self.inbox
+        while True:
+            item = inbox.get()
+            batch: list[Request] = []
+            jobs = 0
+            while item is not None:
+                if isinstance(item, Request):
+                    batch.append(item)
+                else:
+                    jobs += 1
+                    item()
+                if len(batch) >= GROUP or inbox.empty():
+                    break
+                item = inbox.get()
+            self.write(batch, jobs)
+            if item is None:
+                return
+
+    def write(self, batch: list[Request], jobs: int = 0) -> None:
+        """Commit a group, ring the bells, then tell the callers."""
+        going = [r for r in batch if not r.withdrawn]
+        if going:
+            with self._turn:
+                try:
+                    with self._commit_lock:
+                        self._wait_to_begin(self._tx)
+                        if self.group(going):
+                            self._log.tend()
+                    self._tell_others()
+                except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
+                    self._failed(going, error)
+        # Free before they are told: their next commits may be made where they are.
+        with self._count:
+            self._handed -= len(batch) + jobs
+        self.deliver(going)
+
+    def _tend(self) -> None:
+        with self.alone():
+            self._log.tend()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """The turn to use the connection, for more than a group; no other process commits meanwhile."""
+        with self._turn, self._commit_lock:
+            yield
+
+    def deliver(self, batch: list[Request]) -> None:
+        loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
+        for request in batch:
+            if request.loop is not None:
+                loops.setdefault(request.loop, []).append(request)
+            elif request.done is not None:
+                request.done.set()
+        for loop, requests in loops.items():
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, requests)
+
+    # -- a group
+
+    def _begin(self, tx: SQLiteTx) -> bool:
+        """Begin a transaction; False where a program outside this library is in one."""
+        try:
+            tx.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                return False
+            raise
+        return True
+
+    def _wait_to_begin(self, tx: SQLiteTx) -> None:
+        until = time.monotonic() + PATIENCE / 2
+        while not self._begin(tx):
+            if time.monotonic() > until:
+                raise StorageBusy(f"{self.path} is locked by a program outside this library")
+            time.sleep(_RETRY)
+
+    def group(self, batch: list[Request]) -> bool:
+        """Commit a group in the transaction that has begun; True where the log has to be tended."""
+        once = self.once and any(name in self.once for request in batch for name, _ in request.ops)
+        self._transact(self._tx, batch, bool(once))
+        return self._log.grown()
+
+    def _transact(self, tx: SQLiteTx, batch: list[Request], once: bool) -> None:
+        """Commit a group; as if each request were alone, should one of them fail half-way."""
+        try:
+            self._known.check(self.conn)
+            if once or not self._apply_all(tx, batch):
+                self._apply_each(tx, batch)
+            self._commit(tx)
+        except sqlite3.Error as error:
+            # The transaction as a whole failed: nothing of it landed.
+            self._roll_back()
+            if len(batch) == 1:
+                batch[0].result, batch[0].error = None, translate(error, self.path)
+                return
+            for request in batch:
+                request.result = request.error = None
+                self._wait_to_begin(tx)
+                self._transact(tx, [request], once)
+
+    def _commit(self, tx: SQLiteTx) -> None:
+        if not self._flushes:
+            tx.execute("COMMIT")
+            return
+        since = time.perf_counter()
+        tx.execute("COMMIT")
+        self._flush += (time.perf_counter() - since - self._flush) * _WEIGHT
+
+    def _apply_all(self, tx: SQLiteTx, batch: list[Request]) -> bool:
+        """Apply all requests without a savepoint each; False, with nothing applied, if one fails in its operations."""
+        for request in batch:
+            if not self.apply(tx, request):
+                tx.execute("ROLLBACK")
+                self._known.forget()
+                self._wait_to_begin(tx)
+                for each in batch:
+                    each.result = each.error = None
+                return False
+        return True
+
+    def _apply_each(self, tx: SQLiteTx, batch: list[Request]) -> None:
+        for request in batch:
+            tx.execute("SAVEPOINT arc_one")
+            if not self.apply(tx, request):
+                tx.execute("ROLLBACK TO arc_one")
+                self._known.forget()
+            tx.execute("RELEASE arc_one")
+
+    def _failed(self, batch: list[Request], error: BaseException) -> None:
+        self._roll_back()
+        told = error if isinstance(error, StorageError) else StorageError(f"{self.path}: {error!r}")
+        for request in batch:
+            request.result, request.error = None, request.error or told
+
+    def _roll_back(self) -> None:
+        self._known.forget()
+        if self.conn.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self.conn.execute("ROLLBACK")
+
+    def apply(self, tx: SQLiteTx, request: Request) -> bool:
+        """Apply one request; False if it failed where it may have written."""
+        guard = request.guard
+        try:
+            if guard is not None and tx.fenced(guard.key) != guard.token:
+                request.result, request.error = self.replay(tx, guard, request.ops)
+                return True
+            ops, results = self.ops, []
+            for name, args in request.ops:
+                results.append(ops[name](tx, *args))
+            request.result = results
+            return True
+        except sqlite3.Error as error:
+            if not self.conn.in_transaction:
+                raise
+            request.error = translate(error, self.path)
+        except FunctionFailed as failed:
+            request.error = failed.error
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller of this request, not to the group
+            request.error = error
+        return False
+
+    def replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> tuple[list[Any] | None, LeaseLost | None]:
+        """The results of a superseded claim's operations if all were applied before, or why not; writes nothing."""
+        try:
+            return [self.applied[name](tx, *args) for name, args in ops], None
+        except (KeyError, NotApplied):
+            return None, LeaseLost(guard.key, guard.token)
+
+    def _tell_others(self) -> None:
+        if self._tx.rings:
+            topics, self._tx.rings = self._tx.rings, set()
+            with contextlib.suppress(OSError):  # what was committed is
+                self._ring(topics)
