@@ -320,9 +320,6 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
             self.holder = ""
         self.add(CRASHES)
 
-    def _start(self) -> None:
-        """No threads."""
-
     def _make_writer(self, flushes: bool) -> Writer:
         writer = SimWriter(
             self, self.file.writing, self._commit_lock, self.log, self._ring, path=self.path, flushes=flushes

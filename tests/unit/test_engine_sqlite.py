@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines import sqlite as module
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
 from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite_writer import Request, Writer
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx, translate
 from agent_runtime_core.errors import (
     InvalidArgument,
@@ -190,23 +190,23 @@ async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLit
 
 
 async def test_no_answer_in_time_is_busy_and_is_not_written_late(
-    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+    engine: SQLiteEngine,
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.04)
+    engine.writer.patience = 0.04
     with held(engine):
         with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s; whether the write landed is unknown"):
             await engine.commit(None, [Op("put", ("a", 1))])
         with pytest.raises(StorageBusy, match=r"did not answer within 0\.04 s"):
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", 1))])
-    monkeypatch.undo()
+    engine.writer.patience = 6.0
     await engine.commit(None, [Op("put", ("c", 1))])
     assert [await engine.read(get, key) for key in "abc"] == [None, None, 1]
     await soon(lambda: not any(outbox.waiting for outbox in engine.writer.outboxes.values()))
 
 
-async def test_another_program_that_locks_the_file_makes_it_busy(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE", 0.2)
+async def test_another_program_that_locks_the_file_makes_it_busy(path: Path) -> None:
     engine = opened(path)
+    engine.writer.patience = 0.2
     other = sqlite3.connect(path, isolation_level=None)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -244,10 +244,10 @@ def test_several_loops_use_one_engine(engine: SQLiteEngine) -> None:
 
 def test_a_loop_that_is_gone_does_not_disturb_the_writer(engine: SQLiteEngine) -> None:
     loop = asyncio.new_event_loop()
-    request = module.Request(None, [Op("put", ("a", 1))])
+    request = Request(None, [Op("put", ("a", 1))])
     request.loop, request.future = loop, loop.create_future()
     loop.close()
-    engine.submit(request)
+    engine.writer.hand([request])
     assert engine.commit_from_thread(None, [Op("put", ("b", 1))]) == [1]
 
 
@@ -333,7 +333,7 @@ async def test_closing_waits_for_what_was_sent(path: Path) -> None:
         engine.post(None, [Op("put", (str(n), n))])
     await engine.close()
     assert list(Path(f"{path}.live").glob("*.lock")) == [Path(f"{path}.live/commit.lock")]
-    assert not any(thread.is_alive() for thread in engine._threads)
+    assert not any(thread.is_alive() for thread in (engine.writer._thread, *engine._readers) if thread)
     again = opened(path)
     assert await again.read(get, "99") == 99
     await again.close()

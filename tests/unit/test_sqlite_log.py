@@ -33,7 +33,7 @@ def conn(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def log(path: Path, conn: sqlite3.Connection, *, flushes: bool = True) -> Log:
-    return Log(str(path), conn, flushes=flushes, busy_ms=50)
+    return Log(str(path), conn, flushes=flushes)
 
 
 def size(path: Path) -> int:
@@ -44,7 +44,8 @@ def write(conn: sqlite3.Connection, log: Log | None, count: int, text: str = "x"
     for n in range(count):
         conn.execute("INSERT INTO t VALUES (?, ?)", (n, text))
         if log is not None:
-            log.grown()
+            if log.grown():
+                log.tend()
 
 
 def rows(path: Path) -> int:
@@ -108,8 +109,8 @@ def test_what_another_program_commits_just_before_is_not_overwritten(
     other = connect(path)
     stat, looked = os.stat, [0]
 
-    def stat_and_let_others_in(name: str) -> object:
-        found = stat(name)
+    def stat_and_let_others_in(name: str, **how: object) -> object:
+        found = stat(name, **how)  # type: ignore[arg-type]
         looked[0] += 1
         if looked[0] == 1:
             other.execute("INSERT INTO t VALUES (1, ?)", ("theirs" * 5000,))

@@ -72,7 +72,7 @@ class SQLiteEngine(Engine):
         self.known: Known = Known()
         self._concerns: set[str] = set()
         self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._readers: list[threading.Thread] = []
         self._closed = False
         self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
         flushes = durability == "full"
@@ -97,7 +97,6 @@ class SQLiteEngine(Engine):
             self.writer: Writer = self._make_writer(flushes)
             self.add(Concern("fence", FENCE_OPS, {}, (_FENCE_SCHEMA,)))
             undo.pop_all()
-        self._start()
 
     def _make_writer(self, flushes: bool) -> Writer:
         return Writer(
@@ -110,16 +109,6 @@ class SQLiteEngine(Engine):
         self.file.migrate(concern)
         self.writer.add(concern)
         self._concerns.add(concern.name)
-
-    def _start(self) -> None:
-        self._thread(self.writer.run, "agent-runtime-writer")
-        for _ in range(READERS):
-            self._thread(self._read_loop, "agent-runtime-reader")
-
-    def _thread(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        thread.start()
-        self._threads.append(thread)
 
     def _usable(self) -> None:
         if self._closed:
@@ -135,7 +124,8 @@ class SQLiteEngine(Engine):
         request.loop = loop = asyncio.get_running_loop()
         outbox = self.writer.outbox(loop)
         if outbox.at_once(request):
-            await _give_up_turn()
+            if outbox.over:
+                await _give_up_turn()
         else:
             await self._outcome(request, loop, outbox)
         if request.error is not None:
@@ -168,9 +158,10 @@ class SQLiteEngine(Engine):
         request = Request(guard, ops)
         request.done = threading.Event()
         self.submit(request)
-        if not request.done.wait(PATIENCE):
+        patience = self.writer.patience
+        if not request.done.wait(patience):
             request.withdrawn = True
-            raise StorageBusy(f"{self.path} did not answer within {PATIENCE:g} s")
+            raise StorageBusy(f"{self.path} did not answer within {patience:g} s")
         if request.error is not None:
             raise request.error
         assert request.result is not None
@@ -206,6 +197,11 @@ class SQLiteEngine(Engine):
         future: asyncio.Future[Any],
     ) -> None:
         self._reads.put((fn, args, loop, future))
+        # Another reader only where those there are did not come to it.
+        if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
+            thread = threading.Thread(target=self._read_loop, name="agent-runtime-reader", daemon=True)
+            self._readers.append(thread)
+            thread.start()
 
     def _read_loop(self) -> None:
         conn: sqlite3.Connection | None = None
@@ -285,14 +281,18 @@ class SQLiteEngine(Engine):
             self._closed = True
             if self._open.get(self.path) is self:
                 del self._open[self.path]
-        return self._pid == os.getpid()
+        if self._pid != os.getpid():
+            return False
+        with contextlib.suppress(RuntimeError):
+            self.writer.outbox(asyncio.get_running_loop()).flush()
+        return True
 
     def _shut(self) -> None:
-        self.writer.inbox.put(None)
-        for _ in range(READERS):
+        for _ in self._readers:
             self._reads.put(None)
+        self.writer.close()
         self._bell.close(PATIENCE)
-        for thread in self._threads:
+        for thread in self._readers:
             thread.join(PATIENCE)
         self.file.disconnect(self.file.writing)
         self._presence.close()

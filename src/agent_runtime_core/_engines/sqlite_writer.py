@@ -27,6 +27,7 @@ from .sqlite_tx import FunctionFailed, Home, Known, SQLiteTx, translate
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 AT_ONCE = 8  # callers told in one turn of their loop
 GROUP = 256  # commits in one transaction at most
+TURN = 0.0005  # seconds that the commits of one caller hold its loop for, one after the other
 CROWD = 8  # turns of one caller alone until it is taken to be the only one
 ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
 OPS_ON_LOOP = 16  # operations in one of them
@@ -69,7 +70,7 @@ def settle(requests: list[Request]) -> None:
 class Outbox:
     """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
 
-    __slots__ = ("_asked", "_crowd", "_writer", "loop", "turn", "waiting", "watched")
+    __slots__ = ("_asker", "_crowd", "_since", "_writer", "loop", "turn", "waiting", "watched")
 
     def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
         self._writer = writer
@@ -77,30 +78,45 @@ class Outbox:
         self.turn: list[Request] = []
         self.waiting: dict[Request, None] = {}
         self.watched: bool = False
-        self._asked = False  # in this turn
-        self._crowd = 0  # turns for which callers are taken to be several
+        self._asker: asyncio.Task[Any] | None = None  # whose commits were carried out at once in this turn
+        self._since: float = 0.0  # when the first of them was
+        self._crowd: int = 0  # turns for which callers are taken to be several
 
     def at_once(self, request: Request) -> bool:
-        """Carry out the commit of a caller that seems to be the only one; it is to give up its turn then."""
-        if self._asked or self._crowd or not self._writer.now([request]):
+        """Carry out the commit of a caller that seems to be the only one."""
+        asker = self._asker
+        if self._crowd or (asker is not None and asker is not asyncio.current_task(self.loop)):
             return False
-        self._asked = True
-        self.loop.call_soon(self._next_turn)
+        if asker is None:
+            self._since = self.loop.time()
+        if not self._writer.now([request]):
+            return False
+        if asker is None:
+            self._asker = asyncio.current_task(self.loop)
+            self.loop.call_soon(self._next_turn)
         return True
 
+    @property
+    def over(self) -> bool:
+        """Whether that caller has had the loop for long enough."""
+        return self.loop.time() - self._since > TURN
+
     def _next_turn(self) -> None:
-        self._asked = False
+        self._asker = None
 
     def send(self, request: Request) -> None:
         """Carry out the commit together with the others of this turn."""
-        if self._asked:
+        if self._asker is not None:
             self._crowd = CROWD
         if not self.turn:
-            self.loop.call_soon(self._go)
+            self.loop.call_soon(self.flush)
         self.turn.append(request)
 
-    def _go(self) -> None:
+    def flush(self) -> None:
+        """This turn's commits are together."""
         batch, self.turn = self.turn, []
+        if not batch:
+            return
         if len(batch) > 1:
             self._crowd = CROWD
         elif self._crowd:
@@ -113,10 +129,10 @@ class Outbox:
     def expect(self, request: Request) -> None:
         """Wait for that commit's outcome, but not for ever: one timer for all of the loop."""
         self.waiting[request] = None
-        request.deadline = self.loop.time() + PATIENCE
+        request.deadline = self.loop.time() + self._writer.patience
         if not self.watched:
             self.watched = True
-            self.loop.call_later(PATIENCE / 4, self._watch)
+            self.loop.call_later(self._writer.patience / 4, self._watch)
 
     def _watch(self) -> None:
         now = self.loop.time()
@@ -124,19 +140,21 @@ class Outbox:
             if request.deadline < now and request.error is None and request.result is None:
                 request.withdrawn = True
                 request.error = StorageBusy(
-                    f"{self._writer.path} did not answer within {PATIENCE:g} s; whether the write landed is unknown, "
+                    f"{self._writer.path} did not answer within {self._writer.patience:g} s; whether the write landed is unknown, "
                     "repeating it is safe"
                 )
                 settle([request])
         self.watched = bool(self.waiting)
         if self.watched:
-            self.loop.call_later(PATIENCE / 4, self._watch)
+            self.loop.call_later(self._writer.patience / 4, self._watch)
         else:
             self._writer.outboxes.pop(self.loop, None)
 
 
 class Writer:
     """What writes to one file in this process, one group at a time."""
+
+    patience: float = PATIENCE
 
     def __init__(
         self, home: Home, conn: sqlite3.Connection, lock: CommitLock, log: Log, ring: Callable[[set[str]], None],
@@ -157,6 +175,7 @@ class Writer:
         self._ring = ring
         self._flushes = flushes
         self._flush = 0.0  # seconds, the moving average: a slow disk shows itself at the first
+        self._thread: threading.Thread | None = None  # started with the first that needs it
         self._handed = 0  # commits and jobs that the thread has still to carry out
         self._count = threading.Lock()
         self._turn = threading.Lock()  # whose holder uses the connection
@@ -181,6 +200,9 @@ class Writer:
         """Have the thread carry out commits, or jobs that need the connection, in this order."""
         with self._count:
             self._handed += len(items)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self.run, name="agent-runtime-writer", daemon=True)
+                self._thread.start()
         for item in items:
             self.inbox.put(item)
 
@@ -268,6 +290,12 @@ class Writer:
             self._handed -= len(batch) + jobs
         self.deliver(going)
 
+    def close(self) -> None:
+        """Carry out what was handed over, and end the thread."""
+        if self._thread is not None:
+            self.inbox.put(None)
+            self._thread.join(self.patience)
+
     def _tend(self) -> None:
         with self.alone():
             self._log.tend()
@@ -302,7 +330,7 @@ class Writer:
         return True
 
     def _wait_to_begin(self, tx: SQLiteTx) -> None:
-        until = time.monotonic() + PATIENCE / 2
+        until = time.monotonic() + self.patience / 2
         while not self._begin(tx):
             if time.monotonic() > until:
                 raise StorageBusy(f"{self.path} is locked by a program outside this library")

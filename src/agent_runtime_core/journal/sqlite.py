@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
-import zlib
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 from .._engines.base import Concern, NotApplied
 from .._engines.sqlite_tx import SQLiteTx
 from ..errors import LeaseLost, StorageCorrupt
 from .record import ENDED, Record
 
+# A column costs time in every record that is written or read. Those that SQL asks for have one of their own, and so
+# has the result, which may be large; the others share `body`.
 MIGRATIONS = (
     """CREATE TABLE arc_journal (
-    run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL,
-    attempt INTEGER NOT NULL, claim_id TEXT NOT NULL, t REAL NOT NULL, result TEXT, error TEXT, state TEXT,
-    pos INTEGER NOT NULL, total INTEGER NOT NULL, tries INTEGER NOT NULL, ms INTEGER NOT NULL,
-    info TEXT, next TEXT, digest TEXT, ev INTEGER NOT NULL, nev INTEGER NOT NULL, crc INTEGER NOT NULL,
+    run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, result TEXT,
+    body TEXT NOT NULL, ev INTEGER NOT NULL, nev INTEGER NOT NULL, crc INTEGER NOT NULL,
     PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE TABLE arc_events (
     run_id TEXT NOT NULL, seq INTEGER NOT NULL, type TEXT NOT NULL, payload TEXT NOT NULL, t REAL NOT NULL,
@@ -32,11 +32,8 @@ _HEAD = (
     " coalesce((SELECT max(seq) + 1 FROM arc_events WHERE run_id = ?), 0))"
 )
 _SELECT_HEAD = "SELECT " + _HEAD
-_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
-_COLUMNS = (
-    "SELECT seq, kind, name, key, attempt, claim_id, t, result, error, state, pos, total, tries, ms, "
-    "info, next, digest, ev, nev, crc FROM arc_journal WHERE run_id = ?"
-)
+_INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?)"
+_COLUMNS = "SELECT seq, kind, name, result, body, ev, nev, crc FROM arc_journal WHERE run_id = ?"
 _RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
 _RESULT = "SELECT result FROM arc_journal WHERE run_id = ? AND seq = ?"
 _LAST = _COLUMNS + " ORDER BY seq DESC LIMIT 1"
@@ -63,15 +60,19 @@ def next_sequence(tx: SQLiteTx, run_id: str) -> int:
     return known
 
 
-def _crc(run_id: str, record: Record) -> int:
-    """Over all that a resumed run acts on; times and counts that are only told are left out, for they take long."""
-    seq, kind, name, key, attempt, claim_id, _, result, error, state, pos, _, _, _, info, next_, digest, _, nev = record
-    crc = zlib.crc32(
-        f"{run_id}\0{seq}\0{kind}\0{name}\0{key}\0{attempt}\0{claim_id}\0{error}\0{state}\0{pos}\0{info}"
-        f"\0{next_}\0{digest}\0{nev}\0{result is None}".encode()
+def _body(record: Record) -> str:
+    """All that has no column of its own. No JSON text and no id has a control character in it; the key, last, may."""
+    _, _, _, key, attempt, claim_id, t, _, error, state, pos, total, tries, ms, info, next_, digest, _, _ = record
+    return (
+        f"{attempt}\t{claim_id}\t{t!r}\t{pos}\t{total}\t{tries}\t{ms}\t{error or ''}\t{state or ''}\t{info or ''}"
+        f"\t{next_ or ''}\t{digest or ''}\t{key}"
     )
+
+
+def _crc(run_id: str, seq: int, kind: str, name: str, result: str | None, body: str, nev: int) -> int:
+    crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}".encode())
     # By itself: it may be large, and need not be copied.
-    return zlib.crc32(result.encode(), crc) if result is not None else crc
+    return crc32(result.encode(), crc) if result is not None else crc
 
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
@@ -80,21 +81,24 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
     ev = next_sequence(tx, run_id)
+    seq, kind, name, _, _, _, _, result, *_, nev = record
+    body = _body(record)
     try:
-        tx.execute(_INSERT, (run_id, *record[:17], ev, record[18], _crc(run_id, record)))
+        tx.execute(
+            _INSERT, (run_id, seq, kind, name, result, body, ev, nev, _crc(run_id, seq, kind, name, result, body, nev))
+        )
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
-    if record.nev:
-        tx.counters[run_id] = ev + record.nev
+    if nev:
+        tx.counters[run_id] = ev + nev
         tx.rings.add("events")
-    return record.seq
+    return seq
 
 
 def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
-    there = tx.execute(
-        "SELECT claim_id, kind, key FROM arc_journal WHERE run_id = ? AND seq = ?", (run_id, record.seq)
-    ).fetchone()
-    if there != (record.claim_id, record.kind, record.key):
+    row = tx.execute(_COLUMNS + " AND seq = ?", (run_id, record.seq)).fetchone()
+    there = None if row is None else _read(run_id, row)
+    if there is None or (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
         raise LeaseLost(run_id, record.claim_id)
     return record.seq
 
@@ -128,9 +132,18 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
 
 
 def _read(run_id: str, row: tuple[Any, ...]) -> Record:
-    record: Record = tuple.__new__(Record, row[:19])
-    if _crc(run_id, record) != row[19]:
-        raise StorageCorrupt(f"journal record {record.seq} ({record.kind} {record.name!r}) does not match its checksum")
+    seq, kind, name, result, body, ev, nev, crc = row
+    if _crc(run_id, seq, kind, name, result, body, nev) != crc:
+        raise StorageCorrupt(f"journal record {seq} ({kind} {name!r}) does not match its checksum")
+    attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
+    # As a NamedTuple itself makes one, only faster.
+    record: Record = tuple.__new__(
+        Record,
+        (
+            seq, kind, name, key, int(attempt), claim_id, float(t), result, error or None, state or None, int(pos),
+            int(total), int(tries), int(ms), info or None, next_ or None, digest or None, ev, nev,
+        ),
+    )  # fmt: skip
     return record
 
 

@@ -1,0 +1,246 @@
+"""Where a commit to SQLite is carried out: on the loop that asks for it, or by the writer thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines import sqlite_writer
+from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN, Request
+
+SCHEMA = "CREATE TABLE arc_things (n INTEGER PRIMARY KEY AUTOINCREMENT, value, thread)"
+
+
+def put(tx: SQLiteTx, value: Any) -> bool:
+    """Whether it ran on the main thread, where the loop of these tests is."""
+    here = threading.current_thread() is threading.main_thread()
+    tx.execute("INSERT INTO arc_things (value, thread) VALUES (?, ?)", (value, "loop" if here else "thread"))
+    tx.ring("things")
+    return here
+
+
+def interrupted(tx: SQLiteTx) -> None:
+    tx.execute("INSERT INTO arc_things (value) VALUES ('half')")
+    raise KeyboardInterrupt
+
+
+def fail(tx: SQLiteTx) -> None:
+    tx.execute("INSERT INTO arc_things (value) VALUES ('half')")
+    raise ValueError("no")
+
+
+THINGS = Concern(
+    "things", {"put": put, "long": put, "interrupted": interrupted, "fail": fail}, {}, (SCHEMA,),
+    lengthy=frozenset({"long"}),
+)  # fmt: skip
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[SQLiteEngine]:
+    engine = SQLiteEngine.open(tmp_path / "a.db", durability="normal")
+    engine.add(THINGS)
+    yield engine
+    engine.close_now()
+
+
+async def where(engine: SQLiteEngine, name: str = "put", value: Any = 1) -> str:
+    return "loop" if (await engine.commit(None, [Op(name, (value,))]))[0] else "thread"
+
+
+def stored(engine: SQLiteEngine) -> list[Any]:
+    conn = sqlite3.connect(engine.path)
+    with contextlib.closing(conn):
+        return [row[0] for row in conn.execute("SELECT value FROM arc_things ORDER BY n")]
+
+
+async def test_a_caller_alone_is_served_on_its_loop_and_no_thread_is_started(engine: SQLiteEngine) -> None:
+    assert [await where(engine) for _ in range(10)] == ["loop"] * 10
+    assert engine.writer._thread is None
+
+
+async def test_what_may_take_long_goes_to_the_thread_and_the_next_comes_back(engine: SQLiteEngine) -> None:
+    assert await where(engine, "long") == "thread"
+    assert await where(engine) == "loop"
+    many = await engine.commit(None, [Op("put", (n,)) for n in range(OPS_ON_LOOP + 1)])
+    assert many == [False] * (OPS_ON_LOOP + 1)
+
+
+async def test_many_callers_of_one_turn_are_one_group_of_the_thread(engine: SQLiteEngine) -> None:
+    begun: list[str] = []
+    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    await where(engine)
+    assert await asyncio.gather(*(where(engine, value=n) for n in range(50))) == ["loop"] + ["thread"] * 49
+    assert len(begun) == 3  # the first of a turn does not know of the others yet
+    assert await asyncio.gather(*(where(engine, value=n) for n in range(50))) == ["thread"] * 50
+    assert len(begun) == 4
+    assert stored(engine)[1:] == [*range(50), *range(50)]
+
+
+async def test_a_few_callers_are_one_group_on_the_loop(engine: SQLiteEngine) -> None:
+    await asyncio.gather(*(where(engine) for _ in range(2)))
+    begun: list[str] = []
+    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    assert await asyncio.gather(*(where(engine) for _ in range(3))) == ["loop"] * 3
+    assert len(begun) == 1
+    for _ in range(CROWD):
+        await where(engine)
+    assert engine.writer.outbox(asyncio.get_running_loop())._crowd == 0
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast(
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = [SHORT_FLUSH * 20]
+    now = [0.0]
+
+    def perf_counter() -> float:
+        now[0] += took[0]
+        return now[0]
+
+    monkeypatch.setattr(sqlite_writer.time, "perf_counter", perf_counter)
+    engine = SQLiteEngine.open(tmp_path / "slow.db", durability=durability)
+    engine.add(THINGS)
+    engine.log._look_after = 1_000_000  # looking after the log is the thread's
+    flushes = durability == "full"
+    # It is not known before the first.
+    assert [await where(engine) for _ in range(4)] == (["loop"] + ["thread"] * 3 if flushes else ["loop"] * 4)
+    took[0] = SHORT_FLUSH / 10
+    places = [await where(engine) for _ in range(100)]
+    assert places[-1] == "loop"
+    assert places == sorted(places, reverse=True), "the thread first, then the loop"
+    assert ("thread" in places) is flushes
+    await engine.close()
+
+
+async def test_where_another_process_commits_the_thread_waits_and_not_the_loop(engine: SQLiteEngine) -> None:
+    # Another open file is another holder of the lock, as another process is.
+    other = os.open(Path(f"{engine.path}.live") / "commit.lock", os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    waiting = asyncio.ensure_future(where(engine))
+    done, _ = await asyncio.wait({waiting}, timeout=0.05)
+    assert not done
+    os.close(other)
+    assert await waiting == "thread"
+    assert await where(engine) == "loop"
+
+
+async def test_where_another_program_writes_the_thread_waits_and_not_the_loop(engine: SQLiteEngine) -> None:
+    other = sqlite3.connect(engine.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    waiting = asyncio.ensure_future(where(engine))
+    done, _ = await asyncio.wait({waiting}, timeout=0.05)
+    assert not done
+    other.execute("COMMIT")
+    other.close()
+    assert await waiting == "thread"
+    assert await where(engine) == "loop"
+
+
+async def test_what_the_thread_has_is_not_overtaken(engine: SQLiteEngine) -> None:
+    standing, go = threading.Event(), threading.Event()
+    engine.writer.hand([lambda: (standing.set(), go.wait(10))[0]])
+    assert standing.wait(10)
+    engine.post(None, [Op("put", ("first",))])
+    later = asyncio.ensure_future(where(engine, value="second"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    go.set()
+    assert await later == "thread"
+    assert stored(engine) == ["first", "second"]
+
+
+async def test_a_commit_nobody_waits_for_keeps_its_place_in_a_turn(engine: SQLiteEngine) -> None:
+    await asyncio.gather(where(engine, value="a"), where(engine, value="b"))
+    turn = asyncio.ensure_future(where(engine, value="c"))
+    await asyncio.sleep(0)
+    engine.post(None, [Op("put", ("d",))])
+    await turn
+    assert stored(engine)[-2:] == ["c", "d"]
+
+
+async def test_a_failure_on_the_loop_leaves_nothing_and_holds_nothing(engine: SQLiteEngine) -> None:
+    with pytest.raises(ValueError, match="no"):
+        await engine.commit(None, [Op("put", ("gone",)), Op("fail")])
+    assert await where(engine, value="kept") == "loop"
+    assert stored(engine) == ["kept"]
+
+
+def test_an_interrupt_on_the_loop_leaves_nothing_and_holds_nothing(engine: SQLiteEngine) -> None:
+    async def work() -> None:
+        await engine.commit(None, [Op("interrupted")])
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert not engine.writer.conn.in_transaction
+    assert asyncio.run(where(engine, value="kept")) == "loop"
+    assert stored(engine) == ["kept"]
+
+
+async def test_one_caller_does_not_keep_the_loop_for_itself(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = [loop.time()]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+    turns: list[int] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(len(turns))
+            await asyncio.sleep(0)
+
+    beside = asyncio.ensure_future(other())
+    await asyncio.sleep(0)
+    before = len(turns)
+    for _ in range(10):
+        await where(engine)
+    assert len(turns) == before, "ten commits in no time are one turn"
+    now[0] += TURN * 2
+    for _ in range(6):
+        await where(engine)
+        now[0] += TURN * 2
+    assert len(turns) >= before + 3
+    beside.cancel()
+
+
+async def test_a_cancelled_caller_of_a_group_on_the_loop_knows_the_outcome(engine: SQLiteEngine) -> None:
+    await asyncio.gather(where(engine), where(engine))
+    callers = [asyncio.ensure_future(where(engine, value=n)) for n in range(2)]
+    await asyncio.sleep(0)
+    for caller in callers:
+        caller.cancel()
+    done, _ = await asyncio.wait(callers)
+    assert all(caller.cancelled() for caller in done)
+    assert stored(engine)[-2:] == [0, 1]
+
+
+async def test_closing_carries_out_what_was_posted_in_this_turn(tmp_path: Path) -> None:
+    engine = SQLiteEngine.open(tmp_path / "b.db", durability="normal")
+    engine.add(THINGS)
+    await asyncio.gather(where(engine), where(engine))
+    last = asyncio.ensure_future(where(engine, value="last"))
+    await asyncio.sleep(0)
+    engine.post(None, [Op("put", ("posted",))])
+    await engine.close()
+    await last
+    assert stored(engine)[-2:] == ["last", "posted"]
+
+
+async def test_a_batch_larger_than_a_group_is_several(engine: SQLiteEngine) -> None:
+    requests = [Request(None, [Op("put", (n,))]) for n in range(GROUP + 10)]
+    engine.writer.hand(requests)
+    assert await where(engine) == "thread"
+    assert len(stored(engine)) == GROUP + 11
