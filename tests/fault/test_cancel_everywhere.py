@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines import sqlite_writer
 from agent_runtime_core.errors import RunFailed
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import TERMINAL, RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 
-from .rig import KINDS, consistent, no_transaction_left, others, store, terminal_events, until
+from .rig import consistent, no_transaction_left, others, store, terminal_events, until
 
 Strike = Callable[[], object]
 
@@ -103,7 +104,18 @@ async def square(n: int) -> int:
 OUTCOME = {"value": [{"one": 1, "two": 2}, "flaky", [1, 4, 9], {"squares": [1, 4, 9]}]}
 
 
-FEWEST = {"memory": 12, "sqlite": 25}  # suspensions there are at least
+#: Suspensions there are at least. On SQLite a commit is handed to a thread, or carried out on the loop, at once or at
+#: the end of its turn.
+FEWEST = {"memory": 12, "sqlite": 15, "sqlite, by the thread": 25, "sqlite, a turn for each": 25}
+
+
+@pytest.fixture(autouse=True)
+def carried_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = request.node.callspec.params.get("kind", "") if hasattr(request.node, "callspec") else ""
+    if kind.endswith("thread"):
+        monkeypatch.setattr(sqlite_writer, "ON_LOOP", 0)
+    elif kind.endswith("each"):
+        monkeypatch.setattr(sqlite_writer, "TURN", -1.0)
 
 
 async def nothing_left(runner: AgentRunner, run_id: str, before: set[asyncio.Task[Any]]) -> str | None:
@@ -148,7 +160,7 @@ async def struck(seen: Suspensions, n: int, work: Awaitable[Any]) -> asyncio.Tas
     return task
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEWEST)
 async def test_the_caller_of_execute_is_cancelled(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
         here.agent("life", life)
@@ -165,7 +177,7 @@ async def test_the_caller_of_execute_is_cancelled(kind: str, tmp_path: Path) -> 
         assert cancelled >= n - 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEWEST)
 async def test_a_worker_is_cancelled(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
         here.agent("life", life)
@@ -194,7 +206,7 @@ async def test_a_worker_is_cancelled(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("worker", [False, True], ids=["execute", "worker"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEWEST)
 async def test_the_run_is_cancelled(kind: str, worker: bool, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
         here.agent("life", life)
@@ -237,7 +249,7 @@ async def test_the_run_is_cancelled(kind: str, worker: bool, tmp_path: Path) -> 
         assert ends.count("cancelled") > n // 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEWEST)
 async def test_the_agents_own_code_cancels_it(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
         current: list[asyncio.Task[Any]] = []
@@ -262,7 +274,7 @@ async def test_the_agents_own_code_cancels_it(kind: str, tmp_path: Path) -> None
             assert await nothing_left(runner, name, before) == "succeeded"
             attempts.append((await runner.get_run(name)).attempt)
         assert n >= FEWEST[kind]
-        assert set(attempts) == {1, 2}
+        assert set(attempts) <= {1, 2}
         assert attempts.count(2) > n // 2
 
 

@@ -43,9 +43,8 @@ def size(path: Path) -> int:
 def write(conn: sqlite3.Connection, log: Log | None, count: int, text: str = "x") -> None:
     for n in range(count):
         conn.execute("INSERT INTO t VALUES (?, ?)", (n, text))
-        if log is not None:
-            if log.grown():
-                log.tend()
+        if log is not None and log.grown():
+            log.tend()
 
 
 def rows(path: Path) -> int:

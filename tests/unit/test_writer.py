@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines import sqlite_writer
 from agent_runtime_core._engines.base import Concern, Op
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
@@ -110,7 +109,7 @@ async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast
         now[0] += took[0]
         return now[0]
 
-    monkeypatch.setattr(sqlite_writer.time, "perf_counter", perf_counter)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite_writer.time.perf_counter", perf_counter)
     engine = SQLiteEngine.open(tmp_path / "slow.db", durability=durability)
     engine.add(THINGS)
     engine.log._look_after = 1_000_000  # looking after the log is the thread's
@@ -151,7 +150,12 @@ async def test_where_another_program_writes_the_thread_waits_and_not_the_loop(en
 
 async def test_what_the_thread_has_is_not_overtaken(engine: SQLiteEngine) -> None:
     standing, go = threading.Event(), threading.Event()
-    engine.writer.hand([lambda: (standing.set(), go.wait(10))[0]])
+
+    def stand() -> None:
+        standing.set()
+        go.wait(10)
+
+    engine.writer.hand([stand])
     assert standing.wait(10)
     engine.post(None, [Op("put", ("first",))])
     later = asyncio.ensure_future(where(engine, value="second"))

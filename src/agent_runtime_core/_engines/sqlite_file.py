@@ -41,9 +41,7 @@ class DatabaseFile:
             try:
                 self.writing.execute("PRAGMA journal_mode=WAL")
                 self.writing.execute(_VERSIONS)
-                self._versions: dict[str, int] = dict(
-                    self.writing.execute("SELECT concern, version FROM arc_schema")
-                )
+                self._versions: dict[str, int] = dict(self.writing.execute("SELECT concern, version FROM arc_schema"))
                 # Whoever writes waits in its own way, or not at all.
                 self.writing.execute("PRAGMA busy_timeout=0")
             except BaseException:

@@ -14,7 +14,7 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -140,8 +140,8 @@ class Outbox:
             if request.deadline < now and request.error is None and request.result is None:
                 request.withdrawn = True
                 request.error = StorageBusy(
-                    f"{self._writer.path} did not answer within {self._writer.patience:g} s; whether the write landed is unknown, "
-                    "repeating it is safe"
+                    f"{self._writer.path} did not answer within {self._writer.patience:g} s; "
+                    "whether the write landed is unknown, repeating it is safe"
                 )
                 settle([request])
         self.watched = bool(self.waiting)

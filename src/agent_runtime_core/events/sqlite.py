@@ -54,9 +54,7 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
-CONCERN = Concern(
-    "events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy=frozenset({DELETE})
-)
+CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy=frozenset({DELETE}))
 
 
 class SQLiteEventBus(OnSQLite, EventBus):
