@@ -16,6 +16,7 @@ from .floor import Line, Size, bare_commits, in_turns, size_on_disk
 
 LENGTHS = ((10, 40), (100, 15), (1000, 7))  # steps, rounds
 FLAT = 1.2
+PAUSE = 200e-6  # seconds
 KEPT = 0.4e6  # bytes for 1000 small steps
 
 
@@ -78,6 +79,7 @@ def rows(size: Size) -> Iterator[Line]:
             measured.append(mine)
             yield Line(f"chain {synchronous} of {count}", mine, "µs/step", floor, most=bar)
         yield Line(f"chain {synchronous}, longest against shortest", measured[-1], "µs/step", measured[0], most=FLAT)
+    yield _paused(size)
     for policy, bar in (("retry", 2.0), ("fail", 3.0)):
         for synchronous in ("FULL", "NORMAL"):
             mine, floor = _pair(size, synchronous, 15, size.of(100, 5), imperative(policy))
@@ -85,6 +87,19 @@ def rows(size: Size) -> Iterator[Line]:
             most = bar if synchronous == "FULL" else None
             yield Line(f"ctx.step {synchronous} on_in_doubt={policy!r}", mine, "µs/step", floor, most=most, note=note)
     yield store(size)
+
+
+def _paused(size: Size) -> Line:
+    """What a pause between two flushes costs: steps have one, the floor has none."""
+    count = size.of(500, 5)
+
+    def commits(pause: float) -> float:
+        with size.file() as path:
+            return bare_commits(path, "FULL", count, pause=pause)
+
+    paused, bare = in_turns(size.rounds(7), lambda: commits(PAUSE), lambda: commits(0.0))
+    row = f"a bare commit in FULL, {PAUSE * 1e6:.0f} µs after the one before"
+    return Line(row, paused / count * 1e6, "µs", bare / count * 1e6, note="what the disk makes of a pause")
 
 
 def store(size: Size) -> Line:

@@ -101,14 +101,20 @@ def connect(path: Path, synchronous: str) -> sqlite3.Connection:
     return conn
 
 
-def bare_commits(path: Path, synchronous: str, count: int, result: Callable[[], str] = lambda: SMALL) -> float:
-    """Seconds for `count` commits of one record each, on this thread."""
+def bare_commits(
+    path: Path, synchronous: str, count: int, result: Callable[[], str] = lambda: SMALL, pause: float = 0.0
+) -> float:
+    """Seconds for `count` commits of one record each, on this thread, not counting a `pause` after each."""
     conn = connect(path, synchronous)
     try:
         since = time.perf_counter()
         for n in range(count):
             conn.execute(_INSERT, ("run", n, result()))
-        return time.perf_counter() - since
+            if pause:
+                until = time.perf_counter() + pause
+                while time.perf_counter() < until:
+                    pass
+        return time.perf_counter() - since - count * pause
     finally:
         conn.close()
 
