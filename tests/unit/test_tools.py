@@ -128,6 +128,7 @@ def test_from_function_reads_name_docstring_and_hints() -> None:
         "type": "object",
         "properties": {"location": {"type": "string"}},
         "required": ["location"],
+        "additionalProperties": False,
     }
 
 
@@ -142,6 +143,7 @@ def test_a_google_docstring_describes_the_parameters() -> None:
             "exact": {"type": "boolean", "default": False},
         },
         "required": ["query"],
+        "additionalProperties": False,
     }
 
 
@@ -193,6 +195,7 @@ def test_what_from_function_is_told_wins() -> None:
                 "type": "object",
                 "properties": {"limit": {"type": "integer"}, "deep": {"type": "boolean"}},
                 "required": ["limit"],
+                "additionalProperties": False,
             },
         ),
         (
@@ -201,6 +204,7 @@ def test_what_from_function_is_told_wins() -> None:
                 "type": "object",
                 "properties": {"at": {"enum": ["red", "blue"], "type": "string"}},
                 "required": ["at"],
+                "additionalProperties": False,
             },
         ),
         (
@@ -213,6 +217,7 @@ def test_what_from_function_is_told_wins() -> None:
                     "tags": {"type": "array", "items": {"type": "string"}},
                 },
                 "required": ["x"],
+                "additionalProperties": False,
             },
         ),
     ],
@@ -261,13 +266,15 @@ def test_parameters_a_model_cannot_name_are_refused() -> None:
 
 def test_any_keyword_is_said_so() -> None:
     def fn(**rest: int) -> None: ...
+    def loose(**rest): ...  # type: ignore[no-untyped-def]
 
-    assert Tool.from_function(fn).parameters == {
-        "type": "object",
-        "properties": {},
-        "required": [],
-        "additionalProperties": True,
-    }
+    for each, others in ((fn, {"type": "integer"}), (loose, True)):
+        assert Tool.from_function(each).parameters == {
+            "type": "object",
+            "properties": {},
+            "required": [],
+            "additionalProperties": others,
+        }
 
 
 def test_a_hint_nobody_can_resolve_is_named() -> None:
@@ -400,9 +407,9 @@ async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:
     [
         ('{"location": ', "the arguments are no JSON"),
         ("[1]", "a JSON list, not an object"),
-        ("[" * 100_000, "the arguments are no JSON"),
-        ({}, "missing a required argument: 'location'"),
-        ({"location": "a", "place": "b"}, "unexpected keyword argument 'place'"),
+        ("[" * 100_000, "nested deeper than 100 levels"),
+        ({}, r"\$ lacks 'location', the schema wants string there"),
+        ({"location": "a", "place": "b"}, r"\$ has 'place', which the schema does not know"),
     ],
 )
 async def test_arguments_that_do_not_fit_name_the_tool(arguments: Any, why: str) -> None:
@@ -428,7 +435,7 @@ async def test_dataclasses_and_enums_are_rebuilt() -> None:
     arguments["options"] = {"limit": 3}
     await _registry(draw).execute("draw", arguments)
     assert seen == [Line(Point(1)), Colour.RED, [Point(2, 3)], {"limit": 3}, 2]
-    with pytest.raises(InvalidArgument, match="tool 'draw': argument 'colour'"):
+    with pytest.raises(InvalidArgument, match=r"tool 'draw': \$.colour is 'green', the schema wants one of"):
         await _registry(draw).execute("draw", arguments | {"colour": "green"})
 
 
@@ -451,8 +458,11 @@ async def test_the_context_reaches_the_handler_and_only_from_the_caller() -> Non
     assert await registry.execute("get_weather", {"location": "a"}, ctx) == "sunny in a"
     with pytest.raises(InvalidArgument, match=r"takes a RunContext: give it as ctx="):
         await registry.execute("with_context", {"text": "a"})
-    with pytest.raises(InvalidArgument, match="'ctx' is not for the caller to give"):
+    with pytest.raises(InvalidArgument, match=r"\$ has 'ctx', which the schema does not know"):
         await registry.execute("with_context", {"text": "a", "ctx": "forged"}, ctx)
+    registry.register(Tool("by_hand", "", {}, with_context))
+    with pytest.raises(InvalidArgument, match="'ctx' is not for the caller to give"):
+        await registry.execute("by_hand", {"text": "a", "ctx": "forged"}, ctx)
 
 
 async def test_an_optional_context_may_be_missing() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..errors import InvalidArgument, UnknownTool
 from ..event_types import EventType
 from ..portal import in_thread
-from .schema import arguments_for
+from .arguments import BadArguments, check_arguments, read_arguments
+from .deadline import ToolTimeout, limited
+from .schema import Binder
 from .tool import Tool
 
-__all__ = ["ToolRegistry", "UnknownTool"]
+__all__ = ["ToolRegistry", "UnknownTool", "unknown_tool"]
 
 
 class CallsTool(Protocol):
@@ -40,6 +41,7 @@ class ToolRegistry:
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
+        self._binders: dict[str, Binder] = {}
 
     def register(self, tool: Tool) -> None:
         """Add a tool; it replaces one of the same name."""
@@ -60,50 +62,69 @@ class ToolRegistry:
     async def execute(self, name: str, arguments: Mapping[str, Any] | str | None, ctx: Any = None, **extra: Any) -> Any:
         """Run a tool and return its result; a plain function runs in a thread.
 
-        `arguments` are a dict or its JSON text; `extra` goes to the handler beside them, and `ctx` to
-        its parameter annotated `RunContext`. Raises UnknownTool (a KeyError) for a name nobody
-        registered, InvalidArgument for arguments that do not fit, and what the handler raises.
+        `arguments` are a dict or its JSON text and fit the tool's `parameters`; `extra` goes to the
+        handler beside them, and `ctx` to its parameter annotated `RunContext`. Raises UnknownTool (a
+        KeyError) for a name nobody registered, BadArguments (an InvalidArgument) that names every wrong
+        argument, ToolTimeout (a TimeoutError) after the tool's `timeout`, and what the handler raises.
         """
         tool = self._require(name)
         try:
-            given = arguments_for(tool.handler, {**_parsed(arguments), **extra}, ctx)
+            given = read_arguments(arguments)
+            check_arguments(tool.parameters, given, extra)
         except InvalidArgument as error:
-            raise InvalidArgument(f"tool {name!r}: {error}") from error
-        call = functools.partial(tool.handler, **given)
-        result = call() if _is_async(tool.handler) else await in_thread(call)
-        return await result if inspect.isawaitable(result) else result
+            raise BadArguments(str(error), name) from error
+        return await self.run_checked(tool, {**given, **extra}, ctx)
+
+    async def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Any:
+        """Run a tool with arguments that are known to fit its `parameters`."""
+        name = tool.name
+        try:
+            given = self._binder(tool).bind(arguments, ctx)
+        except InvalidArgument as error:
+            raise BadArguments(str(error), name) from error
+        is_async = _is_async(tool.handler)
+        running = _run(functools.partial(tool.handler, **given), is_async)
+        if tool.timeout is None:
+            return await running
+        more = "" if is_async else "; it runs on in its thread and may still have effects"
+        return await limited(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:
         """Run the tool a model asks for, with a TOOL_CALL event before and a TOOL_RESULT event after."""
         name, call_id = tool_call.name, tool_call.id
-        arguments = _parsed(tool_call.arguments)
+        arguments = read_arguments(tool_call.arguments)
         await ctx.emit(EventType.TOOL_CALL, {"tool_name": name, "tool_args": arguments, "tool_call_id": call_id})
         result = await self.execute(name, arguments, ctx, **kwargs)
         await ctx.emit(EventType.TOOL_RESULT, {"tool_name": name, "tool_call_id": call_id, "result": result})
         return result
 
+    def _binder(self, tool: Tool) -> Binder:
+        known = self._binders.get(tool.name)
+        # A tool can be replaced, and its handler too.
+        if known is None or known.fn is not tool.handler:
+            known = self._binders[tool.name] = Binder(tool.handler)
+        return known
+
     def _require(self, name: str) -> Tool:
         tool = self._tools.get(name)
-        if tool is not None:
-            return tool
-        near = difflib.get_close_matches(str(name), self._tools, n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {sorted(self._tools)}"
-        raise UnknownTool(f"no tool {name!r}: {hint}")
+        if tool is None:
+            raise unknown_tool(name, self.list_tools())
+        return tool
 
 
-def _parsed(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    if isinstance(arguments, Mapping):
-        return dict(arguments)
-    # Models send no text at all for a tool without parameters.
-    if arguments is None or not arguments.strip():
-        return {}
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"the arguments are no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"the arguments are a JSON {type(value).__name__}, not an object: {arguments[:80]!r}")
-    return value
+def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
+    """The error for a name that none of the tools has; it names those that come near."""
+    # Cut off: what is compared takes time in the square of its length.
+    said, names = str(name)[:100], sorted(tool.name for tool in tools)
+    # Some models put the tool into a namespace, as in functions.search.
+    near = difflib.get_close_matches(said, names, n=3) or difflib.get_close_matches(said.rpartition(".")[2], names)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {names}"
+    return UnknownTool(f"no tool {said!r}: {hint}")
+
+
+async def _run(call: Callable[[], Any], is_async: bool) -> Any:
+    result = call() if is_async else await in_thread(call)
+    return await result if inspect.isawaitable(result) else result
 
 
 def _is_async(handler: Any) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from ..errors import InvalidArgument
+from .deadline import seconds_or_none
 from .schema import describe, parameters_of
 
-__all__ = ["Tool", "ToolDefinition"]
+__all__ = ["Tool", "ToolDefinition", "tool"]
 
 
 @dataclass
@@ -18,7 +19,8 @@ class Tool:
     """A function with what a model needs to know of it. `parameters` is JSON Schema.
 
     A tool without side effects may run beside others and again; one that requires confirmation
-    waits for a person.
+    waits for a person. One that has no result after `timeout` seconds is given up: a coroutine is
+    cancelled, a plain function runs on in its thread. Calling a tool calls its handler.
     """
 
     name: str
@@ -28,6 +30,13 @@ class Tool:
     has_side_effects: bool = False
     requires_confirmation: bool = False
     metadata: dict[str, Any] = field(default_factory=dict)
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        seconds_or_none(self.timeout)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.handler(*args, **kwargs)
 
     @classmethod
     def from_function(
@@ -40,6 +49,7 @@ class Tool:
         has_side_effects: bool = False,
         requires_confirmation: bool = False,
         metadata: dict[str, Any] | None = None,
+        timeout: float | None = None,
     ) -> Tool:
         """A tool from a function's name, docstring and type hints (a Google-style "Args:" describes parameters).
 
@@ -59,6 +69,7 @@ class Tool:
             has_side_effects=has_side_effects,
             requires_confirmation=requires_confirmation,
             metadata={} if metadata is None else metadata,
+            timeout=timeout,
         )
 
     def to_openai_format(self) -> dict[str, Any]:
@@ -68,3 +79,27 @@ class Tool:
 
 
 ToolDefinition = Tool
+
+
+@overload
+def tool(fn: Callable[..., Any], /) -> Tool: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    parameters: dict[str, Any] | None = None,
+    has_side_effects: bool = False,
+    requires_confirmation: bool = False,
+    metadata: dict[str, Any] | None = None,
+    timeout: float | None = None,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Decorate a function, and it is a Tool: `@tool`, or `@tool(timeout=5)` with the options of `from_function`."""
+    if fn is None:
+        return functools.partial(Tool.from_function, **options)
+    return Tool.from_function(fn, **options)

@@ -1,0 +1,144 @@
+"""What a model sends as a tool's arguments, read strictly: nothing in it is guessed at, dropped or converted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from itertools import islice
+from typing import Any, Final, NoReturn, cast
+
+from .._json import MAX_BYTES
+from .._refusals import MAX_DEPTH
+from ..errors import InvalidArgument
+from ..schema import misfits
+
+__all__ = ["BadArguments", "check_arguments", "read_arguments"]
+
+_TOLD: Final = 8  # problems named in one message
+_DIGITS: Final = 400  # of an integer; a float has at most 309 before its point
+
+
+class BadArguments(InvalidArgument):
+    """The arguments of a call are not what the tool takes; it was not called. `tool` is its name."""
+
+    def __init__(self, message: str, tool: str = "") -> None:
+        self.tool: str = tool
+        super().__init__(f"tool {tool!r}: {message}" if tool else message)
+
+
+def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """The arguments as a dict, from a dict or its JSON text; BadArguments says what is wrong with them.
+
+    JSON text of at most 1 MB, nested at most 100 deep, with every key once, without NaN, infinities, lone
+    surrogates, or anything after its end.
+    """
+    if isinstance(arguments, Mapping):
+        tree: Any = dict(arguments)
+    # Models send no text at all for a tool without parameters.
+    elif arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    elif isinstance(arguments, str):
+        tree = _read(arguments)
+        if not isinstance(tree, dict):
+            raise BadArguments(f"the arguments are a JSON {type(tree).__name__}, not an object: {arguments[:80]!r}")
+    else:
+        raise BadArguments(f"the arguments are {type(arguments).__name__}, not a JSON object or its text")
+    found = _unusable(tree)
+    if found is not None:
+        raise BadArguments(f"${found[0]:.200} {found[1]}")
+    return cast("dict[str, Any]", tree)
+
+
+def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Collection[str] = ()) -> None:
+    """BadArguments with everything in which the arguments do not fit the tool's `parameters`, a JSON Schema.
+
+    `besides` names what the caller adds to them.
+    """
+    if not isinstance(parameters, Mapping):
+        return
+    if besides:
+        required = [name for name in parameters.get("required", ()) if name not in besides]
+        parameters = {**parameters, "required": required}
+    problems = list(islice(misfits(dict(arguments), parameters), _TOLD + 1))
+    if problems:
+        more = ["and more"] if len(problems) > _TOLD else []
+        raise BadArguments("; ".join(problems[:_TOLD] + more))
+
+
+def _read(text: str) -> Any:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise BadArguments(f"the arguments are no JSON: half a surrogate pair at character {error.start}") from None
+    if size > MAX_BYTES:
+        raise BadArguments(f"the arguments have {size} bytes, {MAX_BYTES} are the most: send less")
+    try:
+        return json.loads(
+            text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
+        )
+    except BadArguments:
+        raise
+    except RecursionError:
+        raise BadArguments(f"$ is nested deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise BadArguments(f"the arguments are no JSON: {error}; their text ends with {text[-40:]!r}") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise BadArguments(f"the arguments have the key {twice!r:.60} twice in one object: which one counts?")
+    return tree
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise BadArguments(f"the arguments are no JSON: {text} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise BadArguments(f"the arguments have the number {text[:40]}, which is larger than any float")
+    return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise BadArguments(f"the arguments have an integer of {len(text)} digits, {_DIGITS} are the most")
+    return int(text)
+
+
+def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
+    """Where in a tree is something that JSON cannot say, or that no text file could hold, and what it is."""
+    if isinstance(value, str):
+        return None if value.isascii() or _is_text(value) else ("", "has half a surrogate pair, which is no character")
+    if isinstance(value, float):
+        return None if math.isfinite(value) else ("", f"is {value}, which is no JSON number")
+    if not isinstance(value, (dict, list)):
+        return None
+    if depth > MAX_DEPTH:
+        return "", f"is nested deeper than {MAX_DEPTH} levels"
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if found := _unusable(item, depth + 1):
+                return f"[{index}]{found[0]}", found[1]
+        return None
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return "", f"has the key {key!r:.60}, which is no text"
+        if not (key.isascii() or _is_text(key)):
+            return "", f"has the key {key!r:.60}, half a surrogate pair is no character"
+        if found := _unusable(item, depth + 1):
+            return f".{key[:60]}{found[0]}", found[1]
+    return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,70 @@
+"""A time limit for something awaited, kept even where it does not listen to being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from ..errors import AgentRuntimeError, InvalidArgument
+
+__all__ = ["GRACE", "ToolTimeout", "let_go", "limited", "seconds_or_none"]
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+GRACE: Final = 5.0  # seconds a cancelled task has to let go before it is abandoned
+
+_abandoned: set[asyncio.Task[Any]] = set()
+
+
+class ToolTimeout(AgentRuntimeError, TimeoutError):
+    """A tool gave no answer within its own time limit. `tool` is its name, `seconds` the limit."""
+
+    def __init__(self, tool: str, seconds: float, more: str = "") -> None:
+        self.tool: str = tool
+        self.seconds: float = seconds
+        super().__init__(f"tool {tool!r} gave no answer within {seconds:g} s{more}")
+
+
+def seconds_or_none(timeout: Any) -> float | None:
+    """`timeout` if it can be one, else InvalidArgument."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+        raise InvalidArgument(f"timeout is a number of seconds above 0, or None for no limit, not {timeout!r}")
+    return timeout
+
+
+async def limited(awaitable: Awaitable[Any], seconds: float, what: str, late: Exception | None = None) -> Any:
+    """The result, or after `seconds` the error `late`, else a TimeoutError; a task that will not stop is abandoned."""
+    task: asyncio.Task[Any] = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        await let_go(task, what)
+        raise
+    if task.done():
+        return task.result()
+    task.cancel()
+    await let_go(task, what)
+    raise late or TimeoutError(f"timed out after {seconds:g} s")
+
+
+async def let_go(task: asyncio.Task[Any], what: str, grace: float = GRACE) -> bool:
+    """Wait for a cancelled task to end; after `grace` seconds it is abandoned, kept alive and named in the log."""
+    # Before the wait, which may be cancelled itself.
+    _abandoned.add(task)
+    task.add_done_callback(_retrieve)
+    done, _ = await asyncio.wait({task}, timeout=grace)
+    if not done:
+        log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
+    return bool(done)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()
