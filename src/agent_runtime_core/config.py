@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import os
 import re
@@ -17,6 +18,10 @@ __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
 _PREFIX = "AGENT_RUNTIME_"
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
+_TRUTHS = frozenset({"langfuse_enabled", "langfuse_content"})
+_SECRETS = frozenset({*_KEYS, "langfuse_secret_key"})
+_PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _WHOLE = frozenset({"max_retries"})
 _POSITIVE = frozenset({"run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"})
 _NOT_NEGATIVE = frozenset({"max_retries", "retry_backoff_base", "retry_backoff_max", "park_after"})
@@ -52,6 +57,14 @@ class RuntimeConfig:
     retry_backoff_max: float = 300
     #: How long a wait keeps its worker before it parks the run; 0 parks at once.
     park_after: float = 5.0
+    #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
+    model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    langfuse_enabled: bool = False
+    langfuse_public_key: str | None = None
+    langfuse_secret_key: str | None = None
+    langfuse_host: str | None = None
+    #: Whether messages, arguments and results go to Langfuse too.
+    langfuse_content: bool = False
 
     def __post_init__(self) -> None:
         for name in _FIELDS:
@@ -113,9 +126,23 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         variable = _KEYS.get(name, _PREFIX + name.upper())
         text = environment.get(variable, "").strip()
         if text:
-            found[name] = _number(text) if name in _NUMBERS else text
+            found[name] = _read(name, text)
             _check(name, variable, found[name])
     return found
+
+
+def _read(name: str, text: str) -> Any:
+    """The value that an environment variable says, or its text where that says none."""
+    if name in _NUMBERS:
+        return _number(text)
+    if name in _TRUTHS:
+        return _TRUTH.get(text.lower(), text)
+    if name == "model_prices":
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
 
 
 def _number(text: str) -> float | str:
@@ -133,12 +160,32 @@ def _check(name: str, called: str, value: Any) -> None:
         wanted = _misfit(name, value)
     elif name == "durability":
         wanted = "" if value in ("full", "normal") else "'full' or 'normal'"
+    elif name in _TRUTHS:
+        wanted = "" if isinstance(value, bool) else "True or False"
+    elif name == "model_prices":
+        wanted = "" if _are_prices(value) else _PRICES_WANTED
     else:
         optional = _FIELDS[name].default is None
         fits = (isinstance(value, str) and value != "") or (optional and value is None)
         wanted = "" if fits else "a text" + (" or None" if optional else "")
     if wanted:
         raise InvalidArgument(f"{called}={_shown(name, value)} cannot be used: it must be {wanted}")
+
+
+_PRICES_WANTED = (
+    "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
+    "and if they differ 'cached_input' and 'cache_write'"
+)
+
+
+def _are_prices(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(model, str)
+        and isinstance(prices, Mapping)
+        and {"input", "output"} <= set(prices) <= _PRICES
+        and all(isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p < math.inf for p in prices.values())
+        for model, prices in value.items()
+    )
 
 
 def _misfit(name: str, value: Any) -> str:
@@ -151,6 +198,6 @@ def _misfit(name: str, value: Any) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    if name in _KEYS:
+    if name in _SECRETS:
         return "None" if value is None else "'***'"
     return repr(_PASSWORD.sub("***", value) if isinstance(value, str) else value)

@@ -20,6 +20,21 @@ AgentRuntimeError
 │   └── StepInDoubt                   a step began in an earlier life and nobody knows how it ended
 ├── StepCancelledError                the run was cancelled before the step
 ├── WaitTimeout (TimeoutError)        a signal or an approval did not come in time
+├── LimitExceeded                     a limit of the run was reached
+├── OutputMismatch                    a model's answer is not of the type that was asked for
+├── UnknownPrice                      a limit in USD, and a model that has no price
+├── Postponed                         not now: the run is taken up again later, at no cost to it
+├── ProviderError                     a model's provider did not do what was asked
+│   ├── NotConfigured (ValueError)    no key, or no model
+│   ├── AuthenticationFailed          the provider does not accept the key
+│   ├── ModelNotFound                 the provider has no such model
+│   ├── ContextOverflow               the messages are longer than the model can read
+│   ├── RequestRefused                the provider does not accept the request
+│   ├── RateLimited                   too many requests; `retry_after` says when there are few enough
+│   ├── ProviderUnavailable           the provider failed, or cannot be reached
+│   ├── ProviderTimeout (TimeoutError)
+│   ├── StreamCut                     the answer broke off before its end
+│   └── CircuitOpen (Postponed)       not asked: the provider failed too often lately
 └── StorageError
     ├── StorageBusy (TimeoutError)    no answer before the deadline; the outcome is unknown
     ├── StorageFull                   no space; nothing acknowledged is lost
@@ -102,6 +117,8 @@ class RunFailed(AgentRuntimeError):
     def __init__(self, message: str, status: str, error: object | None = None) -> None:
         self.status: str = status
         self.error: object | None = error
+        #: The whole RunResult, where there is one.
+        self.result: object | None = None
         super().__init__(message)
 
 
@@ -159,6 +176,115 @@ class StepCancelledError(AgentRuntimeError):
 
 class WaitTimeout(AgentRuntimeError, TimeoutError):
     """A signal or an approval did not come in time."""
+
+
+class LimitExceeded(AgentRuntimeError):
+    """A limit of the run was reached. `limit` is its name in RunLimits, `allowed` its value, `used` what there was."""
+
+    def __init__(self, limit: str, allowed: float, used: float, what: str = "") -> None:
+        self.limit: str = limit
+        self.allowed: float = allowed
+        self.used: float = used
+        #: A RunResult with what there was until then, where there is one.
+        self.result: object | None = None
+        super().__init__(f"{limit}={allowed:g} is reached ({used:g} used){what and f': {what}'}")
+
+
+class OutputMismatch(AgentRuntimeError):
+    """A model's answer is still not of the type that was asked for. `text` is the last one."""
+
+    def __init__(self, message: str, text: str) -> None:
+        self.text: str = text
+        super().__init__(message)
+
+
+class UnknownPrice(AgentRuntimeError):
+    """A limit in USD and a model without a price: what it spends could not be known."""
+
+
+class Postponed(AgentRuntimeError):
+    """Not now: the run is given back and taken up again after `after` seconds, which costs it no attempt."""
+
+    after: float = 0.0
+
+
+class ProviderError(AgentRuntimeError):
+    """A model's provider did not do what was asked.
+
+    `status` is the HTTP status, `code` the provider's own word for it, `retry_after` seconds it asked to wait.
+    """
+
+    #: Whether asking again may help.
+    retriable: bool = False
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        provider: str = "",
+        model: str = "",
+        status: int | None = None,
+        code: str = "",
+        retry_after: float | None = None,
+    ) -> None:
+        self.provider: str = provider
+        self.model: str = model
+        self.status: int | None = status
+        self.code: str = code
+        self.retry_after: float | None = retry_after
+        super().__init__(*([message] if message else []))
+
+
+class NotConfigured(ProviderError, ValueError):
+    """No key, or no model: the client cannot ask anybody."""
+
+
+class AuthenticationFailed(ProviderError):
+    """The provider does not accept the key."""
+
+
+class ModelNotFound(ProviderError):
+    """The provider has no such model."""
+
+
+class ContextOverflow(ProviderError):
+    """The messages are longer than the model can read."""
+
+
+class RequestRefused(ProviderError):
+    """The provider does not accept the request."""
+
+
+class RateLimited(ProviderError):
+    """Too many requests."""
+
+    retriable = True
+
+
+class ProviderUnavailable(ProviderError):
+    """The provider failed, or cannot be reached."""
+
+    retriable = True
+
+
+class ProviderTimeout(ProviderError, TimeoutError):
+    """The provider did not answer in time."""
+
+    retriable = True
+
+
+class StreamCut(ProviderError):
+    """The answer broke off before its end; nothing of it counts."""
+
+    retriable = True
+
+
+class CircuitOpen(ProviderError, Postponed):
+    """Not asked: this provider failed too often lately for this model."""
+
+    def __init__(self, message: str = "", *, after: float, provider: str = "", model: str = "") -> None:
+        self.after: float = after
+        super().__init__(message, provider=provider, model=model)
 
 
 class StorageError(AgentRuntimeError):

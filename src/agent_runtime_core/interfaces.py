@@ -78,7 +78,9 @@ class RunResult:
         status = (self.status or RunStatus.FAILED).value
         what = f"run {self.run_id}" if self.run_id else "the run"
         why = f": {self.error.type}: {self.error.message}" if self.error else ""
-        raise RunFailed(f"{what} ended as {status}{why}", status, self.error)
+        failed = RunFailed(f"{what} ended as {status}{why}", status, self.error)
+        failed.result = self
+        raise failed
 
 
 class ToolCallDict(dict[str, Any]):
@@ -107,13 +109,19 @@ class ToolCallDict(dict[str, Any]):
 
 @dataclass
 class LLMResponse:
-    """A model's answer. `usage` has prompt_tokens, completion_tokens and total_tokens."""
+    """A model's answer.
+
+    `usage` has prompt_tokens (cached ones included), completion_tokens (reasoning included) and
+    total_tokens, and where the provider tells them cached_tokens, cache_write_tokens and
+    reasoning_tokens. `cost_usd` is None for a model without a price.
+    """
 
     message: dict[str, Any]
     usage: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     finish_reason: str = ""
     raw_response: Any = None
+    cost_usd: float | None = None
 
     @property
     def tool_calls(self) -> list[ToolCallDict]:
@@ -123,12 +131,14 @@ class LLMResponse:
 
 @dataclass
 class LLMStreamChunk:
-    """A piece of a model's answer; the last one has a `finish_reason`."""
+    """A piece of a model's answer; only the last one has `finish_reason`, `usage`, `tool_calls` and `response`."""
 
     delta: str = ""
     tool_calls: list[Any] | None = None
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
+    #: The whole answer.
+    response: LLMResponse | None = None
 
 
 class RunContext(Protocol):

@@ -30,6 +30,12 @@ def test_the_defaults() -> None:
         "retry_backoff_base": 2,
         "retry_backoff_max": 300,
         "park_after": 5.0,
+        "model_prices": {},
+        "langfuse_enabled": False,
+        "langfuse_public_key": None,
+        "langfuse_secret_key": None,
+        "langfuse_host": None,
+        "langfuse_content": False,
     }
 
 
@@ -54,9 +60,42 @@ def test_reset_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> N
     assert get_config().redis_url == "redis://a"
 
 
+PRICES = {"m": {"input": 1, "output": 2}}
+
+
+@pytest.mark.parametrize(
+    "prices",
+    [
+        1, "x", {"m": 1}, {"m": {"input": 1}}, {"m": {"input": 1, "output": -1}}, {"m": {"input": 1, "output": True}},
+        {"m": {"input": 1, "output": 2, "other": 3}}, {1: PRICES["m"]},
+    ],
+)  # fmt: skip
+def test_prices_that_cannot_be_used(prices: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"model_prices=.*USD per million tokens"):
+        configure(model_prices=prices)
+
+
+def test_a_truth_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_LANGFUSE_ENABLED", "maybe")
+    with pytest.raises(InvalidArgument, match=r"AGENT_RUNTIME_LANGFUSE_ENABLED='maybe'.*True or False"):
+        configure()
+    monkeypatch.delenv("AGENT_RUNTIME_LANGFUSE_ENABLED")
+    with pytest.raises(InvalidArgument, match="langfuse_enabled=1 "):
+        configure(langfuse_enabled=1)
+
+
 def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: dict[str, object] = {}
+    others = {
+        "langfuse_enabled": ("true", True),
+        "langfuse_content": ("on", True),
+        "model_prices": ('{"m":{"input":1,"output":2}}', PRICES),
+    }
     for field in dataclasses.fields(RuntimeConfig):
+        if field.name in others:
+            text, wanted[field.name] = others[field.name]
+            monkeypatch.setenv(f"AGENT_RUNTIME_{field.name.upper()}", text)
+            continue
         value: object = 7 if isinstance(field.default, (int, float)) else "normal"
         keys = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
         monkeypatch.setenv(keys.get(field.name, f"AGENT_RUNTIME_{field.name.upper()}"), str(value))
@@ -140,11 +179,12 @@ def test_no_secret_is_in_the_text_of_the_configuration() -> None:
         configure(
             openai_api_key="sk-secret",
             anthropic_api_key="sk-ant-secret",
+            langfuse_secret_key="sk-lf-secret",
             redis_url="redis://user:secret@host:6379/0",
             backend_url="rediss://host/0?password=secret&x=1",
         )
     )
-    assert "secret" not in text
+    assert "secret" not in text.replace("langfuse_secret_key", "")
     assert "redis://***@host:6379/0" in text
     assert "openai_api_key='***'" in text
     assert "sqlite:///a@b" in repr(configure(backend_url="sqlite:///a@b"))

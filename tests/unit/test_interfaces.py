@@ -58,8 +58,8 @@ def _fields(cls: Any) -> list[str]:
 def test_fields_stand_in_their_order() -> None:
     assert _fields(RunResult)[:5] == ["final_output", "final_messages", "usage", "artifacts", "error"]
     assert _fields(ErrorInfo) == ["type", "message", "stack", "retriable", "details"]
-    assert _fields(LLMResponse) == ["message", "usage", "model", "finish_reason", "raw_response"]
-    assert _fields(LLMStreamChunk) == ["delta", "tool_calls", "finish_reason", "usage"]
+    assert _fields(LLMResponse) == ["message", "usage", "model", "finish_reason", "raw_response", "cost_usd"]
+    assert _fields(LLMStreamChunk) == ["delta", "tool_calls", "finish_reason", "usage", "response"]
     assert set(Message.__annotations__) == {"role", "content", "name", "tool_call_id", "tool_calls", "metadata"}
     assert Message.__total__ is False
 

@@ -1,0 +1,89 @@
+"""Language models: clients that retry, time out and break off in one way, whoever the provider is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from .._load import load, pick
+from ..config import get_config
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+
+if TYPE_CHECKING:
+    from ._chat import ChatClient
+    from ._configured import AnthropicConfigurationError, OpenAIConfigurationError
+    from ._tries import Retries
+    from ._wire import Timeouts
+    from .anthropic import AnthropicClient
+    from .litellm import LiteLLMClient
+    from .openai import OpenAIClient
+
+__all__ = [
+    "PROVIDERS",
+    "AnthropicClient",
+    "AnthropicConfigurationError",
+    "ChatClient",
+    "LLMClient",
+    "LLMResponse",
+    "LLMStreamChunk",
+    "LiteLLMClient",
+    "OpenAIClient",
+    "OpenAIConfigurationError",
+    "Retries",
+    "Timeouts",
+    "get_llm_client",
+    "use_llm_client",
+]
+
+PROVIDERS = {
+    "anthropic": ".anthropic:AnthropicClient",
+    "litellm": ".litellm:LiteLLMClient",
+    "openai": ".openai:OpenAIClient",
+}
+
+_LAZY = {dotted.partition(":")[2]: dotted for dotted in PROVIDERS.values()} | {
+    "AnthropicConfigurationError": "._configured:AnthropicConfigurationError",
+    "ChatClient": "._chat:ChatClient",
+    "OpenAIConfigurationError": "._configured:OpenAIConfigurationError",
+    "Retries": "._tries:Retries",
+    "Timeouts": "._wire:Timeouts",
+}
+
+_used: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
+
+
+def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
+    """Without arguments the client of `use_llm_client`, else one for the provider, by default the configured one.
+
+    `options` go to its constructor. InvalidArgument (a ValueError): there is no such provider; MissingDependency
+    (an ImportError): its package is not installed; NotConfigured: there is no key.
+    """
+    used = _used.get()
+    if used is not None and provider is None and not options:
+        return used
+    name = get_config().model_provider if provider is None else provider
+    client: LLMClient = pick(PROVIDERS, name, package=__name__, what="model provider")(**options)
+    return client
+
+
+@contextlib.contextmanager
+def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
+    """Inside, `get_llm_client()` returns this client: in this task and those it starts."""
+    token = _used.set(client)
+    try:
+        yield client
+    finally:
+        _used.reset(token)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = load(_LAZY[name], package=__name__)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,63 @@
+"""What an answer costs, by the price table of the configuration."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+Price: TypeAlias = Mapping[str, float]
+"""USD per million tokens: `input`, `output`, and if they differ from `input` `cached_input` and `cache_write`."""
+
+# Only a date, a build or "latest" names the same model: gpt-4o-mini is no gpt-4o, claude-sonnet-4-5 no claude-sonnet-4.
+_VERSION = re.compile(r"[-@](\d{3,8}|\d{4}-\d{2}-\d{2}|latest)(-v\d+)?(:\d+)?")
+
+# Models a warning was given for, so that each is said once in a process.
+_said: set[str] = set()
+
+
+def price_of(model: str, prices: Mapping[str, Price]) -> Price | None:
+    """The price of a model, or None.
+
+    It is looked up by its name, then by its name without a date, and the same without the provider before a slash.
+    """
+    while True:
+        if model in prices:
+            return prices[model]
+        known = [key for key in prices if model.startswith(key) and _VERSION.fullmatch(model[len(key) :])]
+        if known:
+            return prices[max(known, key=len)]
+        _, slash, model = model.partition("/")
+        if not slash:
+            return None
+
+
+def cost_usd(usage: Mapping[str, Any], model: str, prices: Mapping[str, Price]) -> float | None:
+    """USD for that usage; None for a model without a price (said once), and where nobody told the usage."""
+    price = price_of(model, prices)
+    if price is None:
+        if model not in _said:
+            _said.add(model)
+            log.warning(
+                "no price for model %r, so cost_usd is None: "
+                "configure(model_prices={%r: {'input': ..., 'output': ...}}), in USD per million tokens",
+                model,
+                model,
+            )
+        return None
+    if "prompt_tokens" not in usage and "completion_tokens" not in usage:
+        return None
+    read, written, prompt, completion = (
+        int(usage.get(each) or 0)
+        for each in ("cached_tokens", "cache_write_tokens", "prompt_tokens", "completion_tokens")
+    )
+    millionths = (
+        max(prompt - read - written, 0) * price["input"]
+        + read * price.get("cached_input", price["input"])
+        + written * price.get("cache_write", price["input"])
+        + completion * price["output"]
+    )
+    return millionths / 1_000_000

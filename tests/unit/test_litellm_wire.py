@@ -1,0 +1,274 @@
+"""The litellm wire with the real package: what it makes up itself, and a server that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import (
+    AuthenticationFailed,
+    ContextOverflow,
+    InvalidArgument,
+    MissingDependency,
+    ModelNotFound,
+    NotSupported,
+    ProviderError,
+    ProviderTimeout,
+    ProviderUnavailable,
+    RateLimited,
+    RequestRefused,
+    StreamCut,
+)
+from agent_runtime_core.interfaces import LLMResponse
+from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts, get_llm_client
+from agent_runtime_core.llm._assembly import Assembly
+from tests.unit.wire_server import Script, WireServer, script, serving, stream
+
+# Not importorskip: the import takes seconds and is the wire's to make.
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is not installed"),
+    # litellm 1.106 reads it with pydantic 2.11 and later.
+    pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning"),
+]
+
+KEY = "sk-canary-0123456789"
+ASK = [{"role": "user", "content": "How warm is it in Oslo?"}]
+CALLS = [
+    {"id": "call_a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}},
+    {"id": "call_b", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+]
+
+
+@asynccontextmanager
+async def asking(*answers: Script, **options: Any) -> AsyncIterator[tuple[LiteLLMClient, WireServer]]:
+    """A client of a server with these answers; afterwards litellm lets go of its connections and tasks."""
+    async with serving(*answers) as server:
+        client = LiteLLMClient(
+            "openai/m", base_url=server.url, **{"api_key": KEY, "retries": Retries(tries=1), **options}
+        )
+        try:
+            yield client, server
+        finally:
+            await _settled()
+
+
+async def _settled() -> None:
+    litellm: Any = sys.modules["litellm"]
+    # litellm logs each call in tasks of its own, and keeps its connections for the whole process.
+    await asyncio.sleep(0.05)
+    await litellm.close_litellm_async_clients()
+    litellm.in_memory_llm_clients_cache.flush_cache()
+
+
+def completion(message: dict[str, Any], finish_reason: str = "stop", **rest: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
+    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], **rest}
+
+
+def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+
+
+def test_a_missing_package_is_told_when_the_client_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litellm", None)
+    with pytest.raises(MissingDependency, match=r"agent-runtime-core\[litellm\]"):
+        get_llm_client("litellm")
+
+
+@pytest.mark.parametrize("option", ["max_retries", "num_retries", "timeout"])
+def test_an_option_that_would_fight_with_ours_is_refused(option: str) -> None:
+    options: dict[str, Any] = {option: 3}
+    with pytest.raises(InvalidArgument, match=f"{option}=3"):
+        LiteLLMClient("m", **options)
+
+
+async def test_what_litellm_makes_up() -> None:
+    client = LiteLLMClient("gpt-4o", mock_response="4 °C")
+    assert not client._wire.remote
+    response = await client.generate(ASK)
+    assert response.message["content"] == "4 °C"
+    assert response.usage["prompt_tokens"] + response.usage["completion_tokens"] == response.usage["total_tokens"] > 0
+    streamed = [each async for each in client.stream(ASK)]
+    assert "".join(each.delta for each in streamed) == "4 °C"
+    assert streamed[-1].response is not None
+    called = await LiteLLMClient("gpt-4o").generate(ASK, mock_response="", mock_tool_calls=CALLS)
+    assert [(each.id, each.name, each.arguments) for each in called.tool_calls] == [
+        ("call_a", "weather", '{"city": "Oslo"}'),
+        ("call_b", "weather", '{"city": "Rome"}'),
+    ]
+    await _settled()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("RateLimitError", RateLimited),
+        ("InternalServerError", ProviderUnavailable),
+        ("ContextWindowExceededError", ContextOverflow),
+    ],
+)
+async def test_errors_that_litellm_makes_up(name: str, kind: type[ProviderError]) -> None:
+    client = LiteLLMClient("gpt-4o", mock_response=f"litellm.{name}", retries=Retries(tries=1))
+    with pytest.raises(ProviderError) as caught:
+        await client.generate(ASK)
+    assert type(caught.value) is kind
+    await _settled()
+
+
+async def test_tools_reasoning_and_usage_survive_the_round_trip() -> None:
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "total_tokens": 14,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 3},
+    }
+    told = completion({"content": None, "tool_calls": CALLS, "reasoning_content": "Ask."}, "tool_calls", usage=usage)
+    async with asking(script(told), drop_params=True) as (client, server):
+        first = await client.generate(ASK, temperature=0.5, max_tokens=9)
+        results = [{"role": "tool", "tool_call_id": each["id"], "content": "4"} for each in CALLS]
+        await client.generate([*ASK, first.message, *results])
+    assert first.message["tool_calls"] == CALLS
+    assert first.message["provider_fields"]["litellm"]["reasoning_content"] == "Ask."
+    assert first.usage == {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "total_tokens": 14,
+        "cached_tokens": 4,
+        "reasoning_tokens": 3,
+    }
+    assert (server.asked[0]["temperature"], server.asked[0]["max_tokens"]) == (0.5, 9)
+    sent = server.asked[1]["messages"]
+    assert sent[1]["tool_calls"] == CALLS
+    assert "provider_fields" not in sent[1]
+    assert sent[2:] == results
+
+
+async def streamed(client: LiteLLMClient) -> LLMResponse:
+    return await client.generate(ASK, stream=True)
+
+
+async def test_a_stream_with_two_calls() -> None:
+    deltas = [
+        chunk({"role": "assistant", "content": "Let me see."}),
+        *[chunk({"tool_calls": [{**each, "index": index}]}) for index, each in enumerate(CALLS)],
+        chunk({}, "tool_calls"),
+        {**chunk({}), "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}},
+    ]
+    async with asking(stream(*deltas), stream(*deltas[:3], end="")) as (client, _):
+        response = await streamed(client)
+        assert response.message == {"role": "assistant", "content": "Let me see.", "tool_calls": CALLS}
+        assert (response.finish_reason, response.usage["total_tokens"]) == ("tool_calls", 14)
+        # litellm itself says "stop" where the server never did.
+        with pytest.raises(StreamCut):
+            await streamed(client)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        stream(chunk({"content": "h"}), end="", broken=True),
+        stream(chunk({"content": "h"}), {"error": {"message": "no", "code": "server_error"}}, end=""),
+    ],
+)
+async def test_a_stream_that_breaks_off(answer: Script) -> None:
+    async with asking(answer) as (client, _):
+        with pytest.raises(StreamCut):
+            await streamed(client)
+
+
+async def test_a_stream_that_stalls_is_let_go() -> None:
+    told = stream(chunk({"content": "h"}), chunk({"content": "i"}))
+    stalling = Script(told.body, content_type=told.content_type, stall=len(told.body) - 20)
+    async with asking(stalling, timeouts=Timeouts(between_chunks=0.2)) as (client, server):
+        with pytest.raises(ProviderTimeout, match="between_chunks"):
+            await streamed(client)
+        async with asyncio.timeout(5):
+            await server.let_go.wait()
+
+
+async def test_a_stream_left_early_closes_its_connection() -> None:
+    told = stream(chunk({"content": "h"}), chunk({"content": "i"}))
+    stalling = Script(told.body, content_type=told.content_type, stall=len(told.body) - 20)
+    async with asking(stalling) as (client, server):
+        pieces = client.stream(ASK)
+        assert (await anext(pieces)).delta == "h"
+        await pieces.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(5):
+            await server.let_go.wait()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (500, None, ProviderUnavailable),
+        (401, None, AuthenticationFailed),
+        (404, None, ModelNotFound),
+        (400, None, RequestRefused),
+        (400, "context_length_exceeded", ContextOverflow),
+        (429, None, RateLimited),
+    ],
+)
+async def test_what_a_failure_means_and_that_it_is_asked_once(
+    status: int, code: str | None, kind: type[ProviderError]
+) -> None:
+    body = {"error": {"message": f"no, {KEY}", "code": code}}
+    async with asking(script(body, status=status, headers={"retry-after": "3"})) as (client, server):
+        with pytest.raises(ProviderError) as caught:
+            await client.generate(ASK)
+    assert type(caught.value) is kind
+    assert caught.value.retry_after == 3
+    assert KEY not in str(caught.value)
+    assert len(server.asked) == 1
+
+
+async def test_a_model_without_a_provider() -> None:
+    with pytest.raises(ModelNotFound, match="provider/model"):
+        await LiteLLMClient("nobody/nothing").generate(ASK)
+    await _settled()
+
+
+async def test_embeddings_and_what_litellm_has_not() -> None:
+    data = [{"object": "embedding", "index": i, "embedding": [i + 0.5]} for i in (1, 0)]
+    async with asking(script({"object": "list", "data": data, "model": "m"})) as (client, server):
+        assert await client.embed(["a", "b"], model="openai/e") == [[0.5], [1.5]]
+        assert await client.embed([]) == []
+        assert await client.count_tokens(ASK) > 5
+        with pytest.raises(NotSupported, match="moderate"):
+            await client.moderate("x")
+    assert server.asked[0]["input"] == ["a", "b"]
+
+
+async def test_warm_up_imports_without_the_network() -> None:
+    await LiteLLMClient("m").warm_up()
+    assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+    assert sys.modules["litellm"].suppress_debug_info is True
+
+
+def test_thinking_comes_together_from_its_pieces() -> None:
+    assembly = Assembly("litellm", "m", set())
+    pieces = [
+        {"type": "thinking", "thinking": "One "},
+        {"type": "thinking", "thinking": "two", "signature": ""},
+        {"type": "thinking", "thinking": "", "signature": "s1"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "thinking", "thinking": "Three", "signature": "s2"},
+    ]
+    for piece in pieces:
+        assembly.take(chunk({"thinking_blocks": [piece]}))
+    assembly.take(chunk({"content": "4"}, "stop"))
+    answer = assembly.answer()
+    assert answer is not None
+    assert answer.message["provider_fields"]["litellm"]["thinking_blocks"] == [
+        {"type": "thinking", "thinking": "One two", "signature": "s1"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "thinking", "thinking": "Three", "signature": "s2"},
+    ]
