@@ -1,0 +1,46 @@
+"""Where traces of runs go: trace sinks by name, and what hands them the traces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._load import load, pick
+from ..config import get_config
+
+if TYPE_CHECKING:
+    from ..interfaces import TraceSink
+    from .langfuse import LangfuseTraceSink
+    from .noop import NoopTraceSink
+    from .tracer import Tracer
+
+__all__ = ["TRACING", "LangfuseTraceSink", "NoopTraceSink", "TraceSink", "Tracer", "get_trace_sink"]
+
+TRACING = {"noop": ".noop:NoopTraceSink", "langfuse": ".langfuse:LangfuseTraceSink"}
+
+_LAZY = {
+    "TraceSink": "..interfaces:TraceSink",
+    "Tracer": ".tracer:Tracer",
+} | {dotted.partition(":")[2]: dotted for dotted in TRACING.values()}
+
+
+def get_trace_sink(name: str | None = None, **options: Any) -> TraceSink:
+    """A trace sink by its name, or by `"their_package.module:Class"`; `options` go to its constructor.
+
+    None is "langfuse" where the configuration says langfuse_enabled, else "noop".
+    InvalidArgument (a ValueError): there is no such sink.
+    """
+    if name is None:
+        name = "langfuse" if get_config().langfuse_enabled else "noop"
+    sink: TraceSink = pick(TRACING, name, package=__name__, what="trace sink")(**options)
+    return sink
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = load(_LAZY[name], package=__name__)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
