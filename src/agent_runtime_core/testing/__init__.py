@@ -2,7 +2,50 @@
 
 from __future__ import annotations
 
-from .clock import VirtualClock
-from .context import MockRunContext, create_test_context, run_agent_test
+from typing import TYPE_CHECKING
 
-__all__ = ["MockRunContext", "VirtualClock", "create_test_context", "run_agent_test"]
+from .._load import load
+
+if TYPE_CHECKING:
+    from .cassettes import Cassette, CassetteMiss, Exchange, RecordingLLMClient, ReplayLLMClient
+    from .clock import VirtualClock
+    from .context import MockRunContext, create_test_context, run_agent_test
+    from .models import LLMEvaluator, MockLLMClient, MockLLMResponse
+    from .tools import MockTool
+
+__all__ = [
+    "Cassette",
+    "CassetteMiss",
+    "Exchange",
+    "LLMEvaluator",
+    "MockLLMClient",
+    "MockLLMResponse",
+    "MockRunContext",
+    "MockTool",
+    "RecordingLLMClient",
+    "ReplayLLMClient",
+    "VirtualClock",
+    "create_test_context",
+    "run_agent_test",
+]
+
+_MODULES = {
+    ".cassettes": "Cassette CassetteMiss Exchange RecordingLLMClient ReplayLLMClient",
+    ".clock": "VirtualClock",
+    ".context": "MockRunContext create_test_context run_agent_test",
+    ".models": "LLMEvaluator MockLLMClient MockLLMResponse",
+    ".tools": "MockTool",
+}
+_LAZY = {name: f"{module}:{name}" for module, names in _MODULES.items() for name in names.split()}
+
+
+# Lazy, so that the pytest plugin beside these modules costs next to nothing at the start of every pytest.
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = load(_LAZY[name], package=__name__)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

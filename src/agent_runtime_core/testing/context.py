@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar, overload
 from uuid import UUID
@@ -15,11 +17,14 @@ from .._ids import run_uuid, trace_id
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
 from ..event_types import EventType
 from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..llm import _used, use_llm_client
+from ..llm._chat import forbid_remote
 from ..registry import get_runtime
 from ..retry import Delay
 from ..tools.registry import ToolRegistry
 from ..tools.schema import place_context
 from ..tools.tool import Tool
+from .models import latest_mock
 
 __all__ = ["MockRunContext", "create_test_context", "run_agent_test"]
 
@@ -200,14 +205,59 @@ async def run_agent_test(
     tools: Iterable[Tool] | ToolRegistry | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> RunResult | tuple[RunResult, MockRunContext]:
-    """Run an agent once: on a text it gives (result, context), on a context the result alone."""
+    """Run an agent once: on a text it gives (result, context), on a context the result alone.
+
+    `get_llm_client()` gives it the client of a `use_llm_client` around this call, or else the MockLLMClient made
+    last that is still referred to. Where there is neither, a client that asks beyond this machine is refused.
+    """
     if isinstance(message, str):
         registry = _tools_of(agent) if tools is None else tools
         ctx = create_test_context(message, tools=registry, metadata=metadata)
-        return await agent.run(ctx), ctx
+        with _model():
+            return await agent.run(ctx), ctx
     if tools is not None or metadata is not None:
         raise InvalidArgument("tools= and metadata= belong to the context: give them to create_test_context")
-    return await agent.run(message)
+    with _model():
+        return await agent.run(message)
+
+
+@contextlib.contextmanager
+def _model() -> Iterator[None]:
+    if _used.get() is not None:
+        yield
+    elif (mock := latest_mock()) is not None:
+        with use_llm_client(mock):
+            yield
+    else:
+        with _refusal:
+            yield
+
+
+class _Refusal:
+    """Refuses real clients from the first who enters to the last who leaves: tests may run side by side."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = forbid_remote(
+                    "run_agent_test asks no real model: make a MockLLMClient and keep it, "
+                    "or choose a client with `with use_llm_client(client):` around the call"
+                )
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                forbid_remote(self._before)
+
+
+_refusal = _Refusal()
 
 
 def _tools_of(agent: Any) -> ToolRegistry | None:
