@@ -15,13 +15,14 @@ from pathlib import Path
 
 from agent_runtime_core.config import reset_config
 
-from . import chain, events, idle, imports, jobs, memory, payload, queue, resume
+from . import chain, events, idle, imports, jobs, loop, memory, payload, queue, resume
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "chain": chain.rows,
     "jobs": jobs.rows,
     "memory": memory.rows,
+    "loop": loop.rows,
     "resume": resume.rows,
     "payload": payload.rows,
     "queue": queue.rows,

@@ -31,13 +31,16 @@ LAYERS: list[set[str]] = [
     {"attempts"},
     {"waits"},
     {"steps", "context"},
+    {"limits", "outputs"},
+    {"loop"},
+    {"agents"},
     {"registry", "backends"},
     {"runner"},
     {"testing"},
     {"__init__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-MAY_IMPORT_PACKAGES = {"__init__", "testing", "backends"}
+MAY_IMPORT_PACKAGES = {"__init__", "testing", "backends", "agents"}
 LOADER = "_load"
 
 

@@ -23,7 +23,8 @@ WHERE = {
     "": f"__version__ {VOCABULARY} RuntimeConfig configure get_config register_runtime get_runtime list_runtimes "
     "unregister_runtime clear_registry AgentRunner RunnerConfig RunContextImpl Step StepExecutor StepResult StepStatus "
     "ExecutionState StepExecutionError StepCancelledError MockRunContext create_test_context run_agent_test "
-    "RunStatus RunInfo open_run open_run_sync AgentRuntimeError LeaseLost RunBusy",
+    "RunStatus RunInfo open_run open_run_sync AgentRuntimeError LeaseLost RunBusy ToolCallingAgent RunLimits tool "
+    "run_turn_loop TurnState CancellationToken agent_tool MockLLMClient MockLLMResponse LLMEvaluator MockTool",
     ".interfaces": VOCABULARY,
     ".queue": "InMemoryQueue SQLiteQueue get_queue RunQueue QueuedRun",
     ".events": "InMemoryEventBus SQLiteEventBus get_event_bus EventBus Event",
@@ -32,11 +33,18 @@ WHERE = {
     ".registry": "register_runtime get_runtime list_runtimes unregister_runtime clear_registry",
     ".runner": "AgentRunner RunnerConfig RunInfo open_run open_run_sync",
     ".steps": "Step StepExecutor StepResult StepStatus ExecutionState StepExecutionError StepCancelledError",
-    ".testing": "MockRunContext create_test_context run_agent_test",
-    ".tools": "Tool ToolDefinition ToolRegistry",
+    ".testing": "MockRunContext create_test_context run_agent_test MockLLMClient MockLLMResponse LLMEvaluator MockTool "
+    "ReplayLLMClient RecordingLLMClient Cassette CassetteMiss",
+    ".tools": "Tool ToolDefinition ToolRegistry tool",
+    ".llm": "get_llm_client use_llm_client LLMClient LLMResponse LLMStreamChunk OpenAIConfigurationError "
+    "AnthropicConfigurationError OpenAIClient AnthropicClient LiteLLMClient Timeouts Retries",
+    ".tracing": "NoopTraceSink get_trace_sink LangfuseTraceSink",
+    ".loop": "run_turn_loop TurnState CancellationToken LoopResult Hooks agent_tool",
+    ".limits": "RunLimits",
+    ".agents": "ToolCallingAgent",
 }
 # Names of what is not built yet: a stub of one would be worse than none.
-ABSENT = ("ToolCallingAgent", "MockLLMClient", "MockLLMResponse", "LLMEvaluator", "PersistenceManager", "Conversation")
+ABSENT = ("PersistenceManager", "Conversation", "FileMemoryStore", "RedisQueue")
 
 
 def _public_modules() -> Iterator[str]:

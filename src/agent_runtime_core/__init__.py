@@ -10,7 +10,11 @@ __all__ = [
     "AgentRunner",
     "AgentRuntime",
     "AgentRuntimeError",
+    "AuthenticationFailed",
     "Backoff",
+    "CancellationToken",
+    "CircuitOpen",
+    "ContextOverflow",
     "ErrorInfo",
     "EventType",
     "ExecutionState",
@@ -20,19 +24,34 @@ __all__ = [
     "InvalidArgument",
     "JournalMismatch",
     "LLMClient",
+    "LLMEvaluator",
     "LLMResponse",
     "LLMStreamChunk",
     "LeaseLost",
+    "LimitExceeded",
     "Message",
     "MissingDependency",
+    "MockLLMClient",
+    "MockLLMResponse",
     "MockRunContext",
+    "MockTool",
+    "ModelNotFound",
+    "NotConfigured",
     "NotSupported",
+    "OutputMismatch",
     "PortalMisuse",
+    "Postponed",
+    "ProviderError",
+    "ProviderTimeout",
+    "ProviderUnavailable",
+    "RateLimited",
+    "RequestRefused",
     "RunBusy",
     "RunContext",
     "RunContextImpl",
     "RunFailed",
     "RunInfo",
+    "RunLimits",
     "RunResult",
     "RunStatus",
     "RunnerConfig",
@@ -50,17 +69,22 @@ __all__ = [
     "StorageError",
     "StorageFull",
     "StorageTooNew",
+    "StreamCut",
     "Tool",
+    "ToolCallingAgent",
     "ToolDefinition",
     "ToolRegistry",
     "TraceSink",
+    "TurnState",
     "UnknownAgent",
+    "UnknownPrice",
     "UnknownRun",
     "UnknownSetting",
     "UnknownTool",
     "UnserialisableResult",
     "WaitTimeout",
     "__version__",
+    "agent_tool",
     "clear_registry",
     "configure",
     "create_test_context",
@@ -73,6 +97,8 @@ __all__ = [
     "register_type",
     "reset_config",
     "run_agent_test",
+    "run_turn_loop",
+    "tool",
     "unregister_runtime",
 ]
 
@@ -80,18 +106,32 @@ __all__ = [
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from .agents import ToolCallingAgent
     from .config import RuntimeConfig, configure, get_config, reset_config
     from .context import RunContextImpl
     from .errors import (
         AgentRuntimeError,
+        AuthenticationFailed,
+        CircuitOpen,
+        ContextOverflow,
         IdempotencyConflict,
         IllegalTransition,
         InvalidArgument,
         JournalMismatch,
         LeaseLost,
+        LimitExceeded,
         MissingDependency,
+        ModelNotFound,
+        NotConfigured,
         NotSupported,
+        OutputMismatch,
         PortalMisuse,
+        Postponed,
+        ProviderError,
+        ProviderTimeout,
+        ProviderUnavailable,
+        RateLimited,
+        RequestRefused,
         RunBusy,
         RunFailed,
         StepCancelledError,
@@ -103,7 +143,9 @@ if TYPE_CHECKING:
         StorageError,
         StorageFull,
         StorageTooNew,
+        StreamCut,
         UnknownAgent,
+        UnknownPrice,
         UnknownRun,
         UnknownSetting,
         UnknownTool,
@@ -125,26 +167,45 @@ if TYPE_CHECKING:
         ToolRegistry,
         TraceSink,
     )
+    from .limits import RunLimits
+    from .loop import CancellationToken, TurnState, agent_tool, run_turn_loop
     from .registry import clear_registry, get_runtime, list_runtimes, register_runtime, unregister_runtime
     from .runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
     from .status import RunStatus, StepStatus
     from .steps import Backoff, ExecutionState, Happened, Step, StepExecutor, StepResult, register_type
-    from .testing import MockRunContext, create_test_context, run_agent_test
+    from .testing import (
+        LLMEvaluator,
+        MockLLMClient,
+        MockLLMResponse,
+        MockRunContext,
+        MockTool,
+        create_test_context,
+        run_agent_test,
+    )
+    from .tools import tool
 else:
     _MODULES = {
+        "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
-        "errors": "AgentRuntimeError IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost "
-        "MissingDependency NotSupported PortalMisuse RunBusy RunFailed StepCancelledError StepExecutionError "
-        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageTooNew UnknownAgent "
-        "UnknownRun UnknownSetting UnknownTool UnserialisableResult WaitTimeout",
+        "errors": "AgentRuntimeError AuthenticationFailed CircuitOpen ContextOverflow IdempotencyConflict "
+        "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
+        "ModelNotFound NotConfigured NotSupported OutputMismatch PortalMisuse Postponed ProviderError ProviderTimeout "
+        "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
+        "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
+        "StorageTooNew StreamCut UnknownAgent UnknownPrice UnknownRun UnknownSetting UnknownTool "
+        "UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
+        "limits": "RunLimits",
+        "loop": "CancellationToken TurnState agent_tool run_turn_loop",
         "registry": "clear_registry get_runtime list_runtimes register_runtime unregister_runtime",
         "runner": "AgentRunner RunInfo RunnerConfig open_run open_run_sync",
         "status": "RunStatus StepStatus",
         "steps": "Backoff ExecutionState Happened Step StepExecutor StepResult register_type",
-        "testing": "MockRunContext create_test_context run_agent_test",
+        "testing": "LLMEvaluator MockLLMClient MockLLMResponse MockRunContext MockTool create_test_context "
+        "run_agent_test",
+        "tools": "tool",
     }
     _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -21,6 +21,7 @@ from .errors import (
     LeaseLost,
     NotSupported,
     PortalMisuse,
+    Postponed,
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
@@ -192,15 +193,16 @@ class Work:
     """What `perform` needs to know of a step; `call(attempt)` is one try."""
 
     __slots__ = (
-        "begun", "call", "decode", "description", "digest", "encode", "info", "key", "name", "policy", "pos", "quiet",
-        "total",
+        "bare", "begun", "call", "decode", "description", "digest", "encode", "info", "key", "lazy", "name", "policy",
+        "pos", "quiet", "started", "total",
     )  # fmt: skip
 
     def __init__(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], policy: Policy, *,
         encode: Callable[[object], str] = encode, decode: Callable[[str], object] = decode, pos: int = 0,
         total: int = 0, description: str | None = None, digest: str | None = None, info: str | None = None,
-        begun: bool = False, quiet: bool = False,
+        begun: bool = False, quiet: bool = False, started: dict[str, Any] | None = None, bare: bool = False,
+        lazy: bool = False,
     ) -> None:  # fmt: skip
         self.name: str = name
         self.key: str = key
@@ -215,6 +217,10 @@ class Work:
         self.info: str | None = info
         self.begun: bool = begun  # an earlier record of this claim carries its start
         self.quiet: bool = quiet
+        self.started: dict[str, Any] | None = started  # what its STARTED records tell besides
+        self.bare: bool = bare  # its last error is raised as it is
+        #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
+        self.lazy: bool = lazy
 
 
 #: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
@@ -261,7 +267,10 @@ async def perform(book: Book, work: Work, seal: Seal) -> Any:
                 frame.attempt, frame.emitted = attempt, 0
                 continue
             if records := seal(work, text, attempt, int((clock.boot() - since) * 1000)):
-                await ledger.append(*records)
+                if work.lazy:
+                    await ledger.note(*records)
+                else:
+                    await ledger.append(*records)
                 book.done[identity] = records[-1]
             return _again(value, text) if work.decode is decode else work.decode(text)
     finally:
@@ -296,7 +305,7 @@ def _copy(value: Any) -> Any:
 
 
 async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
-    about: dict[str, Any] = {}
+    about: dict[str, Any] = dict(work.started) if work.started is not None else {}
     if work.description is not None:
         about["description"] = work.description
     if doubtful and attempt == 1:
@@ -317,19 +326,22 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception, delay:
     about: dict[str, Any] = {"error": message, "type": type(error).__name__}
     if isinstance(error, LeaseLost):
         raise error
-    if delay is not None:
-        about["retry_delay"] = delay
+    postponed = error.after if isinstance(error, Postponed) else None
+    if delay is not None or postponed is not None:
+        about["retry_delay"] = delay if postponed is None else postponed
     elif book.running == 1 and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
         about["alone"] = True  # what is recorded after this shows that the caller went on without the step
     record: Record = book.unfinished(
-        RETRYING if delay is not None else FAILED, work.name, work.key, attempt=attempt, pos=work.pos,
+        FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
         total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,
     )  # fmt: skip
     await book.ledger.append(record)
+    if postponed is not None:
+        raise error  # the run is taken up again when it is time
     if delay is not None:
         await book.ledger.clock.sleep(delay)
         return
-    if isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
+    if work.bare or isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
         raise error
     raise StepExecutionError(work.name, message, attempt) from error
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from ._clock import Clock
 from ._engines.memory import MemoryEngine
 from .config import RuntimeConfig
 from .errors import InvalidArgument
 from .events import get_event_bus
 from .events.base import EventBus
+from .interfaces import TraceSink
 from .queue import get_queue
 from .queue.base import RunQueue
 from .state import get_state_store
 from .state.base import StateStore
+from .tracing import get_trace_sink
+from .tracing.noop import NoopTraceSink
+from .tracing.tracer import Tracer
 
 
 class Backends(NamedTuple):
@@ -32,6 +38,14 @@ class Backends(NamedTuple):
     async def close(self) -> None:
         for backend in self:
             await backend.close()
+
+
+def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
+    """What tells these trace sinks, and the configured one, of runs; None where there is nobody to tell."""
+    every = [sink for sink in sinks if not isinstance(sink, NoopTraceSink)]
+    if config.langfuse_enabled and not any(getattr(sink, "service", "") == "langfuse" for sink in every):
+        every.append(get_trace_sink("langfuse"))
+    return Tracer(every, clock=clock) if every else None
 
 
 def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as _dt
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
-from ._clock import aware
+from ._clock import Clock, aware
 from ._forms import codec_for
 from ._ids import trace_id
 from ._json import arguments_digest, decode, digest, encode
@@ -24,6 +24,9 @@ from .tools.registry import ToolRegistry
 from .waits import Place, Services, Waits
 
 T = TypeVar("T")
+
+#: Told apart from None, which is a result.
+UNRECORDED: object = object()
 
 
 class Context:
@@ -53,6 +56,15 @@ class Context:
         return self.tools
 
     @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def limits(self) -> Any:
+        """The RunLimits of its runner, or None."""
+        return self._services.limits
+
+    @property
     def trace_id(self) -> str:
         return trace_id(self.run_id)
 
@@ -78,6 +90,17 @@ class Context:
 
     def is_cancelled(self) -> bool:
         return self.place.cancelled
+
+    def trace(self, kind: str, payload: dict[str, Any]) -> None:
+        """Tell the trace sinks what is no event of the run."""
+        tracer = self._services.tracer
+        if tracer is not None:
+            tracer.event(self.run_id, kind, payload)
+
+    @property
+    def traced(self) -> bool:
+        """Whether anybody hears of a trace."""
+        return self._services.tracer is not None
 
     # -- events and checkpoints
 
@@ -176,6 +199,41 @@ class Context:
             self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
             encode=to_text, decode=from_text, pos=self._take_pos(), description=description, digest=mark,
             info='{"beside":true}' if beside else None,
+        )  # fmt: skip
+        value = await perform(self.book, work, self._seal)
+        self.book.passed()
+        return value
+
+    def recorded(self, name: str, key: str) -> Any:
+        """The result of that step of an agent loop, `UNRECORDED` if it has none yet."""
+        record = self.book.recorded(name, f"k:{key}")
+        if record is None:
+            return UNRECORDED
+        self.book.passed(record)
+        self.book.pos = max(self.book.pos, record.pos)
+        return None if record.result is None else decode(record.result)
+
+    def in_doubt(self, name: str, key: str) -> bool:
+        """Whether an earlier life of the run began that step, and nobody knows how it ended."""
+        return (name, f"k:{key}") in self.book.begun
+
+    async def perform(
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
+        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
+    ) -> Any:  # fmt: skip
+        """A step of an agent loop that has no record yet: it tells no STEP_* events, and its errors come as they are.
+
+        A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
+        `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
+        """
+        await self._open()
+        if self.place.cancelled:
+            raise StepCancelledError(name)
+        started = {**({"tool": tool} if tool else {}), **({"reserve": reserve} if reserve else {})}
+        info = None if tool is None else encode({"tool": {"name": tool["name"], "id": tool["id"]}})
+        work = Work(
+            name, f"k:{key}", call, policy, pos=self._take_pos(), info=info, quiet=tool is None,
+            started=started or None, bare=True, lazy=lazy,
         )  # fmt: skip
         value = await perform(self.book, work, self._seal)
         self.book.passed()

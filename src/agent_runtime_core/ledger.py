@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ._clock import Clock
 from ._engines.base import INSTALL, Commits, Engine, Guard, Op
-from ._json import encode
+from ._json import decode, encode
 from .errors import StorageBusy, StorageClosed
 from .events.base import EventBus
 from .journal.record import Record, event_id, expand
@@ -41,6 +41,8 @@ class Ledger:
         self._one = self._derives and self._state is self._queue
         #: Notes wait this long for a commit to travel with: a flush of their own would hold up the next one.
         self._linger: float = getattr(self._state, "linger", 0.0) if self._one else 0.0
+        #: Hears of every event that this claim has written: its kind and its payload.
+        self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._notes: list[Op] = []
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
@@ -138,8 +140,20 @@ class Ledger:
         rows = [row for record in records for row in self._rows(record)]
         return state, [self._publish(rows)] if rows else []
 
+    def _tell(self, records: Sequence[Record]) -> None:
+        if self.told is not None:
+            for record in records:
+                for kind, payload in expand(self.run_id, record):
+                    self.told(kind, payload)
+
     async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
         """Make boundary records durable, with what must land in the queue together with them."""
+        results = await self._append(records, queue)
+        if self.told is not None:
+            self._tell(records)
+        return results
+
+    async def _append(self, records: Sequence[Record], queue: Sequence[Op]) -> list[Any]:
         if self._one:
             run_id, ops = self.run_id, []
             for record in records:
@@ -156,12 +170,13 @@ class Ledger:
         state, events = self._with_events(records)
         return (await self.write(state, events, queue))[2]
 
-    async def note(self, record: Record) -> None:
-        """Queue a record ahead of all later writes without waiting for it."""
-        state, events = self._with_events([record])
+    async def note(self, *records: Record) -> None:
+        """Queue records ahead of all later writes without waiting for them."""
+        state, events = self._with_events(records)
         await self._post(self._state, state)
         if events:
             await self._post(self._bus, events)
+        self._tell(records)
 
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
         if self._linger:
@@ -192,11 +207,18 @@ class Ledger:
 
     async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
         await self._commit(self._bus, [self._publish(rows)])
+        self._tell_of(rows)
+
+    def _tell_of(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
+        if self.told is not None:
+            for _, kind, text, _ in rows:
+                self.told(kind, cast("dict[str, Any]", decode(text)))
 
     async def checkpoint(self, text: str, mark: str, row: tuple[str, str, str, float]) -> None:
         """Save a checkpoint together with its event."""
         now = row[3]
         await self.write([Op("state.checkpoint", (self.run_id, text, mark, now))], [self._publish([row])])
+        self._tell_of([row])
 
     async def status(self, status: str, *records: Record) -> None:
         """Queue the run's status, and records that go with it, without waiting."""
@@ -204,6 +226,7 @@ class Ledger:
         await self._post(self._state, [*state, Op("state.status", (self.run_id, status, self.clock.wall()))])
         if events:
             await self._post(self._bus, events)
+        self._tell(records)
 
     async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
         """Run `fn` inside the commit of the record that `seal` makes of its result at `place`; the recorded result."""
@@ -219,4 +242,5 @@ class Ledger:
         state, events = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
         done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])
+        self._tell(records)
         return done[2]

@@ -21,6 +21,7 @@ from .journal.record import Record
 from .outcome import payload_of, result_of
 from .queue.row import Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
+from .tracing.tracer import Tracer
 
 _LATE = object()
 
@@ -35,6 +36,10 @@ class Services:
     park_after: float | None = None
     #: Runs a child in this process: (agent, its run id, input, the parent's id); None: workers do.
     call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str], Awaitable[RunResult]] | None = None
+    #: RunLimits that no agent loop of these runs may go beyond.
+    limits: Any = None
+    #: Where traces of these runs go, if anywhere.
+    tracer: Tracer | None = None
     #: Entered while a run waits in place, so that its worker can do something else.
     idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
 

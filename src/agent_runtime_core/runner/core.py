@@ -8,21 +8,21 @@ import datetime as _dt
 import difflib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
 from .._engines.base import FORGET, Op
 from .._ids import run_uuid
 from .._json import decode, encode
-from ..backends import Backends, configured, open_url
+from ..backends import Backends, configured, open_url, traced
 from ..config import get_config
 from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import Event, EventBus
-from ..interfaces import AgentRuntime, ErrorInfo, RunResult
+from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
 from ..journal.record import ENDED, Record
 from ..outcome import decode_result, encode_result, payload_of
-from ..portal import call
+from ..portal import call, in_thread
 from ..queue.base import RunQueue, same_run
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
 from ..registry import DEFAULT, Registry
@@ -30,6 +30,7 @@ from ..schema import misfit
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
+from ..tracing.tracer import Tracer
 from ..waits import Services
 from .drive import Drive
 from .heart import Heart
@@ -47,7 +48,8 @@ class AgentRunner:
 
     Backends that are not given come from the configuration; in memory, nothing outlives the process.
     `AgentRunner.open("agents.db")` is the durable set-up in one line. `tools` are those of agents that
-    have none of their own. Every coroutine of it can be reached without a loop through `portal.call`.
+    have none of their own. `trace_sinks` hear what happens, and cannot delay a run. Every coroutine of
+    it can be reached without a loop through `portal.call`.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class AgentRunner:
         config: RunnerConfig | None = None,
         *,
         tools: ToolRegistry | None = None,
+        trace_sinks: Sequence[TraceSink] = (),
         registry: Registry = DEFAULT,
     ) -> None:
         settings = get_config()
@@ -67,6 +70,7 @@ class AgentRunner:
         )
         self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
         self.registry = registry
+        self.tracer: Tracer | None = traced(settings, trace_sinks, self.backends.queue.clock)
         self._prepare()
 
     @classmethod
@@ -76,6 +80,7 @@ class AgentRunner:
         *,
         config: RunnerConfig | None = None,
         tools: ToolRegistry | None = None,
+        trace_sinks: Sequence[TraceSink] = (),
         registry: Registry = DEFAULT,
         durability: str | None = None,
     ) -> AgentRunner:
@@ -87,7 +92,7 @@ class AgentRunner:
         config = config or RunnerConfig.of(settings)
         durability = settings.durability if durability is None else durability
         places = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
-        return cls(*places, config, tools=tools, registry=registry)
+        return cls(*places, config, tools=tools, trace_sinks=trace_sinks, registry=registry)
 
     def _prepare(self) -> None:
         self.heart: Heart = Heart(self.queue, self.config)
@@ -121,6 +126,8 @@ class AgentRunner:
         await self._worker.drain()
         self.heart.stop()
         await self.backends.close()
+        if self.tracer is not None:
+            await in_thread(self.tracer.close)
 
     # -- executing here
 
@@ -214,6 +221,8 @@ class AgentRunner:
             tools=own if isinstance(own, ToolRegistry) else self.tools,
             park_after=None if inline else self.config.park_after,
             call_agent=self._call_here if inline else None,
+            limits=self.config.limits,
+            tracer=self.tracer,
             idle=None if inline else self._worker.idle,
         )
 

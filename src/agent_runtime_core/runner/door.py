@@ -45,7 +45,7 @@ class _Finished(Ledger):
     async def open(self, *, fresh: bool = False) -> list[Record]:
         return await self.state.records(self.run_id)
 
-    async def note(self, record: Record) -> None:
+    async def note(self, *records: Record) -> None:
         return
 
     async def emit(self, rows: Sequence[Any]) -> None:
@@ -69,6 +69,7 @@ class _Door(Drive):
     async def enter(self, ended: bool) -> Context:
         if not ended:
             self._hold()
+            self._trace_start()
         else:
             self.ledger = _Finished(self.row, *self.backends, self.clock)
         book = Book(self.ledger, await self.ledger.open())
@@ -107,6 +108,7 @@ class _Door(Drive):
     def close(self) -> None:
         self.place.sealed = True
         self.heart.drop(self.row.run_id)
+        self._trace_end()
 
 
 async def _open(

@@ -7,12 +7,13 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 from uuid import UUID
 
 from .._clock import Clock, aware
 from .._engines.base import Op
-from .._json import encode
+from .._json import decode, encode
 from ..attempts import let_go
 from ..backends import Backends
 from ..book import Book
@@ -22,10 +23,14 @@ from ..errors import (
     InvalidArgument,
     JournalMismatch,
     LeaseLost,
+    LimitExceeded,
     NotSupported,
+    Postponed,
+    ProviderError,
     StepCancelledError,
     StepInDoubt,
     StorageBusy,
+    UnknownPrice,
     UnserialisableResult,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult
@@ -42,8 +47,11 @@ from .settings import RunnerConfig
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 POISON = 3  # crashes in a row without a new record, after which a run is dead
+POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: Another attempt would only fail the same way.
-FINAL_ERRORS = (JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported)
+FINAL_ERRORS = (
+    JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
+)  # fmt: skip
 
 
 class Drive:
@@ -70,14 +78,21 @@ class Drive:
         #: How a worker claims its next run in the commit that ends this one, and starts what it got.
         self.next_claim: Callable[[], ClaimRequest | None] | None = None
         self.start: Callable[[list[RunRow]], None] | None = None
+        self.ended: RunResult | None = None
+        self.tracing: bool = False
         self.begun: bool = row.parked == 1  # whether this attempt is in the journal
 
     def _ledger(self) -> Ledger:
-        return Ledger(self.row, *self.backends, self.clock)
+        ledger = Ledger(self.row, *self.backends, self.clock)
+        tracer = self.services.tracer
+        if tracer is not None:
+            ledger.told = partial(tracer.event, UUID(self.row.run_id))
+        return ledger
 
     async def run(self) -> RunResult | None:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
         self._hold()
+        self._trace_start()
         try:
             return await self._run()
         except (LeaseLost, Moved):
@@ -91,6 +106,31 @@ class Drive:
         finally:
             self.place.sealed = True
             self.heart.drop(self.row.run_id)
+            self._trace_end()
+
+    def _trace_start(self) -> None:
+        tracer, row = self.services.tracer, self.row
+        if tracer is None:
+            return
+        self.tracing = True
+        input_ = cast("dict[str, Any]", decode(row.input))
+        about = {
+            "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
+            "metadata": decode(row.metadata), "input": input_.get("messages") or input_,
+        }  # fmt: skip
+        tracer.start_run(UUID(row.run_id), about)
+
+    def _trace_end(self) -> None:
+        tracer, result = self.services.tracer, self.ended
+        if tracer is None or not self.tracing:
+            return
+        self.tracing = False
+        if result is None:
+            outcome = "waiting" if self.place.parked else "lost" if self.lost else "given back"
+            tracer.end_run(UUID(self.row.run_id), outcome)
+            return
+        about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
+        tracer.end_run(UUID(self.row.run_id), (result.status or RunStatus.FAILED).value, about)
 
     def _hold(self) -> None:
         row, config = self.row, self.config
@@ -307,6 +347,8 @@ class Drive:
     async def _raised(self, ctx: Context, error: BaseException) -> Any:
         if isinstance(error, StepCancelledError) and self.place.cancelled:
             return await self._cancelled(ctx)
+        if isinstance(error, Postponed):
+            return await self._postponed(error)
         info: ErrorInfo | None = None
         hook = getattr(self.agent, "on_error", None)
         if hook is not None:
@@ -316,9 +358,26 @@ class Drive:
                 log.exception("on_error() of agent %r failed", self.row.agent)
         if info is None:
             info = describe(error)
-        if isinstance(error, FINAL_ERRORS):
+        if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProviderError) and not error.retriable):
             info.retriable = False
-        return await self._failed(RunResult(), info)
+        partial = error.result if isinstance(error, LimitExceeded) else None
+        return await self._failed(partial if isinstance(partial, RunResult) else RunResult(), info)
+
+    async def _postponed(self, error: Postponed) -> Any:
+        """Take the run up again later, as if this attempt had never been."""
+        # Not all those put off by the same failure at the same moment.
+        after = error.after * (1 + self.clock.random.uniform(0, POSTPONED_APART))
+        log.info("%s is taken up again in %g s: %s", self._what, after, error)
+        if self.inline:
+            await self._pause(after)
+            self.row = self.row.changed(parked=1, reason=type(error).__name__)
+            return _AGAIN
+        self.leaving = True
+        how = self._settle("pending")._replace(
+            due_at=self.clock.wall() + after, parked=1, stalls=self.row.stalls, reason=type(error).__name__
+        )
+        await self.ledger.settle(how)
+        return None
 
     async def _failed(self, result: RunResult, error: ErrorInfo) -> Any:
         if not error.retriable or self.row.attempt >= self.config.max_retries:
@@ -380,6 +439,7 @@ class Drive:
         if status is RunStatus.CANCELLED:
             ops += await self._cancel_children()
         await self._settle_last(how, [record], ops)
+        self.ended = result
         return result
 
     async def _cancel_children(self) -> list[Op]:

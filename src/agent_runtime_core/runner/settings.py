@@ -13,6 +13,7 @@ from .._clock import aware
 from .._json import decode
 from ..config import RuntimeConfig
 from ..errors import InvalidArgument
+from ..limits import RunLimits
 from ..queue.row import RunRow
 from ..status import TERMINAL, RunStatus
 
@@ -36,6 +37,8 @@ class RunnerConfig:
     park_after: float = 5.0
     grace_seconds: float = 25.0
     retention: Mapping[str, float] = field(default_factory=dict)
+    #: What the agent loop of one run may use; an agent and a run can only be stricter.
+    limits: RunLimits | None = None
 
     def __post_init__(self) -> None:
         if not self.worker_id or not isinstance(self.worker_id, str):
@@ -46,6 +49,8 @@ class RunnerConfig:
             self._number(name)
         if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
             raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {self.max_retries!r}")
+        if self.limits is not None and not isinstance(self.limits, RunLimits):
+            raise InvalidArgument(f"limits are RunLimits(...) or None, not {self.limits!r:.80}")
         for status, kept in self.retention.items():
             if status not in TERMINAL:
                 raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {status!r}")

@@ -1,0 +1,195 @@
+"""What a run may use, and what it has used so far."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidArgument, LimitExceeded
+
+__all__ = ["RunLimits"]
+
+_WHOLE = frozenset({"max_turns", "max_tool_calls", "max_tokens"})
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of a run; None is no limit. Times are seconds a run is at work, not those it waits or lies dead.
+
+    A turn is one call of the model and the tool calls it asks for. No call is begun once a limit is
+    reached: the last one before may go beyond `max_tokens` and `max_cost_usd` by what it takes itself.
+    """
+
+    max_turns: int | None = None
+    max_tool_calls: int | None = None
+    max_tokens: int | None = None
+    max_cost_usd: float | None = None
+    turn_timeout: float | None = None
+    run_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in _NAMES:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            whole = name in _WHOLE
+            kinds = (int,) if whole else (int, float)
+            above = name in ("turn_timeout", "run_timeout", "max_turns")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, kinds)
+                or not 0 <= value < math.inf
+                or (above and not value)
+            ):
+                raise InvalidArgument(
+                    f"{name} is a{' whole' if whole else ''} number {'above 0' if above else 'of at least 0'}, "
+                    f"or None for no limit, not {value!r}"
+                )
+
+    @classmethod
+    def of(cls, given: RunLimits | Mapping[str, Any] | None) -> RunLimits:
+        """Limits as they come: as such, as a dict, or none."""
+        if isinstance(given, RunLimits):
+            return given
+        if given is None:
+            return NO_LIMITS
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(f"limits are RunLimits or a dict of their fields, not {given!r:.80}")
+        for name in given:
+            if name not in _NAMES:
+                near = difflib.get_close_matches(str(name), _NAMES, n=1, cutoff=0.0)
+                raise InvalidArgument(f"no limit is called {name!r}: did you mean {near[0]!r}?")
+        return cls(**given)
+
+    def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:
+        """The smaller of each limit."""
+        there = RunLimits.of(other)
+        pairs = ((name, (getattr(self, name), getattr(there, name))) for name in _NAMES)
+        return RunLimits(**{name: min((v for v in both if v is not None), default=None) for name, both in pairs})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The limits there are."""
+        return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))
+NO_LIMITS = RunLimits()
+
+#: The parts of a usage that add up.
+COUNTED = (
+    "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens",
+)  # fmt: skip
+
+
+class Budget:
+    """What one run has used of its limits, its children's use included."""
+
+    def __init__(self, limits: RunLimits) -> None:
+        self.limits: RunLimits = limits
+        self.turns: int = 0
+        self.tool_calls: int = 0
+        self.tokens: int = 0
+        self.cost: float = 0.0
+        self.seconds: float = 0.0
+        #: What children have been given and did not bring back yet.
+        self.lent_tokens: int = 0
+        self.lent_cost: float = 0.0
+        self.lent_calls: int = 0
+        self.usage: dict[str, Any] = {}
+
+    def _over(self, name: str, used: float) -> None:
+        allowed = getattr(self.limits, name)
+        if allowed is not None and used >= allowed:
+            raise LimitExceeded(name, allowed, used)
+
+    def before_turn(self) -> None:
+        """LimitExceeded if no other turn may begin."""
+        self._over("max_turns", self.turns)
+        self.before_call()
+
+    def before_call(self) -> None:
+        """LimitExceeded if the model may not be asked again."""
+        self._over("max_tokens", self.tokens + self.lent_tokens)
+        self._over("max_cost_usd", self.cost + self.lent_cost)
+        self._over("run_timeout", self.seconds)
+
+    def before_tools(self, count: int) -> None:
+        """LimitExceeded if that many tool calls are more than are left."""
+        allowed = self.limits.max_tool_calls
+        if allowed is not None and self.tool_calls + self.lent_calls + count > allowed:
+            raise LimitExceeded(
+                "max_tool_calls", allowed, self.tool_calls + self.lent_calls, f"the model asks for {count} more"
+            )
+
+    def left(self, seconds: float, turn_seconds: float) -> float | None:
+        """Seconds until a time limit, `seconds` into this stretch of work and `turn_seconds` into the turn."""
+        limits = self.limits
+        ends = []
+        if limits.turn_timeout is not None:
+            ends.append(limits.turn_timeout - turn_seconds)
+        if limits.run_timeout is not None:
+            ends.append(limits.run_timeout - self.seconds - seconds)
+        return min(ends) if ends else None
+
+    def late(self, turn_seconds: float) -> LimitExceeded:
+        """The time limit that was reached, after that many seconds of the turn."""
+        limit = self.limits.turn_timeout
+        if limit is not None and turn_seconds >= limit - 0.001:
+            return LimitExceeded("turn_timeout", limit, turn_seconds)
+        allowed = self.limits.run_timeout or 0.0
+        return LimitExceeded("run_timeout", allowed, max(allowed, self.seconds + turn_seconds))
+
+    def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
+        """A call of the model, or a child, used that."""
+        for name in COUNTED:
+            value = usage.get(name)
+            if isinstance(value, int):
+                self.usage[name] = self.usage.get(name, 0) + value
+        self.tokens += tokens_of(usage)
+        if cost is not None:
+            self.cost += cost
+            self.usage["cost_usd"] = self.cost
+
+    def lend(self) -> RunLimits:
+        """An allotment for a child: all that is left of what adds up, held back here until it is back."""
+        limits = self.limits
+
+        def rest(allowed: Any, used: Any) -> Any:
+            return None if allowed is None else max(allowed - used, 0)
+
+        given = RunLimits(
+            max_tool_calls=rest(limits.max_tool_calls, self.tool_calls + self.lent_calls),
+            max_tokens=rest(limits.max_tokens, self.tokens + self.lent_tokens),
+            max_cost_usd=rest(limits.max_cost_usd, self.cost + self.lent_cost),
+        )
+        self.lent_tokens += given.max_tokens or 0
+        self.lent_cost += given.max_cost_usd or 0.0
+        self.lent_calls += given.max_tool_calls or 0
+        return given
+
+    def bring_back(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
+        """The child has ended: what it did not use is there again."""
+        self.lent_tokens -= given.max_tokens or 0
+        self.lent_cost -= given.max_cost_usd or 0.0
+        self.lent_calls -= given.max_tool_calls or 0
+        calls = usage.get("tool_calls")
+        self.tool_calls += calls if isinstance(calls, int) else 0
+        cost = usage.get("cost_usd")
+        self.used(usage, cost if isinstance(cost, (int, float)) else None)
+
+    def told(self) -> dict[str, Any]:
+        """The usage of a RunResult."""
+        return {**self.usage, "turns": self.turns, "tool_calls": self.tool_calls}
+
+
+def tokens_of(usage: Mapping[str, Any]) -> int:
+    """All tokens of a call, whichever way they are told."""
+    total = usage.get("total_tokens")
+    if isinstance(total, int) and total:
+        return total
+    parts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+    return sum(part for part in parts if isinstance(part, int))

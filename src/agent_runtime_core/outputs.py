@@ -1,0 +1,64 @@
+"""Answers of a model as typed values: the schema it is shown, and what its text comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import InvalidArgument, UnserialisableResult
+from .schema import misfit
+from .tools.forms import schema_of, typed
+
+
+class Output:
+    """The type an answer is to have: a dataclass, a TypedDict, any type with a JSON form, or a JSON Schema."""
+
+    def __init__(self, wanted: Any) -> None:
+        self._type: Any = None if isinstance(wanted, Mapping) else wanted
+        self.schema: dict[str, Any] = (
+            dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type", ())
+        )
+        name = self.schema.get("title") or getattr(wanted, "__name__", "answer")
+        self.response_format: dict[str, Any] = {
+            "type": "json_schema",
+            "json_schema": {"name": str(name), "schema": self.schema},
+        }
+
+    def problem(self, text: str) -> str | None:
+        """Why the text is not what was asked for, or None."""
+        try:
+            found = json.loads(_bare(text))
+        except (ValueError, RecursionError) as error:
+            return f"it is no JSON ({error})"
+        wrong = misfit(found, self.schema)
+        if wrong is not None:
+            return wrong
+        try:
+            self._converted(found)
+        except (InvalidArgument, UnserialisableResult, TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    def values(self, text: str) -> tuple[Any, Any]:
+        """(the typed value, the plain JSON) of a text without a problem."""
+        found = json.loads(_bare(text))
+        return self._converted(found), found
+
+    def _converted(self, found: Any) -> Any:
+        return found if self._type is None else typed(found, self._type)
+
+    def repair(self, problem: str) -> str:
+        """What the model is told of an answer that is not what was asked for."""
+        return (
+            f"Your answer cannot be used: {problem}. Answer again with nothing but JSON that fits this schema: "
+            f"{json.dumps(self.schema)}"
+        )
+
+
+def _bare(text: str) -> str:
+    """The text without the fence that models like to put around JSON."""
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].strip().removeprefix("json").strip()
+    return text

@@ -1,0 +1,81 @@
+"""A run whose model cannot be asked now is put off: it costs no attempt, and goes on from its records."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import CircuitOpen
+from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing.clock import VirtualClock
+from agent_runtime_core.tools.registry import ToolRegistry
+from agent_runtime_core.tools.tool import Tool
+from tests.unit.scripted import Scripted, asks, call
+
+from .rig import KINDS, settings, store, until
+
+pytestmark = pytest.mark.parametrize("kind", KINDS)
+INPUT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+def model() -> Scripted:
+    refused = [CircuitOpen("not now", after=30.0), CircuitOpen("not now", after=60.0)]
+    return Scripted(asks(call("note", {"text": "a"})), *refused, "done")
+
+
+def agent(client: Scripted, ran: list[str]) -> Any:
+    tools = ToolRegistry()
+
+    def note(text: str) -> str:
+        ran.append(text)
+        return text
+
+    tools.register(Tool.from_function(note))
+
+    async def run(ctx: Any) -> Any:
+        return (await run_turn_loop(ctx, client, tools)).text
+
+    return run
+
+
+async def test_a_worker_gives_it_back_until_it_is_time(kind: str, tmp_path: Path) -> None:
+    clock, client, ran = VirtualClock(), model(), list[str]()
+    async with store(kind, tmp_path, clock) as here:
+        here.agent("a", agent(client, ran))
+        runner = here.runner(settings(max_retries=1))
+        run_id = await runner.submit("a", INPUT)
+        for wait in (30.0, 60.0):
+            assert await runner.run_once()
+            info = await runner.get_run(run_id)
+            assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "CircuitOpen")
+            assert info.scheduled_at is not None
+            assert wait <= info.scheduled_at.timestamp() - clock.wall() <= wait * 1.2 + 0.1
+            assert not await runner.run_once(), "it is not time yet"
+            clock.advance(wait * 1.2 + 1)
+        assert await runner.run_once()
+        result = await runner.wait(run_id)
+        assert result.final_output == {"value": "done"}
+        assert (await runner.get_run(run_id)).attempt == 1
+    assert ran == ["a"]
+    assert len(client.asked) == 4
+
+
+async def test_in_place_it_waits(kind: str, tmp_path: Path) -> None:
+    clock, client, ran = VirtualClock(), model(), list[str]()
+    async with store(kind, tmp_path, clock) as here:
+        here.agent("a", agent(client, ran))
+        runner = here.runner(settings(max_retries=1))
+        running = asyncio.ensure_future(runner.execute("a", "r", INPUT))
+        await until(lambda: len(client.asked) == 2)
+        while not running.done():
+            clock.advance(31)
+            await asyncio.sleep(0.001)
+        result = await running
+        assert result.final_output == {"value": "done"}
+        assert (await runner.get_run("r")).attempt == 1
+    assert ran == ["a"]
+    assert len(client.asked) == 4

@@ -1,0 +1,81 @@
+"""What a run may use: limits as values, and the budget that is kept of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import InvalidArgument, LimitExceeded
+from agent_runtime_core.limits import Budget, RunLimits, tokens_of
+
+
+@pytest.mark.parametrize(
+    "name", ["max_turns", "max_tool_calls", "max_tokens", "max_cost_usd", "turn_timeout", "run_timeout"]
+)
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "3", True, [1]])
+def test_a_limit_is_a_number(name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name} is a .*not "):
+        RunLimits(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["max_turns", "turn_timeout", "run_timeout"])
+def test_some_limits_are_above_0(name: str) -> None:
+    with pytest.raises(InvalidArgument, match="above 0"):
+        RunLimits(**{name: 0})
+    assert RunLimits(max_tool_calls=0, max_tokens=0, max_cost_usd=0).max_tokens == 0
+
+
+def test_whole_limits_are_whole() -> None:
+    with pytest.raises(InvalidArgument, match="max_turns is a whole number"):
+        RunLimits(max_turns=1.5)  # type: ignore[arg-type]
+
+
+def test_the_strictest_wins() -> None:
+    mine = RunLimits(max_turns=5, max_tokens=100)
+    assert mine.stricter({"max_turns": 7, "max_cost_usd": 1.5}) == RunLimits(5, None, 100, 1.5)
+    assert mine.stricter(None) == mine
+    assert mine.stricter(RunLimits(max_turns=2)).max_turns == 2
+
+
+def test_a_limit_nobody_knows_is_refused_by_its_nearest_name() -> None:
+    with pytest.raises(InvalidArgument, match="no limit is called 'max_turn': did you mean 'max_turns'"):
+        RunLimits.of({"max_turn": 1})
+    with pytest.raises(InvalidArgument, match="limits are RunLimits"):
+        RunLimits.of(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens"),
+    [({"total_tokens": 7}, 7), ({"prompt_tokens": 3, "completion_tokens": 2}, 5), ({}, 0), ({"total_tokens": None}, 0)],
+)
+def test_tokens_are_told_in_two_ways(usage: dict[str, Any], tokens: int) -> None:
+    assert tokens_of(usage) == tokens
+
+
+def test_what_is_lent_is_held_back_until_it_is_back() -> None:
+    budget = Budget(RunLimits(max_tokens=1000, max_cost_usd=1.0, max_tool_calls=10))
+    budget.used({"total_tokens": 200}, 0.2)
+    first = budget.lend()
+    assert first == RunLimits(max_tool_calls=10, max_tokens=800, max_cost_usd=0.8)
+    second = budget.lend()
+    assert second == RunLimits(max_tool_calls=0, max_tokens=0, max_cost_usd=0)
+    with pytest.raises(LimitExceeded, match="max_tokens=1000 is reached"):
+        budget.before_call()
+    budget.bring_back(first, {"total_tokens": 50, "cost_usd": 0.1, "tool_calls": 2})
+    budget.bring_back(second, {})
+    assert (budget.tokens, round(budget.cost, 6), budget.tool_calls) == (250, 0.3, 2)
+    third = budget.lend()
+    assert (third.max_tool_calls, third.max_tokens) == (8, 750)
+    assert third.max_cost_usd == pytest.approx(0.7)
+
+
+def test_usage_adds_up_and_tells_the_cost_where_it_is_known() -> None:
+    budget = Budget(RunLimits())
+    budget.used({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "cached_tokens": 1}, None)
+    assert "cost_usd" not in budget.told()
+    budget.used({"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}, 0.5)
+    assert budget.told() == {
+        "prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7, "cached_tokens": 1, "cost_usd": 0.5, "turns": 0,
+        "tool_calls": 0,
+    }  # fmt: skip

@@ -1,0 +1,619 @@
+"""The agent loop: what it asks, what it runs, where it stops, and that a resumed run repeats none of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.config import configure
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    OutputMismatch,
+    RateLimited,
+    StepCancelledError,
+    UnknownPrice,
+)
+from agent_runtime_core.interfaces import AgentRuntime, LLMResponse, LLMStreamChunk, RunContext, RunResult
+from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.loop import CancellationToken, Hooks, LoopResult, TurnState, agent_tool, run_turn_loop
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing import MockRunContext
+from agent_runtime_core.tools.registry import ToolRegistry
+from agent_runtime_core.tools.tool import Tool
+
+from .scripted import Scripted, asks, call
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def registry(*fns: Callable[..., Any], **options: Any) -> ToolRegistry:
+    found = ToolRegistry()
+    for fn in fns:
+        found.register(fn if isinstance(fn, Tool) else Tool.from_function(fn, **options))
+    return found
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def boom() -> str:
+    raise ValueError("it broke")
+
+
+def in_pairs(messages: list[dict[str, Any]]) -> bool:
+    """Whether each tool call is followed by its result."""
+    open_: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            open_.remove(message["tool_call_id"])
+            continue
+        if open_:
+            return False
+        open_ = [each["id"] for each in message.get("tool_calls") or ()]
+    return not open_
+
+
+@asynccontextmanager
+async def context(kind: str, tmp_path: Path, messages: list[Any] = HELLO) -> AsyncIterator[Any]:
+    if kind == "mock":
+        yield MockRunContext(messages)
+        return
+    url: Any = "memory://" if kind == "memory" else tmp_path / "runs.db"
+    async with open_run(url, "r", input={"messages": messages}) as ctx:
+        yield ctx
+
+
+KINDS = pytest.mark.parametrize("kind", ["mock", "memory", "sqlite"])
+
+
+# -- what it does
+
+
+@KINDS
+async def test_an_answer_without_a_tool_call_ends_it(kind: str, tmp_path: Path) -> None:
+    client = Scripted("hi")
+    async with context(kind, tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client)
+    assert done.text == "hi"
+    assert done.state is TurnState.YIELDING
+    assert done.messages == [*HELLO, {"role": "assistant", "content": "hi"}]
+    assert (done.turns, done.tool_calls) == (1, 0)
+    assert done.usage == {
+        "prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120, "turns": 1, "tool_calls": 0
+    }  # fmt: skip
+
+
+@KINDS
+async def test_tools_are_run_and_their_results_go_back(kind: str, tmp_path: Path) -> None:
+    client = Scripted(asks(call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": 3, "b": 4}, "c2")), "3 and 7")
+    async with context(kind, tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, registry(add), temperature=0.5)
+    assert [(m["tool_call_id"], m["content"]) for m in done.messages if m["role"] == "tool"] == [
+        ("c1", "3"),
+        ("c2", "7"),
+    ]
+    assert in_pairs(done.messages)
+    assert client.asked[1] == done.messages[:-1]
+    assert client.options[0]["temperature"] == 0.5
+    assert client.options[0]["tools"][0]["function"]["name"] == "add"
+    assert (done.turns, done.tool_calls, done.usage["total_tokens"]) == (2, 2, 240)
+
+
+@KINDS
+async def test_what_goes_wrong_with_a_tool_is_told_to_the_model(kind: str, tmp_path: Path) -> None:
+    calls = [
+        call("boom", {}, "1"),
+        call("nobody", {}, "2"),
+        call("add", '{"a": 1', "3"),
+        call("add", {"a": "x", "b": 1}, "4"),
+    ]
+    client = Scripted(asks(*calls), "sorry")
+    async with context(kind, tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, registry(add, boom))
+    said = {m["tool_call_id"]: m for m in done.messages if m["role"] == "tool"}
+    assert all(m["content"].startswith("Error: ") for m in said.values())
+    assert all(m["metadata"] == {"is_error": True} for m in said.values())
+    assert "it broke" in said["1"]["content"]
+    assert "'nobody'" in said["2"]["content"]
+    assert done.text == "sorry"
+
+
+async def test_calls_without_an_id_or_with_the_same_one_get_ids_of_their_own(tmp_path: Path) -> None:
+    calls = [
+        call("add", {"a": 1, "b": 1}, "x"),
+        call("add", {"a": 2, "b": 2}, "x"),
+        {**call("add", {"a": 3, "b": 3}), "id": None},
+    ]
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Scripted(asks(*calls), "ok"), registry(add))
+    assert in_pairs(done.messages)
+    assert [m["content"] for m in done.messages if m["role"] == "tool"] == ["2", "4", "6"]
+
+
+async def test_safe_tools_run_side_by_side_and_others_in_turn(tmp_path: Path) -> None:
+    running, most, order = [0], [0], list[str]()
+
+    async def look(name: str) -> str:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await asyncio.sleep(0.01)
+        running[0] -= 1
+        return name
+
+    async def write(name: str) -> str:
+        assert running[0] == 0, "a tool with side effects runs alone"
+        running[0] += 1
+        await asyncio.sleep(0.001)
+        running[0] -= 1
+        order.append(name)
+        return name
+
+    tools = registry(look)
+    tools.register(Tool.from_function(write, has_side_effects=True))
+    names = [
+        ("look", "1"),
+        ("look", "2"),
+        ("look", "3"),
+        ("write", "a"),
+        ("look", "4"),
+        ("look", "5"),
+        ("write", "b"),
+        ("write", "c"),
+    ]
+    calls = [call(tool, {"name": name}, name) for tool, name in names]
+    async with context("sqlite", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Scripted(asks(*calls), "ok"), tools)
+    assert most[0] == 3
+    assert order == ["a", "b", "c"]
+    assert [m["tool_call_id"] for m in done.messages if m["role"] == "tool"] == [name for _, name in names]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_the_events_of_a_run_are_those_of_a_tool_agent_and_no_steps(kind: str, tmp_path: Path) -> None:
+    client = Scripted(asks(call("add", {"a": 1, "b": 2}, "c1")), "3")
+    async with context(kind, tmp_path) as ctx:
+        await run_turn_loop(ctx, client, registry(add))
+        events = await ctx._ledger.bus.get_events(ctx.run_id)
+    told = [(e.event_type, e.payload) for e in events if not e.event_type.startswith("run.")]
+    assert [kind for kind, _ in told] == ["tool.call", "tool.result"]
+    assert told[0][1].items() >= {"tool_name": "add", "tool_args": {"a": 1, "b": 2}, "tool_call_id": "c1"}.items()
+    assert told[1][1].items() >= {"tool_name": "add", "tool_call_id": "c1", "result": 3}.items()
+    assert [e.sequence for e in events] == list(range(len(events)))
+
+
+async def test_a_streamed_answer_is_told_as_it_comes(tmp_path: Path) -> None:
+    client = Scripted(asks(call("add", {"a": 1, "b": 2}), content="let me see"), "it is three")
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, registry(add), stream=True)
+        events = await ctx._ledger.bus.get_events(ctx.run_id)
+    deltas = [e.payload["delta"] for e in events if e.event_type == "assistant.delta"]
+    assert "".join(deltas) == "let me seeit is three"
+    assert done.text == "it is three"
+    assert done.tool_calls == 1
+
+
+async def test_a_client_without_a_stream_is_asked_for_the_whole(tmp_path: Path) -> None:
+    class Whole(Scripted):
+        def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
+            raise NotImplementedError
+
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Whole("hi"), stream=True)
+    assert done.text == "hi"
+
+
+async def test_the_messages_that_are_sent_may_be_trimmed_and_the_history_stays(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": str(n)} for n in range(10)]
+    client = Scripted("one")
+    async with context("memory", tmp_path, messages) as ctx:
+        done = await run_turn_loop(ctx, client, hooks=Hooks(trim=lambda all_: all_[-2:]))
+        assert len(client.asked[0]) == 2
+        assert len(done.messages) == 11
+        with pytest.raises(InvalidArgument, match="trim returns the messages"):
+            await run_turn_loop(ctx, Scripted("x"), hooks=Hooks(trim=lambda all_: None))
+
+
+async def test_an_answer_that_was_only_paused_goes_on(tmp_path: Path) -> None:
+    paused = {"role": "assistant", "content": "one moment", "provider_fields": {"anthropic": {"content": [1]}}}
+    client = Scripted(LLMResponse(paused, {"total_tokens": 1}, "m", "pause_turn"), "there")
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client)
+    assert done.text == "there"
+    assert client.asked[1] == [*HELLO, paused]
+
+
+async def test_its_states_are_told(tmp_path: Path) -> None:
+    states: list[TurnState] = []
+    async with context("memory", tmp_path) as ctx:
+        await run_turn_loop(
+            ctx, Scripted(asks(call("add", {"a": 1, "b": 1})), "2"), registry(add), hooks=Hooks(on_state=states.append)
+        )
+    assert states == [TurnState.STREAMING, TurnState.TOOL_EXECUTION, TurnState.STREAMING, TurnState.YIELDING]
+
+
+# -- typed answers
+
+
+@dataclass
+class City:
+    name: str
+    people: int
+
+
+@pytest.mark.parametrize("text", ['{"name":"Ulm","people":7}', '```json\n{"name": "Ulm", "people": 7}\n```'])
+async def test_an_answer_of_a_type(text: str, tmp_path: Path) -> None:
+    client = Scripted(text)
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, output_type=City)
+    assert done.output == City("Ulm", 7)
+    assert done.plain_output == {"name": "Ulm", "people": 7}
+    asked = client.options[0]["response_format"]
+    assert asked["type"] == "json_schema"
+    assert asked["json_schema"]["schema"]["required"] == ["name", "people"]
+
+
+async def test_an_answer_of_another_type_is_corrected_and_after_that_refused(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    client = Scripted("seven", '{"n": "7"}', '{"n": 7}')
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, output_type=schema)
+        assert done.output == {"n": 7}
+        assert "no JSON" in client.asked[1][-1]["content"]
+        assert "$.n is str" in client.asked[2][-1]["content"]
+        with pytest.raises(OutputMismatch, match="is no JSON") as caught:
+            await run_turn_loop(ctx, Scripted("a", "b", "c"), output_type=schema)
+    assert caught.value.text == "c"
+
+
+# -- resuming
+
+
+class _Stop(BaseException):
+    pass
+
+
+async def test_a_resumed_loop_asks_nothing_and_runs_nothing_twice(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def note(n: int) -> int:
+        ran.append(n)
+        return n
+
+    def script(messages: Any) -> Any:
+        said = sum(m["role"] == "assistant" for m in messages)
+        return asks(call("note", {"n": said}, f"c{said}")) if said < 6 else "done"
+
+    finals: list[LoopResult] = []
+    for stop in (1, 2, 4, 6, None):
+        client = Scripted(say=script)
+
+        async def life(client: Scripted = client, stop: int | None = stop) -> None:
+            async with open_run(tmp_path / "runs.db", "job", input={"messages": HELLO}) as ctx:
+
+                def trim(messages: list[Any]) -> list[Any]:
+                    if stop is not None and len(ran) >= stop:
+                        raise asyncio.CancelledError
+                    return messages
+
+                finals.append(await run_turn_loop(ctx, client, registry(note), hooks=Hooks(trim=trim)))
+
+        if stop is None:
+            await life()
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await life()
+        assert ran == list(range(len(ran)))
+    assert ran == list(range(6))
+    done = finals[0]
+    assert done.text == "done"
+    assert done.usage["total_tokens"] == 7 * 120, "what earlier lives used counts"
+    assert in_pairs(done.messages)
+
+
+async def test_a_failing_provider_ends_the_run_by_its_own_name_and_a_retry_goes_on(tmp_path: Path) -> None:
+    lines: list[Any] = [asks(call("add", {"a": 1, "b": 1})), RateLimited("slow down"), "two"]
+    client = Scripted(*lines)
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, client, registry(add))
+            return RunResult({"response": done.text})
+
+    async with AgentRunner.open(tmp_path / "runs.db", config=RunnerConfig(retry_backoff_base=0)) as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO})
+        assert result.final_output == {"response": "two"}
+        assert (await runner.get_run("r")).attempt == 2
+    assert len(client.asked) == 3, "the first answer was recorded"
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("kind", ["mock", "memory"])
+@pytest.mark.parametrize(
+    ("limits", "name", "asked", "ran"),
+    [
+        ({"max_turns": 3}, "max_turns", 3, 3),
+        ({"max_tool_calls": 2}, "max_tool_calls", 3, 2),
+        ({"max_tool_calls": 0}, "max_tool_calls", 1, 0),
+        ({"max_tokens": 300}, "max_tokens", 3, 3),
+        ({"max_tokens": 0}, "max_tokens", 0, 0),
+        ({"max_cost_usd": 0.25, "max_tokens": 10**9}, "max_cost_usd", 3, 3),
+    ],
+)
+async def test_no_call_is_made_beyond_a_limit(
+    kind: str, limits: dict[str, Any], name: str, asked: int, ran: int, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+
+    def note(n: int) -> int:
+        seen.append(n)
+        return n
+
+    client = Scripted(say=lambda messages: asks(call("note", {"n": len(messages)}), content="on it"), cost=0.1)
+    async with context(kind, tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match=name) as caught:
+            await run_turn_loop(ctx, client, registry(note), limits)
+    assert (len(client.asked), len(seen)) == (asked, ran)
+    partial = caught.value.result
+    assert isinstance(partial, RunResult)
+    assert partial.usage["turns"] == asked
+    assert in_pairs(partial.final_messages)
+    assert partial.final_output == {"response": "on it" if asked else None}
+
+
+async def test_a_turn_that_takes_too_long_is_broken_off(tmp_path: Path) -> None:
+    async with context("sqlite", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match=r"turn_timeout=0\.05"):
+            await run_turn_loop(ctx, Scripted("late", pause=30), limits={"turn_timeout": 0.05})
+
+    async def slow() -> str:
+        await asyncio.sleep(30)
+        return ""
+
+    async with open_run(tmp_path / "other.db", "r", input={"messages": HELLO}) as ctx:
+        with pytest.raises(LimitExceeded, match=r"run_timeout=0\.05") as caught:
+            await run_turn_loop(ctx, Scripted(asks(call("slow")), "x"), registry(slow), {"run_timeout": 0.05})
+    assert isinstance(caught.value.result, RunResult)
+    assert in_pairs(caught.value.result.final_messages)
+
+
+async def test_a_limit_in_usd_needs_a_price_or_a_limit_in_tokens(tmp_path: Path) -> None:
+    client = Scripted("hi")
+    async with context("memory", tmp_path) as ctx:
+        with pytest.raises(UnknownPrice, match="'scripted-1' has no price"):
+            await run_turn_loop(ctx, client, limits={"max_cost_usd": 1})
+        assert client.asked == []
+        await run_turn_loop(ctx, client, limits={"max_cost_usd": 1, "max_tokens": 1000})
+        configure(model_prices={"scripted-1": {"input": 10_000, "output": 10_000}})
+        client = Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1})))
+        with pytest.raises(LimitExceeded, match="max_cost_usd=2"):
+            await run_turn_loop(ctx, client, registry(add), {"max_cost_usd": 2})
+    assert len(client.asked) == 2
+
+
+async def test_the_runner_and_the_run_may_be_stricter_and_a_limit_ends_the_run_failed(tmp_path: Path) -> None:
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            client = Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1}), content="working"))
+            await run_turn_loop(ctx, client, registry(add), RunLimits(max_turns=9))
+            raise AssertionError("not reached")
+
+    config = RunnerConfig(limits=RunLimits(max_turns=5))
+    async with AgentRunner.open(tmp_path / "runs.db", config=config) as runner:
+        result = await runner.execute(Agent(), "r1", {"messages": HELLO})
+        assert result.status is RunStatus.FAILED
+        assert result.error is not None
+        assert result.error.type == "LimitExceeded"
+        assert not result.error.retriable
+        assert result.usage["turns"] == 5
+        assert result.final_output == {"response": "working"}
+        assert in_pairs(result.final_messages)
+        result = await runner.execute(Agent(), "r2", {"messages": HELLO, "limits": {"max_turns": 2}})
+        assert result.usage["turns"] == 2
+        assert (await runner.get_run("r1")).attempt == 1
+    with pytest.raises(InvalidArgument, match="limits are RunLimits"):
+        RunnerConfig(limits=3)  # type: ignore[arg-type]
+
+
+async def test_a_model_that_only_sends_nonsense_is_given_up(tmp_path: Path) -> None:
+    client = Scripted(say=lambda messages: asks(call("add", "{")))
+    async with context("memory", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match="malformed_tool_calls=3"):
+            await run_turn_loop(ctx, client, registry(add))
+    assert len(client.asked) == 3
+
+
+# -- cancelling
+
+
+async def test_a_token_ends_it_between_calls_and_in_the_middle_of_one(tmp_path: Path) -> None:
+    token = CancellationToken()
+    token.cancel()
+    client = Scripted("never")
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, cancellation=token)
+        assert (done.state, client.asked) == (TurnState.CANCELLED, [])
+        token = CancellationToken()
+        client = Scripted("never", pause=30)
+        asyncio.get_running_loop().call_later(0.01, token.cancel)
+        done = await run_turn_loop(ctx, client, cancellation=token)
+        assert (done.state, len(client.asked)) == (TurnState.CANCELLED, 1)
+
+
+async def test_a_cancelled_run_asks_no_more() -> None:
+    ctx = MockRunContext(HELLO)
+    ctx.cancel()
+    client = Scripted("never")
+    with pytest.raises(StepCancelledError, match="turn 1"):
+        await run_turn_loop(ctx, client)
+    assert client.asked == []
+
+
+async def test_cancelling_a_run_ends_a_call_of_the_model_that_is_under_way(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    class Waiting(Scripted):
+        async def generate(self, messages: list[Any], **options: Any) -> Any:
+            asked.set()
+            await asyncio.sleep(30)
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            await run_turn_loop(ctx, Waiting())
+            return RunResult()
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        running = asyncio.ensure_future(runner.execute(Agent(), "r", {"messages": HELLO}))
+        await asked.wait()
+        await runner.cancel("r")
+        assert (await running).status is RunStatus.CANCELLED
+
+
+# -- people and other agents
+
+
+async def test_a_tool_that_requires_confirmation_waits_for_a_person(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    def pay(to: str) -> str:
+        ran.append(to)
+        return f"paid {to}"
+
+    tools = ToolRegistry()
+    tools.register(Tool.from_function(pay, requires_confirmation=True, has_side_effects=True))
+
+    def script(messages: Any) -> Any:
+        said = sum(m["role"] == "assistant" for m in messages)
+        return asks(call("pay", {"to": "abcd"[said]}, f"c{said}")) if said < 4 else "done"
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, Scripted(say=script), tools)
+            return RunResult({"messages": done.messages})
+
+    agents = Registry()
+    agents.register(Agent())
+    config = RunnerConfig(park_after=0)
+    async with AgentRunner.open(tmp_path / "runs.db", registry=agents, config=config) as runner:
+        run_id = await runner.submit("a", {"messages": HELLO})
+        answers: list[Any] = [
+            True,
+            False,
+            {"approved": True, "arguments": {"to": "x"}},
+            {"approved": False, "reason": "no money"},
+        ]
+        for n, answer in enumerate(answers):
+            assert await runner.run_once()
+            assert (await runner.get_run(run_id)).status is RunStatus.WAITING
+            asked = [
+                e.payload for e in await runner.event_bus.get_events(run_id) if e.event_type == "approval.requested"
+            ]
+            assert asked[-1]["details"] == {"tool_name": "pay", "tool_args": {"to": "abcd"[n]}, "tool_call_id": f"c{n}"}
+            await runner.approve(run_id, "tool:pay", answer)
+        assert await runner.run_once()
+        result = await runner.wait(run_id)
+    assert result.status is RunStatus.SUCCEEDED
+    assert ran == ["a", "x"]
+    said = [m["content"] for m in result.final_output["messages"] if m["role"] == "tool"]
+    assert said[0] == "paid a"
+    assert said[1].startswith("Error: a person refused")
+    assert said[2] == "paid x"
+    assert "no money" in said[3]
+
+
+def helper(lines: Callable[[], Scripted], limits: Any = None) -> AgentRuntime:
+    class Helper(AgentRuntime):
+        key = "helper"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, lines(), registry(add), limits)
+            return RunResult({"response": done.text}, done.messages, done.usage)
+
+    return Helper()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_another_agent_is_a_tool_and_uses_what_is_left(inline: bool, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Helper(AgentRuntime):
+        key = "helper"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            seen.append(ctx.input)  # type: ignore[attr-defined]
+            client = Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1})))
+            await run_turn_loop(ctx, client, registry(add))
+            return RunResult()
+
+    tools = ToolRegistry()
+    tools.register(agent_tool("helper", description="helps"))
+
+    class Parent(AgentRuntime):
+        key = "parent"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(
+                ctx, Scripted(asks(call("helper", {"task": "count"}, "h")), "it failed"), tools, {"max_tokens": 1000}
+            )
+            return RunResult({"response": done.text}, done.messages, done.usage)
+
+    agents = Registry()
+    agents.register(Parent())
+    agents.register(Helper())
+    async with AgentRunner.open(tmp_path / "runs.db", registry=agents) as runner:
+        if inline:
+            result = await runner.execute("parent", "p", {"messages": HELLO})
+        else:
+            await runner.submit("parent", {"messages": HELLO}, run_id="p")
+            working = asyncio.ensure_future(runner.run_loop(concurrency=2, handle_signals=False))
+            result = await runner.wait("p")
+            runner.stop()
+            await working
+    assert result.status is RunStatus.FAILED, "the child left nothing to go on with"
+    assert result.error is not None
+    assert result.error.type == "LimitExceeded"
+    assert seen[0]["limits"] == {"max_tokens": 880}
+    assert seen[0]["messages"] == [{"role": "user", "content": "count"}]
+    assert result.usage["total_tokens"] == 120 + 8 * 120
+
+
+async def test_a_handoff_ends_the_loop_with_the_other_agents_answer(tmp_path: Path) -> None:
+    tools = ToolRegistry()
+    tools.register(agent_tool(helper(lambda: Scripted("I take over")), handoff=True))
+
+    class Parent(AgentRuntime):
+        key = "parent"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, Scripted(asks(call("helper", {"task": "go"}, "h"))), tools)
+            return RunResult({"response": done.text, "state": done.state.value}, done.messages, done.usage)
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Parent(), "p", {"messages": HELLO})
+        events = [e.event_type for e in await runner.event_bus.get_events("p")]
+    assert result.final_output == {"response": "I take over", "state": "handed_off"}
+    assert in_pairs(result.final_messages)
+    assert result.usage["total_tokens"] == 240
+    assert events.count("tool.call") == events.count("tool.result") == 1
+    assert json.loads(json.dumps(result.final_messages)) == result.final_messages
