@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from agent_runtime_core.config import configure
@@ -23,6 +24,8 @@ IN_MEMORY = 0.5  # milliseconds a turn
 DURABLE = 2.0  # times an imperative durable step
 TEXT = 2_000  # characters a turn, in the conversation whose size is measured
 GROWTH = 0.8e6  # bytes for 0.4 MB of text
+WORDS = [f"{start}{end}" for start in ("ba", "co", "di", "fe", "gu", "la", "mo", "ni", "pre", "su", "tra", "ver")
+         for end in ("ble", "da", "ing", "lor", "men", "nt", "ous", "rest", "s", "ta", "tion", "xy")]  # fmt: skip
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
 
 
@@ -33,7 +36,8 @@ async def _add(a: int, b: int) -> int:
 
 async def _page(number: int) -> str:
     """A page of text."""
-    return f"{number:05d} " + "lorem ipsum " * (TEXT // 12)
+    # Words in no order compress less than what people write.
+    return " ".join(Random(number).choices(WORDS, k=TEXT // 6))[:TEXT]
 
 
 class _Instant(LLMClient):

@@ -126,7 +126,7 @@ async def run_turn_loop(
     RunResult with what there is. UnknownPrice: a limit in USD without one in tokens, and no price.
     """
     loop = _Loop(ctx, client, tools if tools is not None else ctx.tools, _limits(ctx, limits), hooks or Hooks())
-    loop.messages = [dict(each) for each in (ctx.input_messages if messages is None else messages)]
+    loop.messages = loop.said = [dict(each) for each in (ctx.input_messages if messages is None else messages)]
     loop.ask_for(model, temperature, max_tokens, extra)
     loop.stream, loop.cancellation = stream, cancellation
     loop.output = None if output_type is None else Output(output_type)
@@ -172,6 +172,7 @@ class _Loop:
     """One pass of the loop."""
 
     messages: list[dict[str, Any]]
+    said: list[dict[str, Any]]  # of them, those since the last call of the model that are no answers to it
     stream: bool
     cancellation: CancellationToken | None
     output: Output | None
@@ -286,7 +287,8 @@ class _Loop:
         self.repairs += 1
         if self.repairs > REPAIRS:
             raise OutputMismatch(f"the model's answer is not what was asked for: {problem}", text)
-        self.messages.append({"role": "user", "content": self.output.repair(problem)})
+        self.said = [{"role": "user", "content": self.output.repair(problem)}]
+        self.messages += self.said
         return None
 
     # -- the model
@@ -301,13 +303,15 @@ class _Loop:
                 self._spent({"total_tokens": guess}, self._cost({"prompt_tokens": guess}, self.model))
                 self.budget.before_call()
             sent = await self._trimmed()
+            asked = self._told_of(sent)
             limits = self.budget.limits
             reserve = {"tokens": guess} if limits.max_tokens is not None or limits.max_cost_usd is not None else None
             recorded = await self._in_time(
-                self.steps.perform("model", key, lambda attempt: self._call(sent), reserve=reserve)
+                self.steps.perform("model", key, lambda attempt: self._call(sent, asked), reserve=reserve)
             )
         else:
             self.budget.seconds += recorded.get("ms", 0) / 1000
+        self.said = []
         response = cast("dict[str, Any]", recorded)
         self._spent(response["usage"], response["cost_usd"])
         self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
@@ -335,6 +339,7 @@ class _Loop:
     async def _trimmed(self) -> list[dict[str, Any]]:
         if self.hooks.trim is None:
             return self.messages
+        # The list is theirs to change, the messages in it are not.
         trimmed = self.hooks.trim(list(self.messages))
         if inspect.isawaitable(trimmed):
             trimmed = await trimmed
@@ -342,7 +347,29 @@ class _Loop:
             raise InvalidArgument(f"trim returns the messages to send as a list, not {trimmed!r:.80}")
         return trimmed
 
-    async def _call(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def _told_of(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
+        """What of the request does not follow from the records before it, so that it can be told from the journal."""
+        if self.said is self.messages:
+            given = getattr(self.ctx, "input_messages", None) or []
+            own = len(self.messages) - len(given)
+            asked: dict[str, Any] = (
+                {"said": self.messages[:own], "input": len(given)}
+                if own >= 0 and self.messages[own:] == given
+                else {"said": list(self.messages)}
+            )
+        else:
+            asked = {"said": self.said} if self.said else {}
+        if sent is not self.messages:
+            places = {id(message): place for place, message in enumerate(self.messages)}
+            kept = [places.get(id(message), -1) for message in sent]
+            asked |= {"sent": sent} if -1 in kept else {"kept": kept}
+        return asked
+
+    async def _call(self, messages: list[dict[str, Any]], asked: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._traced_call(messages)
+        return {**answer, "asked": asked} if asked else answer
+
+    async def _traced_call(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         if not getattr(self.ctx, "traced", False):
             return await self._asked(messages)
         began, answer, failure = self.clock.wall(), dict[str, Any](), None
@@ -558,7 +585,11 @@ class _Loop:
             said = result.final_output.get("response", result.final_output)
             answer = {"content": said if isinstance(said, str) else encode(said), "ok": True, "result": said}
         await self.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"]})
-        return answer
+
+        async def kept(attempt: int) -> dict[str, Any]:
+            return answer
+
+        return cast("dict[str, Any]", await self.steps.perform("tool", key, kept, lazy=True))
 
     async def _child(self, agent: Any, input_: dict[str, Any], key: str) -> RunResult:
         if isinstance(self.ctx, Context):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from typing import Any
-from zlib import crc32
+from zlib import compress, crc32, decompress
 
 from .._engines.base import Concern, NotApplied
 from .._engines.sqlite_tx import SQLiteTx
 from ..errors import LeaseLost, StorageCorrupt
 from .record import ENDED, Record
+
+SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # characters of a result
 
 # A column costs time in every record that is written or read. Those that SQL asks for have one of their own, and so
 # has the result, which may be large; the others share `body`.
@@ -69,10 +71,25 @@ def _body(record: Record) -> str:
     )
 
 
-def _crc(run_id: str, seq: int, kind: str, name: str, result: str | None, body: str, nev: int) -> int:
+def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
     crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}".encode())
+    if result is None:
+        return crc
     # By itself: it may be large, and need not be copied.
-    return crc32(result.encode(), crc) if result is not None else crc
+    return crc32(result if isinstance(result, bytes) else result.encode(), crc)
+
+
+def _packed(result: str | None) -> str | bytes | None:
+    """A result as it is stored. A row of more than a quarter of a page takes a page more, so those of a few
+    kilobytes, texts of models most of all, are worth compressing; larger ones would take too long."""
+    if result is None or not SHORTEST_PACKED <= len(result) <= LONGEST_PACKED:
+        return result
+    packed = compress(result.encode(), 1)
+    return packed if len(packed) < len(result) * 0.8 else result
+
+
+def _unpacked(result: str | bytes | None) -> str | None:
+    return decompress(result).decode() if isinstance(result, bytes) else result
 
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
@@ -81,8 +98,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
     ev = next_sequence(tx, run_id)
-    seq, kind, name, _, _, _, _, result, *_, nev = record
-    body = _body(record)
+    seq, kind, name, _, _, _, _, text, *_, nev = record
+    result, body = _packed(text), _body(record)
     try:
         tx.execute(
             _INSERT, (run_id, seq, kind, name, result, body, ev, nev, _crc(run_id, seq, kind, name, result, body, nev))
@@ -116,7 +133,7 @@ def transact(
     if there is not None:
         # An earlier try landed and its answer was lost: the function has run.
         applied(tx, run_id, place)
-        return there[0]  # type: ignore[no-any-return]
+        return _unpacked(there[0])
     record = seal(tx.call(fn, args))
     append(tx, run_id, record)
     return record.result
@@ -135,6 +152,7 @@ def _read(run_id: str, row: tuple[Any, ...]) -> Record:
     seq, kind, name, result, body, ev, nev, crc = row
     if _crc(run_id, seq, kind, name, result, body, nev) != crc:
         raise StorageCorrupt(f"journal record {seq} ({kind} {name!r}) does not match its checksum")
+    result = _unpacked(result)
     attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
     # As a NamedTuple itself makes one, only faster.
     record: Record = tuple.__new__(

@@ -20,7 +20,9 @@ from ..errors import (
 
 _TRANSPORTS = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "aiohttp"})
 _TOO_LONG = re.compile(
-    r"context[ _]?(length|window)|maximum context|prompt is too long|too many (input )?tokens|reduce the length", re.I
+    r"context[ _]?(length|window|limit)|maximum context|prompt is too long|too many (input )?tokens"
+    r"|reduce the length",
+    re.I,
 )
 _NO_MODEL = re.compile(r"model_not_found|model\b.{0,80}\b(does not exist|not found)", re.I)
 #: No waiting helps against these, though they come as 429.

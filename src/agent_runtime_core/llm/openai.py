@@ -111,8 +111,8 @@ class OpenAIWire(Wire):
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         try:
             async for chunk in stream:
-                if text := assembly.take(as_dict(chunk)):
-                    yield Piece(text)
+                # Without text too: a model that only thinks or calls tools has not stalled.
+                yield Piece(assembly.take(as_dict(chunk)))
         except Exception as error:
             if told := broken_off(self.translate(error, request.model)):
                 raise told from error

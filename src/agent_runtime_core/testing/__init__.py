@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .clock import VirtualClock
     from .context import MockRunContext, create_test_context, run_agent_test
     from .models import LLMEvaluator, MockLLMClient, MockLLMResponse
+    from .recordings import record
     from .tools import MockTool
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ReplayLLMClient",
     "VirtualClock",
     "create_test_context",
+    "record",
     "run_agent_test",
 ]
 
@@ -34,6 +36,7 @@ _MODULES = {
     ".clock": "VirtualClock",
     ".context": "MockRunContext create_test_context run_agent_test",
     ".models": "LLMEvaluator MockLLMClient MockLLMResponse",
+    ".recordings": "record",
     ".tools": "MockTool",
 }
 _LAZY = {name: f"{module}:{name}" for module, names in _MODULES.items() for name in names.split()}

@@ -1,0 +1,79 @@
+"""How a journal record lies in a SQLite file."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import string
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_runtime_core._engines.base import Op
+from agent_runtime_core.errors import StorageCorrupt
+from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED
+from agent_runtime_core.state import SQLiteStateStore
+
+RUN = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
+NOISE = "".join(random.Random(1).choices(string.printable, k=5000)).replace("\0", "")
+FULL = Record(
+    3, DONE, "näme\t with a tab\n", "k:\tkey\t\n", 2, "01CLAIM", 1763777777.123456, '{"r":1}', '{"e":1}', '{"s":1}',
+    4, 5, 6, 7, '{"i":1}', '{"n":1}', "abc", -1, 0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStateStore]:
+    store = SQLiteStateStore(tmp_path / "runs.db")
+    yield store
+    store.engine.close_now()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Record(0, DONE),
+        FULL,
+        FULL._replace(error=None, state=None, info=None, next=None, digest=None, result=None, key="", name=""),
+        FULL._replace(t=0.1 + 0.2, ms=10**9, pos=-1),
+    ],
+)
+async def test_a_record_comes_back_as_it_was(store: SQLiteStateStore, record: Record) -> None:
+    await store.commits.commit(None, [Op("journal.append", (RUN, record))])
+    assert [each._replace(ev=-1) for each in await store.records(RUN)] == [record]
+
+
+@pytest.mark.parametrize(
+    ("result", "packed"),
+    [
+        ("x" * (SHORTEST_PACKED - 1), False),
+        ("x" * SHORTEST_PACKED, True),
+        ("x" * LONGEST_PACKED, True),
+        ("x" * (LONGEST_PACKED + 1), False),
+        ("ä" * 2000, True),
+        (NOISE, False),
+    ],
+)
+async def test_results_of_a_few_kilobytes_are_compressed_if_it_helps(
+    store: SQLiteStateStore, tmp_path: Path, result: str, packed: bool
+) -> None:
+    await store.commits.commit(None, [Op("journal.append", (RUN, Record(0, DONE, "s", result=result)))])
+    assert [each.result for each in await store.records(RUN)] == [result]
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    [stored] = [row[0] for row in conn.execute("SELECT result FROM arc_journal")]
+    conn.close()
+    assert isinstance(stored, bytes) is packed
+    assert len(stored) < len(result) if packed else stored == result
+
+
+async def test_a_compressed_result_that_was_damaged_is_told(store: SQLiteStateStore, tmp_path: Path) -> None:
+    await store.commits.commit(None, [Op("journal.append", (RUN, Record(0, DONE, "s", result="x" * 2000)))])
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    [packed] = [row[0] for row in conn.execute("SELECT result FROM arc_journal")]
+    conn.execute("UPDATE arc_journal SET result = ?", (packed[:-1] + bytes([packed[-1] ^ 1]),))
+    conn.commit()
+    conn.close()
+    with pytest.raises(StorageCorrupt, match="does not match its checksum"):
+        await store.records(RUN)
