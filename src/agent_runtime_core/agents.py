@@ -11,7 +11,8 @@ from .event_types import EventType
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
 from .llm import get_llm_client
-from .loop import CancellationToken, Hooks, LoopResult, run_turn_loop
+from .loop.core import run_turn_loop
+from .loop.state import CancellationToken, Hooks, LoopResult
 from .tools.registry import ToolRegistry
 
 __all__ = ["ToolCallingAgent"]

@@ -64,6 +64,7 @@ class Book:
         self.done: dict[Identity, Record] = {}
         self.begun: dict[Identity, int] = {}  # started by an earlier claim and not finished: in doubt
         self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
+        self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
         self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
         self.carried: Identity | None = None  # the step whose start the last record of a list carries
@@ -113,6 +114,8 @@ class Book:
                 self._ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
                     self.until[identity] = json.loads(record.info)["until"]
+                if record.info is not None and '"reserve"' in record.info:
+                    self.reserved[identity] = json.loads(record.info).get("reserve") or {}
             case "retrying" | "failed":
                 self.begun.pop(identity, None)
                 if record.kind == "failed" and record.info is not None and '"alone"' in record.info:

@@ -18,6 +18,7 @@ from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelle
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import FAILED, SKIPPED, Record
+from .limits import Budget, RunLimits
 from .queue.row import RunRow
 from .retry import Delay
 from .tools.registry import ToolRegistry
@@ -47,6 +48,7 @@ class Context:
         self.conversation_id: UUID | None = _uuid(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
+        self._budget: Budget | None = None
         self.tools: ToolRegistry = services.tools
         self.waits: Waits = Waits(book, row, services, place, self.emit)
         book.review = self.waits.review
@@ -60,9 +62,12 @@ class Context:
         return self._clock
 
     @property
-    def limits(self) -> Any:
-        """The RunLimits of its runner, or None."""
-        return self._services.limits
+    def budget(self) -> Budget:
+        """What all agent loops of this run may use: by its runner's limits and by those of its input."""
+        if self._budget is None:
+            limits = RunLimits.of(self._services.limits).stricter(self.input.get("limits"))
+            self._budget = Budget(limits)
+        return self._budget
 
     @property
     def trace_id(self) -> str:
@@ -213,9 +218,15 @@ class Context:
         self.book.pos = max(self.book.pos, record.pos)
         return None if record.result is None else decode(record.result)
 
-    def in_doubt(self, name: str, key: str) -> bool:
-        """Whether an earlier life of the run began that step, and nobody knows how it ended."""
-        return (name, f"k:{key}") in self.book.begun
+    def took(self, name: str, key: str) -> float:
+        """Seconds that the recorded step took."""
+        record = self.book.recorded(name, f"k:{key}")
+        return 0.0 if record is None else record.ms / 1000
+
+    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
+        """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
+        identity = (name, f"k:{key}")
+        return self.book.reserved.get(identity, {}) if identity in self.book.begun else None
 
     async def perform(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
@@ -364,14 +375,21 @@ class Context:
         return await self.waits.signal(name, timeout)
 
     async def approve(
-        self, name: str, details: Any = None, *, schema: dict[str, Any] | None = None, timeout: float | None = None
+        self,
+        name: str,
+        details: Any = None,
+        *,
+        schema: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
     ) -> Any:
         """Ask for a decision, as an "approval.requested" event, and wait for its answer.
 
-        `schema` (JSON Schema) says what an answer looks like; `runner.approve` checks it.
+        `schema` (JSON Schema) says what an answer looks like; `runner.approve` checks it. On a resume an
+        approval is known by its name and how often that name was used before, or by `key`.
         """
         await self._open()
-        return await self.waits.approve(name, details, schema, timeout)
+        return await self.waits.approve(name, details, schema, timeout, key)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
         """Run another agent as a child of this run and wait for it; RunFailed unless it succeeds.

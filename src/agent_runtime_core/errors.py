@@ -195,6 +195,8 @@ class OutputMismatch(AgentRuntimeError):
 
     def __init__(self, message: str, text: str) -> None:
         self.text: str = text
+        #: A RunResult with what there was until then, where there is one.
+        self.result: object | None = None
         super().__init__(message)
 
 

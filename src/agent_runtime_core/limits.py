@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +86,11 @@ COUNTED = (
 
 
 class Budget:
-    """What one run has used of its limits, its children's use included."""
+    """What a loop has used of its limits, or with `outer` of those of its run too, its children's use included."""
 
-    def __init__(self, limits: RunLimits) -> None:
+    def __init__(self, limits: RunLimits, outer: Budget | None = None) -> None:
         self.limits: RunLimits = limits
+        self.outer: Budget | None = outer
         self.turns: int = 0
         self.tool_calls: int = 0
         self.tokens: int = 0
@@ -101,50 +102,87 @@ class Budget:
         self.lent_calls: int = 0
         self.usage: dict[str, Any] = {}
 
+    @property
+    def strictest(self) -> RunLimits:
+        """Of all limits that hold here."""
+        return self.limits if self.outer is None else self.limits.stricter(self.outer.strictest)
+
+    # -- asking whether something may be done: LimitExceeded if not
+
     def _over(self, name: str, used: float) -> None:
         allowed = getattr(self.limits, name)
         if allowed is not None and used >= allowed:
             raise LimitExceeded(name, allowed, used)
 
     def before_turn(self) -> None:
-        """LimitExceeded if no other turn may begin."""
+        """Another turn is about to begin."""
         self._over("max_turns", self.turns)
         self.before_call()
+        if self.outer is not None:
+            self.outer.before_turn()
 
     def before_call(self) -> None:
-        """LimitExceeded if the model may not be asked again."""
+        """The model is about to be asked again."""
         self._over("max_tokens", self.tokens + self.lent_tokens)
         self._over("max_cost_usd", self.cost + self.lent_cost)
         self._over("run_timeout", self.seconds)
+        if self.outer is not None:
+            self.outer.before_call()
 
     def before_tools(self, count: int) -> None:
-        """LimitExceeded if that many tool calls are more than are left."""
-        allowed = self.limits.max_tool_calls
-        if allowed is not None and self.tool_calls + self.lent_calls + count > allowed:
-            raise LimitExceeded(
-                "max_tool_calls", allowed, self.tool_calls + self.lent_calls, f"the model asks for {count} more"
-            )
+        """That many tool calls are about to be made."""
+        allowed, used = self.limits.max_tool_calls, self.tool_calls + self.lent_calls
+        if allowed is not None and used + count > allowed:
+            raise LimitExceeded("max_tool_calls", allowed, used, f"the model asks for {count} more")
+        if self.outer is not None:
+            self.outer.before_tools(count)
 
     def left(self, seconds: float, turn_seconds: float) -> float | None:
         """Seconds until a time limit, `seconds` into this stretch of work and `turn_seconds` into the turn."""
         limits = self.limits
-        ends = []
+        ends = [] if self.outer is None else [self.outer.left(seconds, turn_seconds)]
         if limits.turn_timeout is not None:
             ends.append(limits.turn_timeout - turn_seconds)
         if limits.run_timeout is not None:
             ends.append(limits.run_timeout - self.seconds - seconds)
-        return min(ends) if ends else None
+        return min((end for end in ends if end is not None), default=None)
 
-    def late(self, turn_seconds: float) -> LimitExceeded:
-        """The time limit that was reached, after that many seconds of the turn."""
-        limit = self.limits.turn_timeout
-        if limit is not None and turn_seconds >= limit - 0.001:
-            return LimitExceeded("turn_timeout", limit, turn_seconds)
-        allowed = self.limits.run_timeout or 0.0
-        return LimitExceeded("run_timeout", allowed, max(allowed, self.seconds + turn_seconds))
+    def late(self, seconds: float, turn_seconds: float) -> LimitExceeded:
+        """The time limit that was reached, so far into the stretch of work and the turn."""
+        left, turn, run = self.left(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
+        if turn is not None and left == turn - turn_seconds:
+            return LimitExceeded("turn_timeout", turn, max(turn, turn_seconds))
+        if run is not None and left == run - self.seconds - seconds:
+            return LimitExceeded("run_timeout", run, max(run, self.seconds + seconds))
+        assert self.outer is not None
+        return self.outer.late(seconds, turn_seconds)
+
+    # -- telling what was done
+
+    def turn(self) -> None:
+        for each in self._all():
+            each.turns += 1
+
+    def tool(self, count: int = 1) -> None:
+        for each in self._all():
+            each.tool_calls += count
+
+    def worked(self, seconds: float) -> None:
+        for each in self._all():
+            each.seconds += seconds
+
+    def _all(self) -> Iterator[Budget]:
+        each: Budget | None = self
+        while each is not None:
+            yield each
+            each = each.outer
 
     def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
         """A call of the model, or a child, used that."""
+        for each in self._all():
+            each._count(usage, cost)
+
+    def _count(self, usage: Mapping[str, Any], cost: float | None) -> None:
         for name in COUNTED:
             value = usage.get(name)
             if isinstance(value, int):
@@ -156,29 +194,36 @@ class Budget:
 
     def lend(self) -> RunLimits:
         """An allotment for a child: all that is left of what adds up, held back here until it is back."""
+        given = NO_LIMITS
+        for each in self._all():
+            given = given.stricter(each._rest())
+        for each in self._all():
+            each._hold(given, 1)
+        return given
+
+    def _rest(self) -> RunLimits:
         limits = self.limits
 
         def rest(allowed: Any, used: Any) -> Any:
             return None if allowed is None else max(allowed - used, 0)
 
-        given = RunLimits(
+        return RunLimits(
             max_tool_calls=rest(limits.max_tool_calls, self.tool_calls + self.lent_calls),
             max_tokens=rest(limits.max_tokens, self.tokens + self.lent_tokens),
             max_cost_usd=rest(limits.max_cost_usd, self.cost + self.lent_cost),
         )
-        self.lent_tokens += given.max_tokens or 0
-        self.lent_cost += given.max_cost_usd or 0.0
-        self.lent_calls += given.max_tool_calls or 0
-        return given
+
+    def _hold(self, given: RunLimits, sign: int) -> None:
+        self.lent_tokens += sign * (given.max_tokens or 0)
+        self.lent_cost += sign * (given.max_cost_usd or 0.0)
+        self.lent_calls += sign * (given.max_tool_calls or 0)
 
     def bring_back(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
         """The child has ended: what it did not use is there again."""
-        self.lent_tokens -= given.max_tokens or 0
-        self.lent_cost -= given.max_cost_usd or 0.0
-        self.lent_calls -= given.max_tool_calls or 0
-        calls = usage.get("tool_calls")
-        self.tool_calls += calls if isinstance(calls, int) else 0
-        cost = usage.get("cost_usd")
+        for each in self._all():
+            each._hold(given, -1)
+        calls, cost = usage.get("tool_calls"), usage.get("cost_usd")
+        self.tool(calls if isinstance(calls, int) else 0)
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
 
     def told(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from .book import FRAME, Book
 from .errors import InvalidArgument, RunFailed, WaitTimeout
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
+from .limits import RunLimits
 from .outcome import payload_of, result_of
 from .queue.row import Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
@@ -37,7 +38,7 @@ class Services:
     #: Runs a child in this process: (agent, its run id, input, the parent's id); None: workers do.
     call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str], Awaitable[RunResult]] | None = None
     #: RunLimits that no agent loop of these runs may go beyond.
-    limits: Any = None
+    limits: RunLimits | None = None
     #: Where traces of these runs go, if anywhere.
     tracer: Tracer | None = None
     #: Entered while a run waits in place, so that its worker can do something else.
@@ -109,10 +110,12 @@ class Waits:
     async def signal(self, name: str, timeout: float | None) -> Any:
         return await self._message("signal", name, timeout, f"signal {name}")
 
-    async def approve(self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None) -> Any:
+    async def approve(
+        self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, known_by: str | None
+    ) -> Any:
         request = {"name": name, "details": details, "schema": schema}
         return await self._message(
-            "signal", name, timeout, f"approval {name}", lambda: self._emit("approval.requested", request)
+            "signal", name, timeout, f"approval {name}", lambda: self._emit("approval.requested", request), known_by
         )
 
     async def review(self, name: str, key: str) -> Happened | None:
@@ -195,13 +198,14 @@ class Waits:
         timeout: float | None,
         reason: str,
         ask: Callable[[], Awaitable[None]] | None = None,
+        known_by: str | None = None,
     ) -> Any:
         if not isinstance(wanted, str) or not wanted:
             raise InvalidArgument(f"a signal's name is a text that is not empty, not {wanted!r}")
         if timeout is not None and not 0 <= timeout < 1e11:
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
         name = f"{kind}:{wanted}"
-        key = self._book.occurrence("w", name)
+        key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"
         record = self._replayed(name, key)
         if record is None:
             if ask is not None and (name, key) not in self._book.begun:

@@ -14,6 +14,7 @@ import pytest
 
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import (
+    CircuitOpen,
     InvalidArgument,
     LimitExceeded,
     OutputMismatch,
@@ -617,3 +618,124 @@ async def test_a_handoff_ends_the_loop_with_the_other_agents_answer(tmp_path: Pa
     assert result.usage["total_tokens"] == 240
     assert events.count("tool.call") == events.count("tool.result") == 1
     assert json.loads(json.dumps(result.final_messages)) == result.final_messages
+
+
+# -- resuming what is not a plain call
+
+
+class Stop(AgentRuntime):
+    """Runs `code` until it is stopped, and again."""
+
+    key = "stop"
+
+    def __init__(self, code: Callable[[Any, bool], Any]) -> None:
+        self.code = code
+        self.lives = 0
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        self.lives += 1
+        done = await self.code(ctx, self.lives > 1)
+        if self.lives == 1:
+            raise ConnectionError("stopped")
+        return RunResult({"response": done.text, "state": done.state.value}, done.messages, done.usage)
+
+
+async def twice(tmp_path: Path, code: Callable[[Any, bool], Any], *others: AgentRuntime) -> RunResult:
+    agents = Registry()
+    for other in others:
+        agents.register(other)
+    config = RunnerConfig(retry_backoff_base=0)
+    async with AgentRunner.open(tmp_path / "runs.db", registry=agents, config=config) as runner:
+        result = await runner.execute(Stop(code), "r", {"messages": HELLO})
+    assert result.status is RunStatus.SUCCEEDED, result.error
+    assert in_pairs(result.final_messages)
+    return result
+
+
+@pytest.mark.parametrize("handoff", [False, True])
+async def test_a_child_is_counted_again_and_run_once(handoff: bool, tmp_path: Path) -> None:
+    asked: list[Scripted] = []
+
+    def lines() -> Scripted:
+        asked.append(Scripted("from the child"))
+        return asked[-1]
+
+    tools = ToolRegistry()
+    tools.register(agent_tool("helper", handoff=handoff))
+
+    async def code(ctx: Any, again: bool) -> LoopResult:
+        said: list[Any] = [] if again else [asks(call("helper", {"task": "go"}, "h")), "from the parent"]
+        return await run_turn_loop(ctx, Scripted(*said), tools)
+
+    result = await twice(tmp_path, code, helper(lines))
+    assert len(asked) == 1
+    assert result.final_output["state"] == ("handed_off" if handoff else "yielding")
+    assert result.final_output["response"] == ("from the child" if handoff else "from the parent")
+    assert result.usage["total_tokens"] == (240 if handoff else 360)
+
+
+async def test_a_recorded_call_is_not_asked_about_afterwards(tmp_path: Path) -> None:
+    async def code(ctx: Any, again: bool) -> LoopResult:
+        tools = registry(add, requires_confirmation=again)
+        said: list[Any] = [] if again else [asks(call("add", {"a": 1, "b": 2})), "three"]
+        return await run_turn_loop(ctx, Scripted(*said), tools)
+
+    assert (await twice(tmp_path, code)).final_output["response"] == "three"
+
+
+async def test_the_limits_of_a_run_hold_for_all_its_loops(tmp_path: Path) -> None:
+    client = Scripted(say=lambda messages: "hi")
+    limits = {"max_turns": 3}
+    async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO, "limits": limits}) as ctx:
+        for _ in range(3):
+            done = await run_turn_loop(ctx, client, limits={"max_turns": 1})
+            assert done.turns == 1
+        with pytest.raises(LimitExceeded, match="max_turns=3"):
+            await run_turn_loop(ctx, client, limits={"max_turns": 1})
+    assert len(client.asked) == 3
+
+
+async def test_a_mismatch_ends_the_run_with_what_there_is(tmp_path: Path) -> None:
+    client = Scripted("a", "b", "c")
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            await run_turn_loop(ctx, client, output_type=City)
+            return RunResult()
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO})
+        assert (await runner.get_run("r")).attempt == 1
+    assert result.error is not None
+    assert result.error.type == "OutputMismatch"
+    assert result.final_output == {"response": "c"}
+    assert result.usage["turns"] == 3
+
+
+async def test_a_block_that_meets_an_open_circuit_can_be_entered_again(tmp_path: Path) -> None:
+    client = Scripted(CircuitOpen("not now", after=30.0), "there")
+    with pytest.raises(CircuitOpen):
+        async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO}) as ctx:
+            await run_turn_loop(ctx, client)
+    async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO}) as ctx:
+        assert (await run_turn_loop(ctx, client)).text == "there"
+
+
+async def test_time_of_earlier_lives_counts(tmp_path: Path) -> None:
+    async def slow() -> str:
+        await asyncio.sleep(0.2)
+        return "done"
+
+    async def code(ctx: Any, again: bool) -> LoopResult:
+        said: list[Any] = ["late"] if again else [asks(call("slow")), asyncio.CancelledError()]
+        limits = {"run_timeout": 0.15 if again else 60}
+        return await run_turn_loop(ctx, Scripted(*said), registry(slow), limits)
+
+    config = RunnerConfig(retry_backoff_base=0)
+    async with AgentRunner.open(tmp_path / "runs.db", config=config) as runner:
+        result = await runner.execute(Stop(code), "r", {"messages": HELLO})
+    assert result.error is not None
+    assert result.error.type == "LimitExceeded"
+    assert "run_timeout" in result.error.message

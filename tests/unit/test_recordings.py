@@ -57,12 +57,19 @@ class Trims(Agent):
         return [*head, *messages[1:]]
 
 
+class Tail(Agent):
+    key = "tail"
+
+    def trim(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return messages if len(messages) < 5 else [messages[0], *messages[3:]]
+
+
 def lines() -> list[Any]:
     calls = [call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": "x"}, "c2"), call("nobody", {}, "c3")]
     return [asks(*calls), asks(call("helper", {"task": "help"}, "c4")), "seven", '{"n": 7}']
 
 
-@pytest.mark.parametrize("kind", [Agent, Trims])
+@pytest.mark.parametrize("kind", [Agent, Trims, Tail])
 async def test_a_replayed_run_takes_the_same_way(kind: type[Agent], tmp_path: Path) -> None:
     agents = Registry()
     agents.register(Helper())

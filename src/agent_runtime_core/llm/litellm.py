@@ -69,8 +69,8 @@ class LiteLLMWire(Wire):
         self._sdk: Any = None
         base = str(options.get("api_base") or "")
         #: The models say which provider it is, where no address does.
-        self.endpoint = base or "litellm"
-        self.remote = not ((base and is_loopback(base)) or any(mock in options for mock in _MOCKS))
+        self.endpoint: str = base or "litellm"
+        self.remote: bool = not ((base and is_loopback(base)) or any(mock in options for mock in _MOCKS))
 
     async def sdk(self) -> Any:
         """litellm, imported in a thread at its first use."""

@@ -98,8 +98,8 @@ class OpenAIWire(Wire):
         self._own = host == "openai.com" or host.endswith(".openai.com")
         self._parameters = set(inspect.signature(client.chat.completions.create).parameters)
         #: With an injected transport nobody knows who answers, so no breaker is shared.
-        self.endpoint = "" if injected else endpoint
-        self.remote = not (injected or is_loopback(endpoint))
+        self.endpoint: str = "" if injected else endpoint
+        self.remote: bool = not (injected or is_loopback(endpoint))
 
     async def ask(self, request: Request) -> Answer:
         raw = await self._client.chat.completions.create(**self._asked(request))

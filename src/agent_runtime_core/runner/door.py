@@ -12,7 +12,7 @@ from uuid import UUID
 from .._engines.base import Op
 from ..book import Book
 from ..context import Context
-from ..errors import IllegalTransition, LeaseLost, RunBusy, RunFailed
+from ..errors import IllegalTransition, LeaseLost, Postponed, RunBusy, RunFailed
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..journal.record import Record
 from ..ledger import Ledger
@@ -99,6 +99,8 @@ class _Door(Drive):
         elif place.cancelled:
             await self._end(RunStatus.CANCELLED, RunResult(), {})
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
+        elif isinstance(error, Postponed):
+            await self._give_back()  # whoever opens it again goes on
         elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
             info = describe(error)
             await self._end(RunStatus.FAILED, RunResult(error=info), error_payload(info) or {})

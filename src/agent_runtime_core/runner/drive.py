@@ -25,6 +25,7 @@ from ..errors import (
     LeaseLost,
     LimitExceeded,
     NotSupported,
+    OutputMismatch,
     Postponed,
     ProviderError,
     StepCancelledError,
@@ -51,6 +52,7 @@ POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: Another attempt would only fail the same way.
 FINAL_ERRORS = (
     JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
+    OutputMismatch,
 )  # fmt: skip
 
 
@@ -360,7 +362,7 @@ class Drive:
             info = describe(error)
         if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProviderError) and not error.retriable):
             info.retriable = False
-        partial = error.result if isinstance(error, LimitExceeded) else None
+        partial = error.result if isinstance(error, LimitExceeded | OutputMismatch) else None
         return await self._failed(partial if isinstance(partial, RunResult) else RunResult(), info)
 
     async def _postponed(self, error: Postponed) -> Any:

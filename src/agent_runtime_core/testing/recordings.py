@@ -64,15 +64,12 @@ def _play(
         asked = turn.get("asked") or {}
         messages += asked.get("said") or []
         messages += given[: asked.get("input", 0)]
-        sent = (
-            asked["sent"]
-            if "sent" in asked
-            else [messages[place] for place in asked["kept"]]
-            if "kept" in asked
-            else messages
-        )
+        sent = asked.get("sent")
+        if sent is None:
+            stretches = asked.get("kept", [[0, len(messages)]])
+            sent = [message for first, end in stretches for message in messages[first:end]]
         response = {part: turn[part] for part in ("message", "usage", "model", "finish_reason", "cost_usd")}
-        cassette.add({"messages": list(sent), "model": None}, response)
+        cassette.add({"messages": sent, "model": None}, response)
         messages.append(turn["message"])
         for place, call in enumerate(turn["message"].get("tool_calls") or ()):
             answer = answers.get(f"{name}:{number}:{place}") or {"content": "Error: not run", "ok": False}

@@ -1,0 +1,241 @@
+"""The model's side of a turn: what it is asked, what that costs, and what is recorded of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, cast
+
+from ..config import get_config
+from ..context import UNRECORDED
+from ..errors import InvalidArgument, NotSupported, UnknownPrice
+from ..event_types import EventType
+from ..interfaces import LLMResponse, LLMStreamChunk
+from ..llm._prices import cost_usd, price_of
+from .state import TurnState
+from .talk import Talk
+
+DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
+_CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
+_ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
+
+
+class Asking:
+    """Asks the model of a talk."""
+
+    def __init__(
+        self, talk: Talk, model: str | None, max_tokens: int | None, options: Mapping[str, Any], *, stream: bool
+    ) -> None:
+        self.talk: Talk = talk
+        self.model: str | None = model
+        self.max_tokens: int | None = max_tokens
+        self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self.stream: bool = stream
+        self.definitions: list[dict[str, Any]] | None = talk.tools.to_openai_format() or None
+        self.counted: int = 0  # messages whose length is part of `guess`
+        self.guess: int = 0  # tokens that all messages so far are likely to have
+
+    def need_price(self) -> None:
+        """UnknownPrice if a limit in USD could not be kept."""
+        talk = self.talk
+        limits, config = talk.budget.strictest, get_config()
+        if limits.max_cost_usd is None or limits.max_tokens is not None:
+            return
+        model = self.model or getattr(talk.client, "default_model", None) or config.default_model
+        if price_of(model, config.model_prices) is None:
+            raise UnknownPrice(
+                f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
+                f"configure(model_prices=...), or give max_tokens too"
+            )
+
+    async def answer(self, key: str) -> dict[str, Any]:
+        """The model's answer to the conversation so far, as it is recorded."""
+        talk = self.talk
+        talk.state(TurnState.STREAMING)
+        guess = self._guess()
+        recorded = talk.steps.recorded("model", key)
+        if recorded is UNRECORDED:
+            doubted = talk.steps.in_doubt("model", key)
+            if doubted:
+                self._doubted(doubted)
+                talk.budget.before_call()
+            sent = await self._trimmed()
+            about = {"asked": self._told_of(sent), "doubted": doubted}
+            recorded = await talk.in_time(
+                talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=self._reserve(guess))
+            )
+        else:
+            talk.worked(talk.steps.took("model", key))
+            if doubted := recorded.get("doubted"):
+                self._doubted(doubted)
+        talk.said = []
+        response = cast("dict[str, Any]", recorded)
+        talk.budget.used(response["usage"], response["cost_usd"])
+        self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
+        return response
+
+    def _reserve(self, tokens: int) -> dict[str, Any] | None:
+        """What this call may use at most, for the record of its start; nothing where nobody counts."""
+        limits = self.talk.budget.strictest
+        if limits.max_tokens is None and limits.max_cost_usd is None:
+            return None
+        cost = self._cost({"prompt_tokens": tokens}, self.model)
+        return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": cost}
+
+    def _doubted(self, reserved: Mapping[str, Any]) -> None:
+        """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
+        self.talk.budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
+
+    def _cost(self, usage: Mapping[str, Any], model: str | None) -> float | None:
+        talk = self.talk
+        config = get_config()
+        limited = talk.budget.strictest.max_cost_usd is not None
+        if not config.model_prices and not limited:
+            return None
+        return cost_usd(usage, model or getattr(talk.client, "default_model", "") or "", config.model_prices)
+
+    def _guess(self) -> int:
+        """Tokens that this call is likely to have at most, the answer included."""
+        talk = self.talk
+        for message in talk.messages[self.counted :]:
+            content = message.get("content")
+            size = len(content) if isinstance(content, str) else len(str(content))
+            self.guess += (size + len(str(message.get("tool_calls") or ""))) // _CHARS_A_TOKEN + 4
+        self.counted = len(talk.messages)
+        return self.guess + (self.max_tokens or _ANSWER)
+
+    async def _trimmed(self) -> list[dict[str, Any]]:
+        talk = self.talk
+        if talk.hooks.trim is None:
+            return talk.messages
+        # The list is theirs to change, the messages in it are not.
+        trimmed = talk.hooks.trim(list(talk.messages))
+        if inspect.isawaitable(trimmed):
+            trimmed = await trimmed
+        if not isinstance(trimmed, list):
+            raise InvalidArgument(f"trim returns the messages to send as a list, not {trimmed!r:.80}")
+        return trimmed
+
+    def _told_of(self, sent: list[dict[str, Any]]) -> dict[str, Any]:
+        """What of the request does not follow from the records before it, so that it can be told from the journal."""
+        talk = self.talk
+        if talk.said is talk.messages:
+            given = getattr(talk.ctx, "input_messages", None) or []
+            own = len(talk.messages) - len(given)
+            asked: dict[str, Any] = (
+                {"said": talk.messages[:own], "input": len(given)}
+                if own >= 0 and talk.messages[own:] == given
+                else {"said": list(talk.messages)}
+            )
+        else:
+            asked = {"said": talk.said} if talk.said else {}
+        if sent is not talk.messages:
+            places = {id(message): place for place, message in enumerate(talk.messages)}
+            kept = [places.get(id(message), -1) for message in sent]
+            if -1 in kept:
+                asked["sent"] = sent
+            elif len(kept) != len(talk.messages) or kept != sorted(kept):
+                asked["kept"] = _ranges(kept)
+        return asked
+
+    async def _call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await self._traced_call(messages)
+        return answer | {name: value for name, value in about.items() if value}
+
+    async def _traced_call(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        talk = self.talk
+        if not talk.traced:
+            return await self._asked(messages)
+        began, answer, failure = talk.clock.wall(), dict[str, Any](), None
+        try:
+            answer = await self._asked(messages)
+            return answer
+        except BaseException as error:
+            failure = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            parameters = {name: value for name, value in self.options.items() if name != "model"}
+            talk.ctx.trace(
+                "llm.call",
+                {
+                    "step_id": talk.ctx.step_id, "parent_id": None, "model": answer.get("model") or self.model,
+                    "provider": getattr(talk.client, "provider", type(talk.client).__name__),
+                    "input": list(messages), "output": answer.get("message"), "usage": answer.get("usage") or {},
+                    "cost_usd": answer.get("cost_usd"), "started_at": began, "ended_at": talk.clock.wall(),
+                    "error": failure, "model_parameters": parameters,
+                },
+            )  # fmt: skip
+
+    async def _asked(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.stream:
+            response = await self._streamed(messages)
+        else:
+            response = await self.talk.client.generate(messages, tools=self.definitions, **self.options)
+        message = _with_ids(response.message)
+        cost = response.cost_usd
+        if cost is None:
+            cost = self._cost(response.usage, response.model or self.model)
+        return {
+            "message": message,
+            "usage": {name: value for name, value in response.usage.items() if isinstance(value, (int, float))},
+            "model": response.model,
+            "finish_reason": response.finish_reason,
+            "cost_usd": cost,
+        }
+
+    async def _streamed(self, messages: list[dict[str, Any]]) -> LLMResponse:
+        """The whole answer, told in pieces as it comes; all at once by a client that has no stream."""
+        talk = self.talk
+        try:
+            return await self._poured(talk.client.stream(messages, tools=self.definitions, **self.options))
+        except (NotImplementedError, NotSupported):
+            return await talk.client.generate(messages, tools=self.definitions, **self.options)
+
+    async def _poured(self, pieces: AsyncIterator[LLMStreamChunk]) -> LLMResponse:
+        talk = self.talk
+        buffered, told, text = "", talk.clock.boot(), ""
+        response: LLMResponse | None = None
+        calls: list[Any] | None = None
+        finish, usage = "", dict[str, Any]()
+        async for piece in pieces:
+            buffered += piece.delta
+            text += piece.delta
+            if piece.finish_reason is not None:
+                response, calls, finish = piece.response, piece.tool_calls, piece.finish_reason
+                usage = piece.usage or {}
+            if buffered and (piece.finish_reason is not None or talk.clock.boot() - told >= DELTA_EVERY):
+                await talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": buffered})
+                buffered, told = "", talk.clock.boot()
+        if response is not None:
+            return response
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if calls:
+            message["tool_calls"] = [dict(call) for call in calls]
+        return LLMResponse(message, usage, self.model or "", finish)
+
+
+def _ranges(places: Sequence[int]) -> list[list[int]]:
+    """Places as [first, behind the last] of each stretch of them."""
+    found: list[list[int]] = []
+    for place in places:
+        if found and found[-1][1] == place:
+            found[-1][1] += 1
+        else:
+            found.append([place, place + 1])
+    return found
+
+
+def _with_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with an id of its own for every tool call, which its result is paired by."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return {name: value for name, value in message.items() if name != "tool_calls"}
+    seen: set[str] = set()
+    named = []
+    for place, call in enumerate(calls):
+        id_ = str(call.get("id") or f"call_{place}")
+        while id_ in seen:
+            id_ += "_"
+        seen.add(id_)
+        named.append({**call, "id": id_})
+    return {**message, "tool_calls": named}

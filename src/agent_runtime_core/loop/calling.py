@@ -1,0 +1,289 @@
+"""The tools' side of a turn: which calls are made, in what order, by whom, and what is recorded of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from .._json import encode
+from ..attempts import PLAIN_POLICY, Policy
+from ..context import UNRECORDED, Context
+from ..errors import InvalidArgument, LimitExceeded, RunFailed
+from ..event_types import EventType
+from ..interfaces import RunResult, ToolCallDict
+from ..tools.calls import ToolAnswer, answer_call
+from ..tools.tool import Tool
+from .state import TurnState
+from .talk import Talk
+
+MALFORMED = 3  # turns in a row whose every tool call was malformed, after which the loop gives up
+
+
+class Calling:
+    """Runs the tools that the model of a talk asks for."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk: Talk = talk
+        #: The result of an agent that the conversation was handed to.
+        self.child: RunResult | None = None
+        self.malformed: int = 0  # turns in a row
+        self.took: float = 0.0  # seconds that the recorded calls of this turn took
+
+    async def run(self, key: str, calls: list[ToolCallDict]) -> None:
+        """Answer all calls of one turn; LimitExceeded where they are too many, or nothing but nonsense."""
+        talk = self.talk
+        talk.state(TurnState.TOOL_EXECUTION)
+        answers: dict[int, dict[str, Any]] = {}
+        try:
+            talk.check("tools")
+            talk.budget.before_tools(len(calls))
+            await self._in_order(key, calls, answers)
+        finally:
+            # Whatever ends it: a call without an answer would be refused by the model when the history is sent again.
+            for place, call in enumerate(calls):
+                answer = answers.get(place) or {"content": "Error: not run", "ok": False}
+                message = {"role": "tool", "tool_call_id": call.id, "content": answer["content"]}
+                if not answer["ok"]:
+                    message["metadata"] = {"is_error": True}
+                talk.messages.append(message)
+        talk.worked(self.took)
+        self.took = 0.0
+        if self.child is None:
+            self._count_malformed(answers)
+
+    async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
+        """Side by side as long as no call has side effects; those that have, one after the other."""
+        talk = self.talk
+        together: list[int] = []
+        for place, call in enumerate(calls):
+            tool = talk.tools.get(call.name)
+            if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
+                together.append(place)
+                continue
+            await self._beside(key, calls, together, answers)
+            together = []
+            talk.check(f"tool {call.name!r}")
+            answers[place] = await self._one(f"{key}:{place}", call, tool)
+            if self.child is not None:
+                return
+        await self._beside(key, calls, together, answers)
+
+    async def _beside(
+        self, key: str, calls: list[ToolCallDict], places: list[int], answers: dict[int, dict[str, Any]]
+    ) -> None:
+        talk = self.talk
+        if not places:
+            return
+        if len(places) == 1:
+            place = places[0]
+            answers[place] = await self._one(f"{key}:{place}", calls[place], talk.tools.get(calls[place].name))
+            return
+
+        async def one(place: int) -> None:
+            answers[place] = await self._one(f"{key}:{place}", calls[place], talk.tools.get(calls[place].name))
+
+        tasks = [asyncio.ensure_future(one(place)) for place in places]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
+        """The answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
+        talk = self.talk
+        talk.budget.tool()
+        recorded = talk.steps.recorded("tool", key)
+        agent = None if tool is None else _agent(tool)
+        refusal = None
+        if recorded is UNRECORDED and tool is not None and tool.requires_confirmation:
+            refusal = await self._confirmed(key, call)
+        if tool is not None and agent and refusal is None and not _was_refused(recorded):
+            return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
+        if recorded is not UNRECORDED:
+            # Calls that ran side by side took as long as the longest of them.
+            self.took = max(self.took, talk.steps.took("tool", key))
+            return cast("dict[str, Any]", recorded)
+        if refusal is not None:
+            return await self._refused(key, call, refusal)
+        lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
+        answered = talk.steps.perform(
+            "tool", key, lambda attempt: self._answer(call), policy=_policy(tool), tool=_told(call), lazy=lazy
+        )
+        return cast("dict[str, Any]", await talk.in_time(answered))
+
+    async def _answer(self, call: ToolCallDict) -> dict[str, Any]:
+        talk = self.talk
+        hooks, began = talk.hooks, talk.clock.wall()
+        answer = await answer_call(talk.tools, call, talk.ctx, before=hooks.before_tool, after=hooks.after_tool)
+        if talk.traced:
+            talk.ctx.trace(
+                "tool.done",
+                {
+                    "step_id": talk.ctx.step_id, "tool_name": call.name, "tool_call_id": call.id, "input": _args(call),
+                    "output": answer.content, "started_at": began, "ended_at": talk.clock.wall(),
+                    "error": None if answer.ok else answer.content,
+                },
+            )  # fmt: skip
+        return _plain(answer)
+
+    async def _confirmed(self, key: str, call: ToolCallDict) -> str | None:
+        """Why a person does not want it, or None; they may give other arguments."""
+        talk = self.talk
+        talk.state(TurnState.WAITING)
+        details = {"tool_name": call.name, "tool_args": _args(call), "tool_call_id": call.id}
+        talk.pause()
+        known_by = {"key": key} if isinstance(talk.ctx, Context) else {}
+        answer = await talk.ctx.approve(f"tool:{call.name}", details, **known_by)
+        talk.go_on()
+        talk.state(TurnState.TOOL_EXECUTION)
+        if isinstance(answer, Mapping):
+            if answer.get("approved"):
+                if isinstance(answer.get("arguments"), Mapping):
+                    call["function"] = {**call["function"], "arguments": encode(dict(answer["arguments"]))}
+                return None
+            return str(answer.get("reason") or "denied")
+        return None if answer is True else "denied" if answer in (False, None) else str(answer)
+
+    async def _refused(self, key: str, call: ToolCallDict, why: str) -> dict[str, Any]:
+        answer = {
+            "content": f"Error: a person refused this call: {why}",
+            "ok": False,
+            "result": None,
+            "error": "refused",
+        }
+
+        async def told(attempt: int) -> dict[str, Any]:
+            return answer
+
+        return cast("dict[str, Any]", await self.talk.steps.perform("tool", key, told, tool=_told(call)))
+
+    async def _delegated(self, key: str, call: ToolCallDict, tool: Tool, agent: Any, recorded: bool) -> dict[str, Any]:
+        """Run another agent with what is left of the budget; its answer is the tool's.
+
+        Its own record answers for a child that has ended.
+        """
+        talk = self.talk
+        args = _args(call)
+        given = talk.budget.lend()
+        task = args.get("task") or args.get("message") or encode(args)
+        handoff = bool(tool.metadata.get("handoff"))
+        messages = (
+            [*talk.messages[:-1], {"role": "user", "content": task}] if handoff else [{"role": "user", "content": task}]
+        )
+        input_ = {"messages": messages, "limits": given.as_dict()}
+        told = {"tool_name": call.name, "tool_call_id": call.id}
+        await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
+        talk.pause()
+        try:
+            result = await self._child(agent, input_, f"{key}:child")
+        except RunFailed as failure:
+            ended = failure.result if isinstance(failure.result, RunResult) else RunResult()
+            talk.budget.bring_back(given, ended.usage)
+            answer = {"content": f"Error: {failure}", "ok": False, "result": None, "error": "failed"}
+        else:
+            talk.budget.bring_back(given, result.usage)
+            if handoff:
+                self.child = result
+            said = result.final_output.get("response", result.final_output)
+            answer = {"content": said if isinstance(said, str) else encode(said), "ok": True, "result": said}
+        talk.go_on()
+        await talk.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"]})
+        if recorded:
+            return answer
+
+        async def kept(attempt: int) -> dict[str, Any]:
+            return answer
+
+        return cast("dict[str, Any]", await talk.steps.perform("tool", key, kept, lazy=True))
+
+    async def _child(self, agent: Any, input_: dict[str, Any], key: str) -> RunResult:
+        talk = self.talk
+        if isinstance(talk.ctx, Context):
+            return await talk.ctx.call(agent, input_, key=key)
+        return cast(RunResult, await talk.ctx.call(agent, input_))
+
+    def _count_malformed(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
+        bad = all(answer.get("error") in ("bad_arguments", "unknown_tool") for answer in answers.values())
+        self.malformed = self.malformed + 1 if bad else 0
+        if self.malformed >= MALFORMED:
+            raise LimitExceeded(
+                "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns could be run"
+            )
+
+
+def _args(call: ToolCallDict) -> dict[str, Any]:
+    """The arguments as a dict, empty where they are none: what is told of a call, not what it is run with."""
+    given = call.arguments
+    try:
+        found = json.loads(given, parse_constant=_no_constant) if isinstance(given, str) and given.strip() else given
+    except (ValueError, RecursionError):
+        return {}
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _told(call: ToolCallDict) -> dict[str, Any]:
+    return {"name": call.name, "id": call.id, "args": _args(call)}
+
+
+def _plain(answer: ToolAnswer) -> dict[str, Any]:
+    """The answer as it is recorded: a text that is the result too stands there once."""
+    plain: dict[str, Any] = {"content": answer.content, "ok": answer.ok, "error": answer.error}
+    if answer.result is not None and answer.result != answer.content:
+        plain["result"] = answer.result
+    elif not answer.ok or answer.result is None:
+        plain["result"] = None
+    return plain
+
+
+def _was_refused(recorded: Any) -> bool:
+    return isinstance(recorded, Mapping) and recorded.get("error") == "refused"
+
+
+def _agent(tool: Tool) -> Any:
+    return tool.metadata.get("agent")
+
+
+def _again() -> None:
+    """A check function that knows nothing of what became of a call: it is made again, under the same key."""
+
+
+def _policy(tool: Tool | None) -> Policy:
+    """The start of a call with side effects is durable before it is made, so that its doubt is known."""
+    if tool is None:
+        return PLAIN_POLICY
+    wanted = tool.metadata.get("on_in_doubt")
+    if wanted is None:
+        return _CAREFUL if tool.has_side_effects else PLAIN_POLICY
+    return Policy(on_in_doubt=wanted)
+
+
+_CAREFUL = Policy(on_in_doubt=_again)
+
+
+def agent_tool(
+    agent: Any, *, name: str | None = None, description: str = "", handoff: bool = False, key: str | None = None
+) -> Tool:
+    """A tool that is another agent: a model gives it a task, and it runs as a child of the run.
+
+    It may use what is left of the run's limits. With `handoff` its answer is the end of the loop.
+    """
+    found = key or (agent if isinstance(agent, str) else agent.key)
+
+    def never(task: str) -> str:
+        raise InvalidArgument(f"the agent {found!r} is run by the agent loop, not as a function")
+
+    return Tool(
+        name or found.replace("-", "_"),
+        description or f"Gives a task to the agent {found}.",
+        {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
+        never,
+        metadata={"agent": agent, "handoff": handoff},
+    )

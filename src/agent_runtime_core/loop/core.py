@@ -1,0 +1,145 @@
+"""The agent loop: ask the model, run the tools it asks for, until it answers; each call a recorded step of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._json import encode
+from ..errors import LimitExceeded, OutputMismatch
+from ..interfaces import LLMClient, RunResult, ToolCallDict
+from ..limits import RunLimits
+from ..llm._tries import RETRY_BUDGET, RetryBudget
+from ..outputs import Output
+from ..tools.registry import ToolRegistry
+from .asking import Asking
+from .calling import Calling
+from .state import CancellationToken, Hooks, LoopResult, TurnState
+from .talk import Cancelled, Talk
+
+RETRIES = 50  # times that all calls of the model in one loop may be tried again
+REPAIRS = 2  # times a model is asked to correct an answer that is not of the type asked for
+
+
+async def run_turn_loop(
+    ctx: Any,
+    client: LLMClient,
+    tools: ToolRegistry | None = None,
+    limits: RunLimits | Mapping[str, Any] | None = None,
+    *,
+    messages: Sequence[Any] | None = None,
+    model: str | None = None,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    stream: bool = False,
+    output_type: Any = None,
+    cancellation: CancellationToken | None = None,
+    hooks: Hooks | None = None,
+    **extra: Any,
+) -> LoopResult:
+    """Ask `client`, run the tools it asks for, and go on until it answers without asking for one.
+
+    Over the context of a durable run, every call of the model and of a tool is a recorded step: a
+    resumed run pays for none of them twice. Over any other context they are just made. `messages` are
+    the run's input by default, and `tools` the context's. `limits` are this loop's; those of the
+    context's runner and of the run's input hold for all loops of the run together. When one is reached,
+    LimitExceeded carries a RunResult with what there is. UnknownPrice: a limit in USD without one in
+    tokens, and no price.
+    """
+    said = [dict(each) for each in (ctx.input_messages if messages is None else messages)]
+    tools = ctx.tools if tools is None else tools
+    talk = Talk(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
+    output = None if output_type is None else Output(output_type)
+    options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}
+    if output is not None:
+        options.setdefault("response_format", output.response_format)
+    asking = Asking(talk, model, max_tokens, options, stream=stream)
+    asking.need_price()
+    token = RETRY_BUDGET.set(RetryBudget(RETRIES))
+    try:
+        return await _Loop(talk, asking, output).run()
+    finally:
+        RETRY_BUDGET.reset(token)
+
+
+class _Loop:
+    """One pass of the loop."""
+
+    def __init__(self, talk: Talk, asking: Asking, output: Output | None) -> None:
+        self.talk: Talk = talk
+        self.asking: Asking = asking
+        self.calling: Calling = Calling(talk)
+        self.output: Output | None = output
+        self.repairs: int = 0
+
+    async def run(self) -> LoopResult:
+        try:
+            while True:
+                ended = await self._turn()
+                if ended is not None:
+                    return ended
+        except LimitExceeded as limit:
+            self.talk.state(TurnState.LIMITED)
+            if limit.result is None:
+                limit.result = self._partial()
+            raise
+        except Cancelled:
+            return self._ended(TurnState.CANCELLED, None)
+
+    def _partial(self) -> RunResult:
+        talk = self.talk
+        messages = talk.messages
+        said = [m.get("content") for m in messages if m.get("role") == "assistant" and m.get("content")]
+        return RunResult(
+            final_output={"response": said[-1] if said else None},
+            final_messages=list(messages),
+            usage=talk.budget.told(),
+        )
+
+    def _ended(self, state: TurnState, text: str | None, output: Any = None, plain: Any = None) -> LoopResult:
+        talk = self.talk
+        talk.state(state)
+        budget = talk.budget
+        return LoopResult(talk.messages, state, text, output, plain, budget.told(), budget.turns, budget.tool_calls)
+
+    async def _turn(self) -> LoopResult | None:
+        talk = self.talk
+        budget, number = talk.budget, talk.budget.turns
+        talk.check(f"turn {number + 1}")
+        budget.before_turn()
+        talk.begin_turn()
+        response = await self.asking.answer(f"{talk.name}:{number}")
+        budget.turn()
+        talk.messages.append(response["message"])
+        calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
+        if calls:
+            await self.calling.run(f"{talk.name}:{number}", calls)
+        talk.end_turn()
+        if self.calling.child is not None:
+            return self._handed_off(self.calling.child)
+        # A provider that only paused is sent its message back as it is, and goes on.
+        return None if calls or response["finish_reason"] == "pause_turn" else self._answered(response["message"])
+
+    def _answered(self, message: Mapping[str, Any]) -> LoopResult | None:
+        talk = self.talk
+        text = message.get("content")
+        text = text if isinstance(text, str) else "" if text is None else str(text)
+        if self.output is None:
+            return self._ended(TurnState.YIELDING, text)
+        problem = self.output.problem(text)
+        if problem is None:
+            return self._ended(TurnState.YIELDING, text, *self.output.values(text))
+        self.repairs += 1
+        if self.repairs > REPAIRS:
+            mismatch = OutputMismatch(f"the model's answer is not what was asked for: {problem}", text)
+            mismatch.result = self._partial()
+            raise mismatch
+        talk.said = [{"role": "user", "content": self.output.repair(problem)}]
+        talk.messages += talk.said
+        return None
+
+    def _handed_off(self, child: RunResult) -> LoopResult:
+        said = child.final_output.get("response", child.final_output)
+        text = said if isinstance(said, str) else encode(said)
+        self.talk.messages.append({"role": "assistant", "content": text})
+        return self._ended(TurnState.HANDED_OFF, text, None, None if isinstance(said, str) else said)

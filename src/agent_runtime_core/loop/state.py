@@ -1,0 +1,67 @@
+"""Where an agent loop stands, what ends it from outside, and what it comes to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+__all__ = ["CancellationToken", "Hooks", "LoopResult", "TurnState"]
+
+
+class TurnState(str, Enum):  # noqa: UP042 (as the other enums of the public face)
+    """Where a loop stands."""
+
+    STREAMING = "streaming"  # the model is asked
+    TOOL_EXECUTION = "tool_execution"
+    WAITING = "waiting"  # for somebody's approval
+    YIELDING = "yielding"  # the model has answered
+    HANDED_OFF = "handed_off"  # another agent has answered
+    CANCELLED = "cancelled"
+    LIMITED = "limited"  # a limit was reached
+
+
+class CancellationToken:
+    """Ends a loop from outside: between two calls, or in the middle of one."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def cancel(self) -> None:
+        self._event.set()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._event.is_set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+@dataclass
+class LoopResult:
+    """How a loop ended. `messages` are those it was given and all that came, each tool call with its result."""
+
+    messages: list[dict[str, Any]]
+    state: TurnState
+    text: str | None = None
+    #: What the text says, where an `output_type` was asked for.
+    output: Any = None
+    #: The same as plain JSON.
+    plain_output: Any = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    turns: int = 0
+    tool_calls: int = 0
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What an agent does around the calls of its loop."""
+
+    before_tool: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None
+    after_tool: Callable[[str, Any], Awaitable[Any]] | None = None
+    #: The messages to send, of all there are; those left out stay in the history.
+    trim: Callable[[list[dict[str, Any]]], Any] | None = None
+    on_state: Callable[[TurnState], None] | None = None

@@ -1,0 +1,142 @@
+"""What the two sides of a turn share: the conversation, its budget and its time, and the steps that record it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from .._clock import SYSTEM, Clock
+from ..attempts import PLAIN_POLICY, Policy
+from ..context import UNRECORDED, Context
+from ..errors import StepCancelledError
+from ..event_types import EventType
+from ..interfaces import LLMClient
+from ..limits import Budget, RunLimits
+from ..tools.registry import ToolRegistry
+from .state import CancellationToken, Hooks, TurnState
+
+
+class Cancelled(Exception):
+    """The token was cancelled."""
+
+
+class _Unjournaled:
+    """The steps of a context that records none, in the shape of those of `Context`."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def recorded(self, name: str, key: str) -> Any:
+        return UNRECORDED
+
+    def took(self, name: str, key: str) -> float:
+        return 0.0
+
+    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
+        return None
+
+    async def perform(
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
+        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
+    ) -> Any:  # fmt: skip
+        if tool is None:
+            return await call(1)
+        told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
+        await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": tool["args"]})
+        answer = await call(1)
+        await self._ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer.get("result", answer["content"])})
+        return answer
+
+
+class Talk:
+    """One conversation of a loop with a model."""
+
+    def __init__(
+        self, ctx: Any, client: LLMClient, tools: ToolRegistry, limits: RunLimits, hooks: Hooks,
+        cancellation: CancellationToken | None, messages: list[dict[str, Any]],
+    ) -> None:  # fmt: skip
+        self.ctx: Any = ctx
+        self.client: LLMClient = client
+        self.tools: ToolRegistry = tools
+        self.hooks: Hooks = hooks
+        self.budget: Budget = Budget(limits, getattr(ctx, "budget", None))
+        self.cancellation: CancellationToken | None = cancellation
+        self.messages: list[dict[str, Any]] = messages
+        #: Of them, those since the last call of the model that are no answers to it.
+        self.said: list[dict[str, Any]] = messages
+        self.clock: Clock = getattr(ctx, "clock", SYSTEM)
+        durable = isinstance(ctx, Context)
+        self.steps: Any = ctx if durable else _Unjournaled(ctx)
+        #: What tells this loop's steps from those of another one in the run.
+        self.name: str = ctx.book.occurrence("l", "loop") if durable else ""
+        self._since = 0.0  # when this stretch of work began
+        self._turn = 0.0  # seconds of this turn before that
+
+    @property
+    def traced(self) -> bool:
+        return bool(getattr(self.ctx, "traced", False))
+
+    def state(self, state: TurnState) -> None:
+        if self.hooks.on_state is not None:
+            self.hooks.on_state(state)
+
+    def check(self, what: str) -> None:
+        """Stop here if somebody wants that."""
+        if self.cancellation is not None and self.cancellation.cancelled:
+            raise Cancelled
+        if self.ctx.cancelled():
+            raise StepCancelledError(what)
+
+    # -- time
+
+    def begin_turn(self) -> None:
+        self._turn, self._since = 0.0, self.clock.boot()
+
+    def pause(self) -> None:
+        """What comes is no work of this run: it waits."""
+        now = self.clock.boot()
+        self._turn += now - self._since
+        self.budget.worked(now - self._since)
+        self._since = now
+
+    def go_on(self) -> None:
+        self._since = self.clock.boot()
+
+    end_turn = pause
+
+    def worked(self, seconds: float) -> None:
+        """An earlier life of the run was at work for so long."""
+        self._turn += seconds
+        self.budget.worked(seconds)
+
+    async def in_time(self, work: Awaitable[Any]) -> Any:
+        """Its result, unless a time limit or the token comes first."""
+        now = self.clock.boot() - self._since
+        left = self.budget.left(now, self._turn + now)
+        limit: AbstractAsyncContextManager[Any] = nullcontext() if left is None else asyncio.timeout(max(left, 0))
+        token = self.cancellation
+        try:
+            async with limit:
+                return await (work if token is None else _until(token, work))
+        except TimeoutError:
+            if isinstance(limit, asyncio.Timeout) and limit.expired():
+                now = self.clock.boot() - self._since
+                raise self.budget.late(now, self._turn + now) from None
+            raise
+
+
+async def _until(token: CancellationToken, work: Awaitable[Any]) -> Any:
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(token.wait())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Cancelled
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
