@@ -1,10 +1,11 @@
 """A digest of a folder of texts, made by a job that survives `kill -9`.
 
-    python examples/digest.py [FOLDER] [--db digest.db] [--out digest.md] [--slow 0.2]
+    python examples/digest.py [FOLDER] [--db digest.db] [--out digest.md] [--slow 0.2] [--model gpt-5.4-nano | --mock]
 
 Each file is analysed in a durable step of its own, then the results are merged and `digest.md` is written.
 Kill it anywhere and start it again: it says what it kept and goes on. The same folder with the same contents
-is the same run; when a file changes, it is a new one. It needs no key and no server.
+is the same run; when a file changes, it is a new one. It needs no key and no server; with --model a model
+says what each file is about, and what it said is not asked for again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import math
 import os
 import posixpath
@@ -27,10 +29,25 @@ from hashlib import sha256
 from pathlib import Path
 from urllib.parse import unquote
 
-from agent_runtime_core import AgentRunner, AgentRuntimeError, EventType, RunStatus, StepExecutor, UnknownRun, open_run
+from agent_runtime_core import (
+    AgentRunner,
+    AgentRuntimeError,
+    EventType,
+    LLMClient,
+    MissingDependency,
+    MockLLMClient,
+    RunStatus,
+    StepExecutor,
+    UnknownRun,
+    open_run,
+)
+from agent_runtime_core.errors import NotConfigured
+from agent_runtime_core.llm import get_llm_client
+from agent_runtime_core.portal import from_thread
 
 # A step's result is at most 1 MB, however large its file is.
 LARGEST, MOST_TERMS, MOST_HEADINGS, MOST_LINKS, MOST_SENTENCES, MOST_RANKED = 32 * 2**20, 300, 30, 300, 3000, 5000
+MOST_ASKED = 20_000  # characters of a text that a model is sent
 WORD = re.compile(r"(?<!\w)[^\W\d_]{4,30}(?!\w)")
 COMMON = frozenset(WORD.findall("""about also been does each from have into more only other over some such than that
     their them then there these they this what when where which while will with would your"""))  # fmt: skip
@@ -77,7 +94,8 @@ async def digest(
 
     A model fits in as `summarise`, a plain function from a text to its key sentences: it runs in a thread,
     so it may wait for a client, and what it says is recorded with the file's step and not asked for again.
-    For a client that may fail, give the `map` below `retries=3, backoff=Backoff(1.0)`.
+    `asking` makes one of a client, which tries again by itself. For another that may fail, give the `map`
+    below `retries=3, backoff=Backoff(1.0)`. Its `__qualname__` is part of what makes the run's id.
     """
     summarise = summarise or key_sentences
     files = discover(folder, besides=out)
@@ -189,6 +207,40 @@ def key_sentences(text: str, count: int = 3) -> list[str]:
     return [sentences[i] for i in sorted(sorted(range(len(bags)), key=lambda i: (-scores[i], i))[:count])]
 
 
+def asking(client: LLMClient, model: str | None) -> Callable[[str], list[str]]:
+    """A `summarise` that asks a model."""
+
+    def summarise(text: str) -> list[str]:
+        if not text.strip():
+            return []
+        wanted = "Say in at most three short sentences, each on a line of its own, what this text says. Only them."
+        said = [{"role": "system", "content": wanted}, {"role": "user", "content": text[:MOST_ASKED]}]
+        # This is a thread of a step: the client belongs to the loop that waits for it.
+        answer = from_thread(client.generate, said, model=model).message["content"] or ""
+        return [" ".join(line.split()) for line in answer.splitlines() if line.strip()][:3]
+
+    summarise.__qualname__ = f"{type(client).__qualname__} {model or getattr(client, 'default_model', '')}".strip()
+    return summarise
+
+
+def scripted(messages: list[dict[str, str]]) -> str:
+    """Stands in for a model."""
+    text = messages[-1]["content"]
+    return "\n".join([f"A script has read {len(text.split())} words of it.", *key_sentences(text, count=1)])
+
+
+def client_for(provider: str | None, mock: bool) -> LLMClient:
+    """The client to ask; without a key the program ends with a line that says what to do."""
+    if mock:
+        return MockLLMClient(response_fn=scripted)
+    try:
+        return get_llm_client(provider)
+    except NotConfigured as error:
+        sys.exit(f"digest: no key: set {error.provider.upper()}_API_KEY, or try it without one: --mock, or no --model")
+    except MissingDependency as error:
+        sys.exit(f"digest: {error}; or try it without: --mock, or no --model")
+
+
 def merge(analyses: Sequence[Analysis]) -> Overview:
     """TF-IDF over all files, and how they link to each other."""
     found = Counter(term for each in analyses for term in each.terms)
@@ -282,12 +334,19 @@ def main() -> None:
     parser.add_argument("--run-id", help="default: made from the folder and its contents")
     parser.add_argument("--concurrency", type=int, default=4, metavar="N", help="how many files at once: 4")
     parser.add_argument("--slow", type=float, default=0.0, metavar="SECONDS", help="linger on each file, to watch")
+    parser.add_argument("--model", help="ask this model what each file is about; default: none, its key sentences")
+    parser.add_argument("--provider", help="of the model: openai, anthropic or litellm; default: the configured one")
+    parser.add_argument("--mock", action="store_true", help="as with --model, but a script answers: no key, no network")
     options = vars(parser.parse_args())
     folder, db = Path(os.path.realpath(options.pop("folder"))), options.pop("db")
     out = options.pop("out") or db.with_name("digest.md")
+    model, provider, mock = (options.pop(name) for name in ("model", "provider", "mock"))
     if not folder.is_dir():
         parser.error(f"{shown(folder)} is not a folder")
     try:
+        if model or provider or mock:
+            logging.getLogger("agent_runtime_core").setLevel(logging.ERROR)  # nobody here asks for the price of a call
+            options["summarise"] = asking(client_for(provider, mock), model)
         asyncio.run(digest(folder, db, Path(os.path.realpath(out.parent), out.name), **options))
     except (AgentRuntimeError, OSError) as error:
         sys.exit(f"digest: {error}")

@@ -28,7 +28,11 @@ LINKED = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "benchmarks/README.
 KITS = ROOT / "src" / "agent_runtime_core" / "testing" / "contracts"
 
 # Which test runs which example.
-EXAMPLES = {"digest.py": "tests/acceptance/test_digest.py"}
+EXAMPLES = {
+    "chat.py": "tests/acceptance/test_examples.py",
+    "digest.py": "tests/acceptance/test_digest.py",
+    "tools.py": "tests/acceptance/test_examples.py",
+}
 
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>[^`]*)")
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")

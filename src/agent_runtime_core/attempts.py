@@ -194,7 +194,7 @@ class Work:
 
     __slots__ = (
         "bare", "begun", "call", "decode", "description", "digest", "encode", "info", "key", "lazy", "name", "policy",
-        "pos", "quiet", "started", "total",
+        "pos", "quiet", "settled", "started", "total",
     )  # fmt: skip
 
     def __init__(
@@ -202,7 +202,7 @@ class Work:
         encode: Callable[[object], str] = encode, decode: Callable[[str], object] = decode, pos: int = 0,
         total: int = 0, description: str | None = None, digest: str | None = None, info: str | None = None,
         begun: bool = False, quiet: bool = False, started: dict[str, Any] | None = None, bare: bool = False,
-        lazy: bool = False,
+        lazy: bool = False, settled: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         self.name: str = name
         self.key: str = key
@@ -221,6 +221,8 @@ class Work:
         self.bare: bool = bare  # its last error is raised as it is
         #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
         self.lazy: bool = lazy
+        #: Makes the result of what somebody says of it when it is in doubt.
+        self.settled: Callable[[Any], Any] | None = settled
 
 
 #: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
@@ -239,7 +241,7 @@ async def perform(book: Book, work: Work, seal: Seal) -> Any:
     if doubtful and policy.on_in_doubt != "retry":
         known = await _resolve(book, work)
         if known is not None:
-            text = work.encode(known.result)
+            text = work.encode(known.result if work.settled is None else work.settled(known.result))
             if records := seal(work, text, 1, 0):
                 await ledger.append(*records)
                 book.done[identity] = records[-1]

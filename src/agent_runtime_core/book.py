@@ -55,6 +55,10 @@ async def _nobody(name: str, key: str) -> Any:
     raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
 
 
+def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
+    return {"total_tokens": held.get("tokens"), "cost_usd": held.get("usd")}
+
+
 class Book:
     """The journal as the steps of one claim see it, and their way to write to it."""
 
@@ -75,6 +79,7 @@ class Book:
         self.emitted: int = 0  # how many events since then
         self.running = 0  # steps in flight
         self.renames: dict[str, str] = {}
+        self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun
         self._next = 0
@@ -110,6 +115,9 @@ class Book:
                 if record.next is not None:
                     self._carriers.append(record)
             case "started":
+                if identity in self.begun:
+                    self.lost[identity] = self.doubted(identity)
+                    self.reserved.pop(identity, None)
                 self.begun[identity] = record.attempt
                 self._ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
@@ -125,6 +133,35 @@ class Book:
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "ended":
                 self.ended = record
+
+    def doubted(self, identity: Identity) -> dict[str, Any]:
+        """All that was held back for starts of that step whose end nobody knows."""
+        found = dict(self.lost.get(identity, {}))
+        if identity in self.begun:
+            for name, value in self.reserved.get(identity, {}).items():
+                found[name] = found.get(name, 0) + value
+        return found
+
+    def spent(self) -> dict[str, Any]:
+        """What the agent loops of this run have used by its journal, what is in doubt and its children included."""
+        spent: dict[str, Any] = {}
+
+        def add(usage: dict[str, Any]) -> None:
+            for name, value in usage.items():
+                if isinstance(value, (int, float)):
+                    spent[name] = spent.get(name, 0) + value
+
+        for (name, _), record in self.done.items():
+            if name == "model" or name.startswith("call:"):
+                told = json.loads(record.result or "{}")
+                cost = told.get("cost_usd")
+                add(told.get("usage") or {})
+                add({"cost_usd": cost, "turns": 1} if name == "model" else {})
+                add(_as_usage(told.get("doubted") or {}))
+        for identity in self.begun.keys() | self.lost.keys():
+            if identity[0] == "model" and identity not in self.done:
+                add(_as_usage(self.doubted(identity)))
+        return spent
 
     def _find_carried(self) -> None:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""

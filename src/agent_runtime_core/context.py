@@ -90,6 +90,11 @@ class Context:
         step = self.step_id
         return None if step is None else f"{self.run_id}:{step}"
 
+    @property
+    def used(self) -> dict[str, Any]:
+        """The usage of all agent loops of this run so far; nothing where there was none."""
+        return {} if self._budget is None or not self._budget.begun else self._budget.told()
+
     def cancelled(self) -> bool:
         return self.place.cancelled
 
@@ -226,7 +231,7 @@ class Context:
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
         identity = (name, f"k:{key}")
-        return self.book.reserved.get(identity, {}) if identity in self.book.begun else None
+        return self.book.doubted(identity) if identity in self.book.begun or identity in self.book.lost else None
 
     async def perform(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
@@ -244,7 +249,7 @@ class Context:
         info = None if tool is None else encode({"tool": {"name": tool["name"], "id": tool["id"]}})
         work = Work(
             name, f"k:{key}", call, policy, pos=self._take_pos(), info=info, quiet=tool is None,
-            started=started or None, bare=True, lazy=lazy,
+            started=started or None, bare=True, lazy=lazy, settled=None if tool is None else _answered,
         )  # fmt: skip
         value = await perform(self.book, work, self._seal)
         self.book.passed()
@@ -398,6 +403,11 @@ class Context:
         """
         await self._open()
         return await self.waits.child(agent, input, key)
+
+
+def _answered(result: Any) -> dict[str, Any]:
+    """What somebody says of a tool call in doubt, as its record."""
+    return {"content": str(result), "ok": True, "error": None, "result": result}
 
 
 def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[object], Record]:

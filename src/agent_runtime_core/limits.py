@@ -103,6 +103,11 @@ class Budget:
         self.usage: dict[str, Any] = {}
 
     @property
+    def begun(self) -> bool:
+        """Whether anything of it was used."""
+        return bool(self.turns or self.usage)
+
+    @property
     def strictest(self) -> RunLimits:
         """Of all limits that hold here."""
         return self.limits if self.outer is None else self.limits.stricter(self.outer.strictest)
@@ -192,9 +197,9 @@ class Budget:
             self.cost += cost
             self.usage["cost_usd"] = self.cost
 
-    def lend(self) -> RunLimits:
-        """An allotment for a child: all that is left of what adds up, held back here until it is back."""
-        given = NO_LIMITS
+    def lend(self, most: RunLimits = NO_LIMITS) -> RunLimits:
+        """An allotment for a child: what is left of what adds up, or `most`; held back here until it is back."""
+        given = most
         for each in self._all():
             given = given.stricter(each._rest())
         for each in self._all():

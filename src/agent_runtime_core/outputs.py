@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from .errors import InvalidArgument, UnserialisableResult
 from .schema import misfit
 from .tools.forms import schema_of, typed
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class Output:
@@ -19,16 +22,17 @@ class Output:
         self.schema: dict[str, Any] = (
             dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type", ())
         )
-        name = self.schema.get("title") or getattr(wanted, "__name__", "answer")
+        # What providers take as the name of a schema.
+        name = _NOT_IN_A_NAME.sub("_", str(self.schema.get("title") or getattr(wanted, "__name__", "answer")))[:64]
         self.response_format: dict[str, Any] = {
             "type": "json_schema",
-            "json_schema": {"name": str(name), "schema": self.schema},
+            "json_schema": {"name": name or "answer", "schema": self.schema},
         }
 
     def problem(self, text: str) -> str | None:
         """Why the text is not what was asked for, or None."""
         try:
-            found = json.loads(_bare(text))
+            found = _read(text)
         except (ValueError, RecursionError) as error:
             return f"it is no JSON ({error})"
         wrong = misfit(found, self.schema)
@@ -42,7 +46,7 @@ class Output:
 
     def values(self, text: str) -> tuple[Any, Any]:
         """(the typed value, the plain JSON) of a text without a problem."""
-        found = json.loads(_bare(text))
+        found = _read(text)
         return self._converted(found), found
 
     def _converted(self, found: Any) -> Any:
@@ -56,9 +60,18 @@ class Output:
         )
 
 
+def _read(text: str) -> Any:
+    return json.loads(_bare(text), parse_constant=_no_constant)
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
+
+
 def _bare(text: str) -> str:
     """The text without the fence that models like to put around JSON."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```"):
-        text = text[3:-3].strip().removeprefix("json").strip()
+        text = text[3:-3].strip()
+        text = text[4:].strip() if text[:4].lower() == "json" else text
     return text

@@ -599,6 +599,26 @@ async def test_another_agent_is_a_tool_and_uses_what_is_left(inline: bool, tmp_p
     assert result.usage["total_tokens"] == 120 + 8 * 120
 
 
+async def test_a_child_that_used_up_its_part_leaves_the_rest_to_its_parent(tmp_path: Path) -> None:
+    endless = helper(lambda: Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1}))))
+    tools = ToolRegistry()
+    tools.register(agent_tool(endless, limits={"max_tokens": 300}))
+
+    class Parent(AgentRuntime):
+        key = "parent"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            client = Scripted(asks(call("helper", {"task": "go"}, "h")), "it ran out, I go on")
+            done = await run_turn_loop(ctx, client, tools, {"max_tokens": 2000})
+            return RunResult({"response": done.text}, done.messages, done.usage)
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Parent(), "p", {"messages": HELLO})
+    assert result.final_output == {"response": "it ran out, I go on"}
+    assert "max_tokens=300 is reached" in result.final_messages[2]["content"]
+    assert result.usage["total_tokens"] == 2 * 120 + 3 * 120
+
+
 async def test_a_handoff_ends_the_loop_with_the_other_agents_answer(tmp_path: Path) -> None:
     tools = ToolRegistry()
     tools.register(agent_tool(helper(lambda: Scripted("I take over")), handoff=True))

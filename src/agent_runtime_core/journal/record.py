@@ -136,19 +136,20 @@ def _begin(
     return events
 
 
-def _tool_event(run_id: str, record: Record, tool: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _tool_event(run_id: str, record: Record, tool: dict[str, Any], info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """A tool call of an agent loop: its start tells the arguments, its record the result."""
     about = {"step_id": step_id(run_id, record.name, record.key), "trace_id": run_id.replace("-", "")}
     told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
     if record.kind == STARTED:
-        return ("tool.call", about | told | {"tool_args": tool["args"]})
+        doubt = {"in_doubt": True} if info.get("in_doubt") else {}
+        return ("tool.call", about | told | {"tool_args": tool["args"]} | doubt)
     answer = cast("dict[str, Any]", decode(record.result or "{}"))
     return ("tool.result", about | told | {"result": answer.get("result", answer.get("content"))})
 
 
 def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     if "tool" in info and record.kind in (STARTED, DONE):
-        return [_tool_event(run_id, record, info["tool"])]
+        return [_tool_event(run_id, record, info["tool"], info)]
     about = _about(run_id, record.name, record.key, record.pos, record.total)
     tried = {"attempt": record.attempt, "max_attempts": record.tries}
     match record.kind:

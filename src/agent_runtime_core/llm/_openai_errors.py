@@ -51,7 +51,7 @@ def translated(
         told = _of_transport(error, without_keys(str(error.__cause__), key) if error.__cause__ else said)
     else:
         status = getattr(error, "status_code", None)
-        code = str(getattr(error, "code", None) or getattr(error, "type", None) or "")
+        code = without_keys(str(getattr(error, "code", None) or getattr(error, "type", None) or ""), key)
         if not isinstance(status, int) or status < 400:
             status = _status_of(code)
         return of_status(status, f"{code} {said}", said, provider, model, code, _headers(error))

@@ -41,7 +41,9 @@ def cost_usd(usage: Mapping[str, Any], model: str, prices: Mapping[str, Price]) 
     if price is None:
         if model not in _said:
             _said.add(model)
-            log.warning(
+            # Who has no prices at all does not ask for costs.
+            log.log(
+                logging.WARNING if prices else logging.INFO,
                 "no price for model %r, so cost_usd is None: "
                 "configure(model_prices={%r: {'input': ..., 'output': ...}}), in USD per million tokens",
                 model,

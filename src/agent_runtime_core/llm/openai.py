@@ -210,7 +210,7 @@ def answer_of(told: Mapping[str, Any], provider: str, request: Request, raw: Any
 def answered_with(error: Any, provider: str, model: str) -> ProviderError:
     """The error that a server put into an answer with status 200."""
     told = error if isinstance(error, Mapping) else {"message": str(error)}
-    code = str(told.get("code") or told.get("type") or "")
+    code = without_keys(str(told.get("code") or told.get("type") or ""))
     status = int(code) if code.isdecimal() else None
     said = without_keys(str(told.get("message") or json.dumps(told)))
     return of_status(status, f"{code} {said}", said, provider, model, code)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from ..config import get_config
 from ..context import UNRECORDED
-from ..errors import InvalidArgument, NotSupported, UnknownPrice
+from ..errors import InvalidArgument, LimitExceeded, NotSupported, UnknownPrice
 from ..event_types import EventType
 from ..interfaces import LLMResponse, LLMStreamChunk
 from ..llm._prices import cost_usd, price_of
@@ -61,9 +62,15 @@ class Asking:
                 talk.budget.before_call()
             sent = await self._trimmed()
             about = {"asked": self._told_of(sent), "doubted": doubted}
-            recorded = await talk.in_time(
-                talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=self._reserve(guess))
-            )
+            reserve = self._reserve(guess)
+            try:
+                recorded = await talk.in_time(
+                    talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
+                )
+            except (asyncio.CancelledError, LimitExceeded):
+                # Cut off in the middle: nobody knows what it came to.
+                self._doubted(reserve or {})
+                raise
         else:
             talk.worked(talk.steps.took("model", key))
             if doubted := recorded.get("doubted"):
@@ -79,7 +86,8 @@ class Asking:
         limits = self.talk.budget.strictest
         if limits.max_tokens is None and limits.max_cost_usd is None:
             return None
-        cost = self._cost({"prompt_tokens": tokens}, self.model)
+        answer = self.max_tokens or _ANSWER
+        cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer}, self.model)
         return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": cost}
 
     def _doubted(self, reserved: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from ..context import UNRECORDED, Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
+from ..limits import RunLimits
 from ..tools.calls import ToolAnswer, answer_call
 from ..tools.tool import Tool
 from .state import TurnState
@@ -39,6 +40,7 @@ class Calling:
         try:
             talk.check("tools")
             talk.budget.before_tools(len(calls))
+            talk.budget.tool(len(calls))
             await self._in_order(key, calls, answers)
         finally:
             # Whatever ends it: a call without an answer would be refused by the model when the history is sent again.
@@ -95,7 +97,6 @@ class Calling:
     async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
         """The answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
         talk = self.talk
-        talk.budget.tool()
         recorded = talk.steps.recorded("tool", key)
         agent = None if tool is None else _agent(tool)
         refusal = None
@@ -168,7 +169,7 @@ class Calling:
         """
         talk = self.talk
         args = _args(call)
-        given = talk.budget.lend()
+        given = talk.budget.lend(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
         handoff = bool(tool.metadata.get("handoff"))
         messages = (
@@ -269,13 +270,16 @@ _CAREFUL = Policy(on_in_doubt=_again)
 
 
 def agent_tool(
-    agent: Any, *, name: str | None = None, description: str = "", handoff: bool = False, key: str | None = None
-) -> Tool:
+    agent: Any, *, name: str | None = None, description: str = "", handoff: bool = False,
+    limits: RunLimits | Mapping[str, Any] | None = None,
+) -> Tool:  # fmt: skip
     """A tool that is another agent: a model gives it a task, and it runs as a child of the run.
 
-    It may use what is left of the run's limits. With `handoff` its answer is the end of the loop.
+    It may use what is left of the run's limits, or by `limits` a part of it; a child that used up its part
+    ends failed, and its parent goes on. With `handoff` its answer is the end of the loop.
     """
-    found = key or (agent if isinstance(agent, str) else agent.key)
+    allotted = RunLimits.of(limits)
+    found = agent if isinstance(agent, str) else agent.key
 
     def never(task: str) -> str:
         raise InvalidArgument(f"the agent {found!r} is run by the agent loop, not as a function")
@@ -285,5 +289,5 @@ def agent_tool(
         description or f"Gives a task to the agent {found}.",
         {"type": "object", "properties": {"task": {"type": "string"}}, "required": ["task"]},
         never,
-        metadata={"agent": agent, "handoff": handoff},
+        metadata={"agent": agent, "handoff": handoff, "limits": allotted.as_dict()},
     )

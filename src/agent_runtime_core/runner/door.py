@@ -21,7 +21,7 @@ from ..portal import call
 from ..queue.row import RunRow
 from ..status import RunStatus
 from .core import AgentRunner
-from .drive import Drive, describe
+from .drive import Drive, describe, used
 from .settings import RunnerConfig
 
 P = ParamSpec("P")
@@ -82,7 +82,8 @@ class _Door(Drive):
             else:
                 await self._begin(book)
         self.place.task = asyncio.current_task()
-        return Context(self.row, book, self.services, self.place)
+        self.ctx: Context = Context(self.row, book, self.services, self.place)
+        return self.ctx
 
     async def leave(self, error: BaseException | None) -> None:
         """Commit how the block ended; raises what its caller should see instead of `error`."""
@@ -95,15 +96,16 @@ class _Door(Drive):
         if self.lost:
             raise LeaseLost(*self.ledger.guard) from error
         if error is None:
-            await self._end(RunStatus.SUCCEEDED, RunResult())
+            await self._end(RunStatus.SUCCEEDED, used(self.ctx))
         elif place.cancelled:
-            await self._end(RunStatus.CANCELLED, RunResult(), {})
+            await self._end(RunStatus.CANCELLED, used(self.ctx), {})
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
         elif isinstance(error, Postponed):
             await self._give_back()  # whoever opens it again goes on
         elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
-            info = describe(error)
-            await self._end(RunStatus.FAILED, RunResult(error=info), error_payload(info) or {})
+            result = used(self.ctx)
+            result.error = info = describe(error)
+            await self._end(RunStatus.FAILED, result, error_payload(info) or {})
         elif not isinstance(error, LeaseLost):
             await self._give_back()
 

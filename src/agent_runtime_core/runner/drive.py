@@ -20,10 +20,12 @@ from ..book import Book
 from ..context import Context
 from ..errors import (
     AgentRuntimeError,
+    IdempotencyConflict,
     InvalidArgument,
     JournalMismatch,
     LeaseLost,
     LimitExceeded,
+    MissingDependency,
     NotSupported,
     OutputMismatch,
     Postponed,
@@ -52,7 +54,7 @@ POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: Another attempt would only fail the same way.
 FINAL_ERRORS = (
     JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
-    OutputMismatch,
+    OutputMismatch, MissingDependency, IdempotencyConflict,
 )  # fmt: skip
 
 
@@ -196,7 +198,7 @@ class Drive:
             return await self._close(book.ended)
         if row.stalls and await self._poisoned(len(book.done)):
             dead = ErrorInfo("Poisoned", f"{POISON} crashes in a row without progress", retriable=False)
-            return await self._end(RunStatus.DEAD, RunResult(error=dead), error_payload(dead) or {})
+            return await self._end(RunStatus.DEAD, RunResult(usage=book.spent(), error=dead), error_payload(dead) or {})
         now = self.clock.wall()
         if row.cancel_at is not None or self.place.cancelled:
             return await self._end(RunStatus.CANCELLED, RunResult(), {})
@@ -208,8 +210,8 @@ class Drive:
             return await self._past_deadline(row.deadline)
         return None
 
-    async def _past_deadline(self, deadline: float) -> RunResult:
-        return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline})
+    async def _past_deadline(self, deadline: float, ctx: Context | None = None) -> RunResult:
+        return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline}, ctx)
 
     async def _poisoned(self, recorded: int) -> bool:
         """Count a crash as one more in a row, or as the first since the run got further."""
@@ -276,9 +278,9 @@ class Drive:
         if place.cancelled:
             return await self._cancelled(ctx)
         if self.row.deadline is not None and self.clock.wall() >= self.row.deadline:
-            return await self._past_deadline(self.row.deadline)
+            return await self._past_deadline(self.row.deadline, ctx)
         limit = self.config.run_timeout_seconds
-        return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit})
+        return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit}, ctx)
 
     @property
     def _what(self) -> str:
@@ -331,7 +333,7 @@ class Drive:
             await self._give_back()
             return None
         error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
-        return await self._failed(RunResult(), error)
+        return await self._failed(used(ctx), error)
 
     async def _cancelled(self, ctx: Context) -> RunResult:
         hook: Callable[[Context], Any] | None = getattr(self.agent, "cancel", None)
@@ -340,11 +342,12 @@ class Drive:
                 await hook(ctx)
             except Exception:  # a hook that fails does not keep a run from being cancelled
                 log.exception("cancel() of agent %r failed", self.row.agent)
-        return await self._end(RunStatus.CANCELLED, RunResult(), {})
+        return await self._end(RunStatus.CANCELLED, used(ctx), {})
 
-    async def _late(self, kind: str, message: str, info: dict[str, Any]) -> RunResult:
-        error = ErrorInfo(kind, message, retriable=False)
-        return await self._end(RunStatus.TIMED_OUT, RunResult(error=error), info)
+    async def _late(self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None) -> RunResult:
+        result = RunResult() if ctx is None else used(ctx)
+        result.error = ErrorInfo(kind, message, retriable=False)
+        return await self._end(RunStatus.TIMED_OUT, result, info)
 
     async def _raised(self, ctx: Context, error: BaseException) -> Any:
         if isinstance(error, StepCancelledError) and self.place.cancelled:
@@ -363,7 +366,7 @@ class Drive:
         if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProviderError) and not error.retriable):
             info.retriable = False
         partial = error.result if isinstance(error, LimitExceeded | OutputMismatch) else None
-        return await self._failed(partial if isinstance(partial, RunResult) else RunResult(), info)
+        return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
 
     async def _postponed(self, error: Postponed) -> Any:
         """Take the run up again later, as if this attempt had never been."""
@@ -483,6 +486,11 @@ class Drive:
         result = decode_result(ended.result or "{}")
         await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result))
         return result
+
+
+def used(ctx: Context) -> RunResult:
+    """The result of a run that has none, with what its agent loops used."""
+    return RunResult(usage=ctx.used)
 
 
 def describe(error: BaseException) -> ErrorInfo:
