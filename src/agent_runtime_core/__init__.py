@@ -12,6 +12,7 @@ __all__ = [
     "AgentRuntimeError",
     "AuthenticationFailed",
     "Backoff",
+    "BadArguments",
     "CancellationToken",
     "CircuitOpen",
     "ContextOverflow",
@@ -74,6 +75,7 @@ __all__ = [
     "ToolCallingAgent",
     "ToolDefinition",
     "ToolRegistry",
+    "ToolTimeout",
     "TraceSink",
     "TurnState",
     "UnknownAgent",
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
     from .errors import (
         AgentRuntimeError,
         AuthenticationFailed,
+        BadArguments,
         CircuitOpen,
         ContextOverflow,
         IdempotencyConflict,
@@ -144,6 +147,7 @@ if TYPE_CHECKING:
         StorageFull,
         StorageTooNew,
         StreamCut,
+        ToolTimeout,
         UnknownAgent,
         UnknownPrice,
         UnknownRun,
@@ -188,12 +192,12 @@ else:
         "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
-        "errors": "AgentRuntimeError AuthenticationFailed CircuitOpen ContextOverflow IdempotencyConflict "
+        "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
         "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
         "ModelNotFound NotConfigured NotSupported OutputMismatch PortalMisuse Postponed ProviderError ProviderTimeout "
         "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageTooNew StreamCut UnknownAgent UnknownPrice UnknownRun UnknownSetting UnknownTool "
+        "StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting UnknownTool "
         "UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -30,11 +29,11 @@ from .errors import (
 from .journal.record import FAILED, RETRYING, Record
 from .portal import in_thread
 from .retry import Delay, fixed
+from .tools.deadline import limited
 from .tools.schema import context_parameter, place_context
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-GRACE = 5.0  # seconds a cancelled step has to let go before it is abandoned
 #: Trying these again would only do the same, or harm.
 NEVER_RETRIED = (
     LeaseLost,
@@ -147,43 +146,6 @@ async def threaded(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Run a plain step function in a thread, and await what it gives if that is awaitable."""
     result = await in_thread(fn, *args)
     return await result if inspect.isawaitable(result) else result
-
-
-# -- time limits
-
-_abandoned: set[asyncio.Task[Any]] = set()
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    _abandoned.discard(task)
-    if not task.cancelled():
-        task.exception()
-
-
-async def let_go(task: asyncio.Task[Any], what: str, grace: float = GRACE) -> bool:
-    """Wait for a cancelled task to end; after `grace` seconds it is abandoned, kept alive and named in the log."""
-    done, _ = await asyncio.wait({task}, timeout=grace)
-    task.add_done_callback(_retrieve)
-    if not done:
-        _abandoned.add(task)
-        log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
-    return bool(done)
-
-
-async def limited(awaitable: Awaitable[Any], seconds: float, what: str) -> Any:
-    """The result, or TimeoutError after `seconds`; a task that will not stop is abandoned."""
-    task: asyncio.Task[Any] = asyncio.ensure_future(awaitable)
-    try:
-        await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        await let_go(task, what)
-        raise
-    if task.done():
-        return task.result()
-    task.cancel()
-    await let_go(task, what)
-    raise TimeoutError(f"timed out after {seconds:g} s")
 
 
 # -- performing

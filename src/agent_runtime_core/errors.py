@@ -2,10 +2,12 @@
 
 AgentRuntimeError
 ├── InvalidArgument (ValueError)      a value that cannot be used; nothing was written
-│   └── UnknownSetting                a configuration name nobody reads
+│   ├── UnknownSetting                a configuration name nobody reads
+│   └── BadArguments                  a tool was called with what it does not take
 ├── UnknownAgent (KeyError)           no agent of that key is registered here
 ├── UnknownRun (KeyError)             no run of that id is stored here
 ├── UnknownTool (KeyError)            no tool of that name is registered here
+├── ToolTimeout (TimeoutError)        a tool gave no answer within its own time limit
 ├── PortalMisuse                      a blocking call from the loop that would have to answer it
 ├── NotSupported                      this backend or client has no such operation
 ├── MissingDependency (ImportError)   an optional package is not installed
@@ -62,6 +64,14 @@ class UnknownSetting(InvalidArgument):
     """A configuration name nobody reads."""
 
 
+class BadArguments(InvalidArgument):
+    """The arguments of a call are not what the tool takes; it was not called. `tool` is its name."""
+
+    def __init__(self, message: str, tool: str = "") -> None:
+        self.tool: str = tool
+        super().__init__(f"tool {tool!r}: {message}" if tool else message)
+
+
 class UnknownAgent(AgentRuntimeError, KeyError):
     """No agent of that key is registered here."""
 
@@ -72,6 +82,15 @@ class UnknownRun(AgentRuntimeError, KeyError):
 
 class UnknownTool(AgentRuntimeError, KeyError):
     """No tool of that name is registered here."""
+
+
+class ToolTimeout(AgentRuntimeError, TimeoutError):
+    """A tool gave no answer within its own time limit. `tool` is its name, `seconds` the limit."""
+
+    def __init__(self, tool: str, seconds: float, more: str = "") -> None:
+        self.tool: str = tool
+        self.seconds: float = seconds
+        super().__init__(f"tool {tool!r} gave no answer within {seconds:g} s{more}")
 
 
 class PortalMisuse(AgentRuntimeError):

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import attempts
 from agent_runtime_core.errors import StepExecutionError
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.runner import drive
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
+from agent_runtime_core.tools import deadline
 
 from .rig import KINDS, consistent, others, settings, status, store, terminal_events, until, until_status
 
@@ -291,9 +291,9 @@ async def test_what_a_failed_attempt_left_running_writes_nothing_beside_the_next
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = functools.partial(attempts.let_go, grace=0.05)
+    quick = functools.partial(deadline.let_go, grace=0.05)
     monkeypatch.setattr(drive, "let_go", quick)
-    monkeypatch.setattr(attempts, "let_go", quick)
+    monkeypatch.setattr(deadline, "let_go", quick)
 
 
 class Stubborn:

@@ -447,7 +447,7 @@ async def test_a_step_that_takes_too_long_timed_out(place: Path | None) -> None:
 async def test_a_step_that_will_not_stop_is_abandoned_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.attempts.let_go.__defaults__", (0.01,))
+    monkeypatch.setattr("agent_runtime_core.tools.deadline.let_go.__defaults__", (0.01,))
     release = asyncio.Event()
 
     async def stubborn(ctx: Any, state: Any) -> None:

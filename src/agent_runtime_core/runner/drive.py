@@ -14,7 +14,6 @@ from uuid import UUID
 from .._clock import Clock, aware
 from .._engines.base import Op
 from .._json import decode, encode
-from ..attempts import let_go
 from ..backends import Backends
 from ..book import Book
 from ..context import Context
@@ -43,6 +42,7 @@ from ..outcome import decode_result, encode_result, error_payload, payload_of
 from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
 from ..retry import run_backoff
 from ..status import RunStatus
+from ..tools.deadline import let_go
 from ..waits import Place, Services
 from .heart import Heart, Held
 from .settings import RunnerConfig

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
 from .._json import decode, encode
-from ..attempts import NEVER_RETRIED, Policy, call, callee, let_go, limited, threaded
+from ..attempts import NEVER_RETRIED, Policy, call, callee, threaded
 from ..errors import StepCancelledError, StepExecutionError
+from ..tools.deadline import let_go, limited
 from .model import ExecutionState, State, Step
 
 if TYPE_CHECKING:

@@ -10,21 +10,13 @@ from typing import Any, Final, NoReturn, cast
 
 from .._json import MAX_BYTES
 from .._refusals import MAX_DEPTH
-from ..errors import InvalidArgument
+from ..errors import BadArguments
 from ..schema import misfits
 
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 
 _TOLD: Final = 8  # problems named in one message
 _DIGITS: Final = 400  # of an integer; a float has at most 309 before its point
-
-
-class BadArguments(InvalidArgument):
-    """The arguments of a call are not what the tool takes; it was not called. `tool` is its name."""
-
-    def __init__(self, message: str, tool: str = "") -> None:
-        self.tool: str = tool
-        super().__init__(f"tool {tool!r}: {message}" if tool else message)
 
 
 def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from ..errors import AgentRuntimeError, InvalidArgument
+from ..errors import InvalidArgument, ToolTimeout
 
 __all__ = ["GRACE", "ToolTimeout", "let_go", "limited", "seconds_or_none"]
 
@@ -17,15 +17,6 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 GRACE: Final = 5.0  # seconds a cancelled task has to let go before it is abandoned
 
 _abandoned: set[asyncio.Task[Any]] = set()
-
-
-class ToolTimeout(AgentRuntimeError, TimeoutError):
-    """A tool gave no answer within its own time limit. `tool` is its name, `seconds` the limit."""
-
-    def __init__(self, tool: str, seconds: float, more: str = "") -> None:
-        self.tool: str = tool
-        self.seconds: float = seconds
-        super().__init__(f"tool {tool!r} gave no answer within {seconds:g} s{more}")
 
 
 def seconds_or_none(timeout: Any) -> float | None:
