@@ -41,8 +41,11 @@ class Backends(NamedTuple):
 
 
 def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
-    """What tells these trace sinks, and the configured one, of runs; None where there is nobody to tell."""
-    every = [sink for sink in sinks if not isinstance(sink, NoopTraceSink)]
+    """What tells these trace sinks, and the configured ones, of runs; None where there is nobody to tell."""
+    named = [get_trace_sink(sink) if isinstance(sink, str) else sink for sink in (*sinks, *config.trace_sinks)]
+    if config.tracing_backend is not None:
+        named.append(get_trace_sink(config.tracing_backend))
+    every = [sink for sink in named if not isinstance(sink, NoopTraceSink)]
     if config.langfuse_enabled and not any(getattr(sink, "service", "") == "langfuse" for sink in every):
         every.append(get_trace_sink("langfuse"))
     return Tracer(every, clock=clock) if every else None

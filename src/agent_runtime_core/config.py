@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +59,10 @@ class RuntimeConfig:
     park_after: float = 5.0
     #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
     model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    #: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
+    trace_sinks: Sequence[Any] = ()
+    #: The name of the sink that `get_trace_sink()` gives; by default "langfuse" if that is enabled, else "noop".
+    tracing_backend: str | None = None
     langfuse_enabled: bool = False
     langfuse_public_key: str | None = None
     langfuse_secret_key: str | None = None
@@ -137,6 +141,8 @@ def _read(name: str, text: str) -> Any:
         return _number(text)
     if name in _TRUTHS:
         return _TRUTH.get(text.lower(), text)
+    if name == "trace_sinks":
+        return tuple(filter(None, map(str.strip, text.split(","))))
     if name == "model_prices":
         try:
             return json.loads(text)
@@ -162,6 +168,8 @@ def _check(name: str, called: str, value: Any) -> None:
         wanted = "" if value in ("full", "normal") else "'full' or 'normal'"
     elif name in _TRUTHS:
         wanted = "" if isinstance(value, bool) else "True or False"
+    elif name == "trace_sinks":
+        wanted = "" if _are_sinks(value) else "trace sinks, or their names, in a list"
     elif name == "model_prices":
         wanted = "" if _are_prices(value) else _PRICES_WANTED
     else:
@@ -176,6 +184,12 @@ _PRICES_WANTED = (
     "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
     "and if they differ 'cached_input' and 'cache_write'"
 )
+
+
+def _are_sinks(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        (isinstance(each, str) and each) or hasattr(each, "trace") or hasattr(each, "log_event") for each in value
+    )
 
 
 def _are_prices(value: Any) -> bool:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core.backends import configured, open_url
+from agent_runtime_core.backends import configured, open_url, traced
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
 from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
+from agent_runtime_core.testing.clock import VirtualClock
 
 
 async def test_a_path_or_url_of_a_file_is_three_backends_on_one_engine(tmp_path: Path) -> None:
@@ -94,3 +95,20 @@ def test_a_name_nobody_has_is_refused() -> None:
     config: Any = RuntimeConfig(queue_backend="memori")
     with pytest.raises(ValueError, match=r"'memori'.*did you mean 'memory'\?"):
         configured(config)
+
+
+class Heard:
+    """Stands for a sink of somebody's package."""
+
+    def trace(self, event: dict[str, object]) -> None: ...
+
+
+def test_the_configured_sinks_are_told_too() -> None:
+    clock = VirtualClock()
+    given = Heard()
+    assert traced(RuntimeConfig(), (), clock) is None
+    assert traced(RuntimeConfig(tracing_backend="noop", trace_sinks=["noop"]), (), clock) is None
+    for config in (RuntimeConfig(trace_sinks=[given]), RuntimeConfig(tracing_backend=f"{__name__}:Heard")):
+        assert traced(config, (), clock) is not None
+    with pytest.raises(InvalidArgument, match="no trace sink is called 'langfuze'; did you mean 'langfuse'"):
+        traced(RuntimeConfig(trace_sinks=["langfuze"]), (), clock)

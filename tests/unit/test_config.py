@@ -31,6 +31,8 @@ def test_the_defaults() -> None:
         "retry_backoff_max": 300,
         "park_after": 5.0,
         "model_prices": {},
+        "trace_sinks": (),
+        "tracing_backend": None,
         "langfuse_enabled": False,
         "langfuse_public_key": None,
         "langfuse_secret_key": None,
@@ -75,6 +77,12 @@ def test_prices_that_cannot_be_used(prices: object) -> None:
         configure(model_prices=prices)
 
 
+@pytest.mark.parametrize("sinks", ["langfuse", [1], [""], None])
+def test_sinks_that_cannot_be_used(sinks: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"trace_sinks=.*trace sinks, or their names, in a list"):
+        configure(trace_sinks=sinks)
+
+
 def test_a_truth_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_RUNTIME_LANGFUSE_ENABLED", "maybe")
     with pytest.raises(InvalidArgument, match=r"AGENT_RUNTIME_LANGFUSE_ENABLED='maybe'.*True or False"):
@@ -86,7 +94,8 @@ def test_a_truth_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: dict[str, object] = {}
-    others = {
+    others: dict[str, tuple[str, object]] = {
+        "trace_sinks": ("noop, a.b:C", ("noop", "a.b:C")),
         "langfuse_enabled": ("true", True),
         "langfuse_content": ("on", True),
         "model_prices": ('{"m":{"input":1,"output":2}}', PRICES),

@@ -26,11 +26,12 @@ _LAZY = {
 def get_trace_sink(name: str | None = None, **options: Any) -> TraceSink:
     """A trace sink by its name, or by `"their_package.module:Class"`; `options` go to its constructor.
 
-    None is "langfuse" where the configuration says langfuse_enabled, else "noop".
+    None is the configured tracing_backend, else "langfuse" where langfuse_enabled is set, else "noop".
     InvalidArgument (a ValueError): there is no such sink.
     """
     if name is None:
-        name = "langfuse" if get_config().langfuse_enabled else "noop"
+        config = get_config()
+        name = config.tracing_backend or ("langfuse" if config.langfuse_enabled else "noop")
     sink: TraceSink = pick(TRACING, name, package=__name__, what="trace sink")(**options)
     return sink
 
