@@ -57,6 +57,15 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
     return found
 
 
+def lazily(package: str, table: Mapping[str, str], name: str) -> object:
+    """What a package's `__getattr__` gives: a name in its `table`, loaded now and then kept there."""
+    if name not in table:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    found = load(table[name], package=package)
+    setattr(sys.modules[package], name, found)
+    return found
+
+
 def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
     wanted = importlib.util.resolve_name(name, package)
     try:

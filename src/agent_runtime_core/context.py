@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable
+from json.encoder import encode_basestring_ascii as quote
 from typing import Any, TypeVar, cast
 from uuid import UUID
 
@@ -246,7 +247,7 @@ class Context:
         if self.place.cancelled:
             raise StepCancelledError(name)
         started = {**({"tool": tool} if tool else {}), **({"reserve": reserve} if reserve else {})}
-        info = None if tool is None else encode({"tool": {"name": tool["name"], "id": tool["id"]}})
+        info = None if tool is None else f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
         work = Work(
             name, f"k:{key}", call, policy, pos=self._take_pos(), info=info, quiet=tool is None,
             started=started or None, bare=True, lazy=lazy, settled=None if tool is None else _answered,

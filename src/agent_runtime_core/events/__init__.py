@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._load import load, pick
+from .._load import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = load(_LAZY[name], package=__name__)
-    return found
+    return lazily(__name__, _LAZY, name)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from .._load import load, pick
+from .._load import lazily, pick
 from ..config import get_config
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 
@@ -79,10 +79,7 @@ def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = load(_LAZY[name], package=__name__)
-    return found
+    return lazily(__name__, _LAZY, name)
 
 
 def __dir__() -> list[str]:

@@ -114,9 +114,10 @@ class Talk:
     async def in_time(self, work: Awaitable[Any]) -> Any:
         """Its result, unless a time limit or the token comes first."""
         now = self.clock.boot() - self._since
-        left = self.budget.left(now, self._turn + now)
+        left, token = self.budget.left(now, self._turn + now), self.cancellation
+        if left is None and token is None:
+            return await work
         limit: AbstractAsyncContextManager[Any] = nullcontext() if left is None else asyncio.timeout(max(left, 0))
-        token = self.cancellation
         try:
             async with limit:
                 return await (work if token is None else _until(token, work))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._load import load, pick
+from .._load import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = load(_LAZY[name], package=__name__)
-    return found
+    return lazily(__name__, _LAZY, name)
 
 
 def __dir__() -> list[str]:

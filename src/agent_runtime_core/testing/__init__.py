@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._load import load
+from .._load import lazily
 
 if TYPE_CHECKING:
     from .cassettes import Cassette, CassetteMiss, Exchange, RecordingLLMClient, ReplayLLMClient
@@ -44,10 +44,7 @@ _LAZY = {name: f"{module}:{name}" for module, names in _MODULES.items() for name
 
 # Lazy, so that the pytest plugin beside these modules costs next to nothing at the start of every pytest.
 def __getattr__(name: str) -> object:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = load(_LAZY[name], package=__name__)
-    return found
+    return lazily(__name__, _LAZY, name)
 
 
 def __dir__() -> list[str]:
