@@ -91,6 +91,8 @@ class Budget:
     def __init__(self, limits: RunLimits, outer: Budget | None = None) -> None:
         self.limits: RunLimits = limits
         self.outer: Budget | None = outer
+        #: Of all limits that hold here.
+        self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
         self.turns: int = 0
         self.tool_calls: int = 0
         self.tokens: int = 0
@@ -106,11 +108,6 @@ class Budget:
     def begun(self) -> bool:
         """Whether anything of it was used."""
         return bool(self.turns or self.usage)
-
-    @property
-    def strictest(self) -> RunLimits:
-        """Of all limits that hold here."""
-        return self.limits if self.outer is None else self.limits.stricter(self.outer.strictest)
 
     # -- asking whether something may be done: LimitExceeded if not
 

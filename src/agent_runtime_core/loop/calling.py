@@ -220,7 +220,7 @@ def _args(call: ToolCallDict) -> dict[str, Any]:
     """The arguments as a dict, empty where they are none: what is told of a call, not what it is run with."""
     given = call.arguments
     try:
-        found = json.loads(given, parse_constant=_no_constant) if isinstance(given, str) and given.strip() else given
+        found = _READ.decode(given) if isinstance(given, str) and given.strip() else given
     except (ValueError, RecursionError):
         return {}
     return dict(found) if isinstance(found, Mapping) else {}
@@ -228,6 +228,9 @@ def _args(call: ToolCallDict) -> dict[str, Any]:
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON")
+
+
+_READ = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _told(call: ToolCallDict) -> dict[str, Any]:

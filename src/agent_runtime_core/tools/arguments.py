@@ -66,9 +66,7 @@ def _read(text: str) -> Any:
     if size > MAX_BYTES:
         raise BadArguments(f"the arguments have {size} bytes, {MAX_BYTES} are the most: send less")
     try:
-        return json.loads(
-            text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
-        )
+        return _STRICT.decode(text)
     except BadArguments:
         raise
     except RecursionError:
@@ -134,3 +132,9 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# Made once: json.loads() makes one for each call that has such hooks.
+_STRICT: Final = json.JSONDecoder(
+    object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
+)
