@@ -29,6 +29,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts, get_llm_client
 from agent_runtime_core.llm._assembly import Assembly
+from tests.litellm_rest import settled
 from tests.unit.wire_server import Script, WireServer, script, serving, stream
 
 # Not importorskip: the import takes seconds and is the wire's to make.
@@ -56,15 +57,7 @@ async def asking(*answers: Script, **options: Any) -> AsyncIterator[tuple[LiteLL
         try:
             yield client, server
         finally:
-            await _settled()
-
-
-async def _settled() -> None:
-    litellm: Any = sys.modules["litellm"]
-    # litellm logs each call in tasks of its own, and keeps its connections for the whole process.
-    await asyncio.sleep(0.05)
-    await litellm.close_litellm_async_clients()
-    litellm.in_memory_llm_clients_cache.flush_cache()
+            await settled()
 
 
 def completion(message: dict[str, Any], finish_reason: str = "stop", **rest: Any) -> dict[str, Any]:
@@ -104,7 +97,7 @@ async def test_what_litellm_makes_up() -> None:
         ("call_a", "weather", '{"city": "Oslo"}'),
         ("call_b", "weather", '{"city": "Rome"}'),
     ]
-    await _settled()
+    await settled()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +113,7 @@ async def test_errors_that_litellm_makes_up(name: str, kind: type[ProviderError]
     with pytest.raises(ProviderError) as caught:
         await client.generate(ASK)
     assert type(caught.value) is kind
-    await _settled()
+    await settled()
 
 
 async def test_tools_reasoning_and_usage_survive_the_round_trip() -> None:
@@ -233,7 +226,7 @@ async def test_what_a_failure_means_and_that_it_is_asked_once(
 async def test_a_model_without_a_provider() -> None:
     with pytest.raises(ModelNotFound, match="provider/model"):
         await LiteLLMClient("nobody/nothing").generate(ASK)
-    await _settled()
+    await settled()
 
 
 async def test_embeddings_and_what_litellm_has_not() -> None:
