@@ -568,7 +568,7 @@ async def test_a_child_that_uses_up_the_tool_calls_leaves_its_parent_its_answer(
     pair = Pair(Scripted(asks(HELP), "that will do"), Scripted(looks("a", "b"), looks("c")))
     result = await pair.run(max_tool_calls=3)
     assert result.final_output == {"response": "that will do"}, result.error
-    assert (pair.ran, result.usage["tool_calls"]) == (["a", "b"], 3)
+    assert (sorted(pair.ran), result.usage["tool_calls"]) == (["a", "b"], 3)
     assert "max_tool_calls=2 is reached" in pair.parent.asked[1][-1]["content"]
 
 
@@ -577,7 +577,7 @@ async def test_a_child_is_not_lent_what_the_calls_beside_it_need() -> None:
     pair = Pair(Scripted(asks(HELP, *beside), "done"), Scripted(looks("a"), looks("b"), looks("c"), "d"))
     result = await pair.run(max_tool_calls=4)
     assert len(pair.ran) + 1 <= 4, pair.ran
-    assert pair.ran == ["a", "x", "y"]
+    assert sorted(pair.ran) == ["a", "x", "y"]
     assert result.usage["tool_calls"] == 4
 
 
