@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -438,6 +439,19 @@ async def test_compacting_gives_space_back(engine: SQLiteEngine, path: Path) -> 
     await engine.compact()
     assert path.stat().st_size < 500_000
     assert await engine.read(get, "a") is None
+
+
+async def test_a_job_that_fails_does_not_end_the_writer(engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.log, "compact", fail)
+        with pytest.raises(StorageError, match=r"a\.db: OSError.*No locks available"):
+            await asyncio.wait_for(engine.compact(), 10)
+        engine.writer.hand([fail])
+    await asyncio.wait_for(engine.compact(), 10)
+    assert await asyncio.wait_for(engine.commit(None, [Op("put", ("a", 1))]), 10) == [1]
 
 
 # -- hearing each other

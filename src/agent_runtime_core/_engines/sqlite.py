@@ -255,6 +255,8 @@ class SQLiteEngine(Engine):
                     self.log.compact()
             except sqlite3.Error as cause:
                 error = translate(cause, self.path)
+            except Exception as cause:  # noqa: BLE001 - it belongs to the caller
+                error = StorageError(f"{self.path}: {cause!r}")
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_answer, done, None, error)
 

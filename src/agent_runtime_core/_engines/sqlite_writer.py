@@ -264,7 +264,8 @@ class Writer:
                     batch.append(item)
                 else:
                     jobs += 1
-                    item()
+                    with contextlib.suppress(Exception):  # those who wait for it are told by itself
+                        item()
                 if len(batch) >= GROUP or inbox.empty():
                     break
                 item = inbox.get()
@@ -280,7 +281,8 @@ class Writer:
                 try:
                     with self._commit_lock:
                         self._wait_to_begin(self._tx)
-                        if self.group(going):
+                        once = self.once and any(name in self.once for request in going for name, _ in request.ops)
+                        if self.group(going, once=bool(once)):
                             self._log.tend()
                     self._tell_others()
                 except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
@@ -336,10 +338,9 @@ class Writer:
                 raise StorageBusy(f"{self.path} is locked by a program outside this library")
             time.sleep(_RETRY)
 
-    def group(self, batch: list[Request]) -> bool:
+    def group(self, batch: list[Request], *, once: bool = False) -> bool:
         """Commit a group in the transaction that has begun; True where the log has to be tended."""
-        once = self.once and any(name in self.once for request in batch for name, _ in request.ops)
-        self._transact(self._tx, batch, bool(once))
+        self._transact(self._tx, batch, once)
         return self._log.grown()
 
     def _transact(self, tx: SQLiteTx, batch: list[Request], once: bool) -> None:

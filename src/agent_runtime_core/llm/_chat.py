@@ -80,9 +80,8 @@ class ChatClient(LLMClient):
         self._timeouts = timeouts or Timeouts()
         self._retries = retries or Retries()
         self._clock = clock
-        self._endpoint = str(getattr(wire, "endpoint", ""))
         if breakers is None:
-            breakers = SHARED if self._endpoint and clock is SYSTEM else Breakers(clock)
+            breakers = SHARED if wire.endpoint and clock is SYSTEM else Breakers(clock)
         self._breakers = breakers
 
     async def generate(
@@ -181,7 +180,7 @@ class ChatClient(LLMClient):
         return Request(list(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
 
     def _tries(self, model: str) -> Tries:
-        key = (self._wire.provider, self._endpoint, model)
+        key = (self._wire.provider, self._wire.endpoint, model)
         return Tries(key, self._timeouts, self._retries, self._breakers, self._clock)
 
     async def _persist(self, tries: Tries, attempt: Callable[[], Awaitable[T]]) -> T:
