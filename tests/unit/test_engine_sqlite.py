@@ -441,6 +441,21 @@ async def test_compacting_gives_space_back(engine: SQLiteEngine, path: Path) -> 
     assert await engine.read(get, "a") is None
 
 
+async def test_a_commit_does_not_overtake_what_its_task_posted(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the loop could carry it out at once, where it could not a moment ago."""
+    now, answers = engine.writer.now, iter([False])
+    monkeypatch.setattr(engine.writer, "now", lambda batch: next(answers, True) and now(batch))
+
+    async def post_and_commit() -> None:
+        engine.post(None, [Op("put", ("a", 2))])
+        await engine.commit(None, [Op("put", ("a", 3))])
+
+    await asyncio.gather(engine.commit(None, [Op("put", ("a", 1))]), post_and_commit())
+    assert await engine.read(get, "a") == 3
+
+
 async def test_a_job_that_fails_does_not_end_the_writer(engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.ENOLCK, "No locks available")

@@ -85,7 +85,7 @@ class Outbox:
     def at_once(self, request: Request) -> bool:
         """Carry out the commit of a caller that seems to be the only one."""
         asker = self._asker
-        if self._crowd or (asker is not None and asker is not asyncio.current_task(self.loop)):
+        if self.turn or self._crowd or (asker is not None and asker is not asyncio.current_task(self.loop)):
             return False
         if asker is None:
             self._since = self.loop.time()
