@@ -6,6 +6,7 @@ between.py '[PLACES]' before|after N: drives one run; says "ready", and how many
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -28,15 +29,15 @@ class Scythe:
         Writer.group = self  # type: ignore[method-assign,assignment]
 
     def __get__(self, writer: Writer, owner: type[Writer]) -> object:
-        return lambda batch: self._cut(writer, batch)
+        return functools.partial(self._cut, writer)
 
-    def _cut(self, writer: Writer, batch: list[Request]) -> bool:
+    def _cut(self, writer: Writer, batch: list[Request], *, once: bool = False) -> bool:
         # One at a time, so that nothing of another engine lands while this process dies.
         with self._lock:
             self.count += 1
             if self.when == "before" and self.count == self.n:
                 os.kill(os.getpid(), signal.SIGKILL)
-            grown = self._group(writer, batch)
+            grown = self._group(writer, batch, once=once)
             if self.when == "after" and self.count == self.n:
                 os.kill(os.getpid(), signal.SIGKILL)
             return grown
