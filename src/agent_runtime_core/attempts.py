@@ -155,8 +155,8 @@ class Work:
     """What `perform` needs to know of a step; `call(attempt)` is one try."""
 
     __slots__ = (
-        "bare", "begun", "call", "decode", "description", "digest", "encode", "info", "key", "lazy", "name", "policy",
-        "pos", "quiet", "settled", "started", "total",
+        "bare", "begun", "call", "decode", "description", "digest", "encode", "info", "key", "lazy", "name", "noted",
+        "policy", "pos", "quiet", "settled", "started", "total",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +179,7 @@ class Work:
         self.info: str | None = info
         self.begun: bool = begun  # an earlier record of this claim carries its start
         self.quiet: bool = quiet
+        self.noted: Record | None = None  # the record of its start, while that may still wait to be written
         self.started: dict[str, Any] | None = started  # what its STARTED records tell besides
         self.bare: bool = bare  # its last error is raised as it is
         #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
@@ -230,7 +231,9 @@ async def perform(book: Book, work: Work, seal: Seal) -> Any:
                 attempt += 1
                 frame.attempt, frame.emitted = attempt, 0
                 continue
-            if records := seal(work, text, attempt, int((clock.boot() - since) * 1000)):
+            records = seal(work, text, attempt, int((clock.boot() - since) * 1000))
+            work.noted = None
+            if records:
                 if work.lazy:
                     await ledger.note(*records)
                 else:
@@ -279,6 +282,7 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
         info=about, digest=work.digest, quiet=work.quiet,
     )  # fmt: skip
     if work.policy.on_in_doubt == "retry":
+        work.noted = record
         await book.ledger.note(record)
     else:
         await book.ledger.append(record)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from ._ids import step_id
 from ._json import encode
 from .errors import JournalMismatch, StepExecutionError
-from .journal.record import DONE, STARTED, Record, count_events
+from .journal.record import DONE, STARTED, Record, count_events, with_start
 from .ledger import Ledger
 
 Identity = tuple[str, str]  # (name, key)
@@ -26,6 +26,7 @@ class Performed(Protocol):
     info: str | None
     digest: str | None
     quiet: bool
+    noted: Record | None  # its start, which may still wait to be written
 
     @property
     def policy(self) -> Any: ...
@@ -121,7 +122,7 @@ class Book:
                 self.begun[identity] = record.attempt
                 self._ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
-                    self.until[identity] = json.loads(record.info)["until"]
+                    self.until[identity] = json.loads(record.info).get("until")
                 if record.info is not None and '"reserve"' in record.info:
                     self.reserved[identity] = json.loads(record.info).get("reserve") or {}
             case "retrying" | "failed":
@@ -253,11 +254,16 @@ class Book:
         next: str | None = None,
     ) -> Record:  # fmt: skip
         """The DONE record of a step."""
-        ledger, total = self.ledger, work.total
+        ledger, total, info = self.ledger, work.total, work.info
+        nev = 0 if work.quiet else 1 if next is None else 3 if total else 2
+        start = work.noted
+        # Its events get this record's time: not where that is far from the truth.
+        if start is not None and ms <= ledger.linger * 1000 and ledger.take_back(start) and start.nev:
+            info = with_start(info, start)
+            nev += start.nev
         return Record(
             ledger.next_seq(), DONE, work.name, work.key, attempt, ledger.claim_id, self.wall(), result, None, state,
-            work.pos, total, work.policy.retries + 1, ms, work.info, next, work.digest, -1,
-            0 if work.quiet else 1 if next is None else 3 if total else 2,
+            work.pos, total, work.policy.retries + 1, ms, info, next, work.digest, -1, nev,
         )  # fmt: skip
 
     def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:

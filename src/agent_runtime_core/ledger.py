@@ -17,7 +17,7 @@ from ._engines.base import INSTALL, Commits, Engine, Guard, Op
 from ._json import decode, encode
 from .errors import StorageBusy, StorageClosed
 from .events.base import EventBus
-from .journal.record import Record, event_id, expand
+from .journal.record import STARTED, Record, carries_start, count_events, event_id, expand
 from .queue.base import RunQueue
 from .queue.row import RunRow, Settle
 from .state.base import StateStore
@@ -40,7 +40,7 @@ class Ledger:
         self._derives = bus.derives and self._bus is self._state
         self._one = self._derives and self._state is self._queue
         #: Notes wait this long for a commit to travel with: a flush of their own would hold up the next one.
-        self._linger: float = getattr(self._state, "linger", 0.0) if self._one else 0.0
+        self.linger: float = getattr(self._state, "linger", 0.0) if self._one else 0.0
         #: Hears of every event that this claim has written: its kind and its payload.
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._notes: list[Op] = []
@@ -143,7 +143,10 @@ class Ledger:
     def _tell(self, records: Sequence[Record]) -> None:
         if self.told is not None:
             for record in records:
-                for kind, payload in expand(self.run_id, record):
+                events = expand(self.run_id, record)
+                if carries_start(record):  # told when it was noted
+                    events = events[count_events(STARTED, total=record.total) :]
+                for kind, payload in events:
                     self.told(kind, payload)
 
     async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
@@ -178,11 +181,23 @@ class Ledger:
             await self._post(self._bus, events)
         self._tell(records)
 
+    def take_back(self, record: Record) -> bool:
+        """Leave out a record that was noted, if it still waits: another one will stand for it."""
+        notes = self._notes
+        for place in range(len(notes) - 1, -1, -1):
+            op = notes[place]
+            if op.name == "journal.append" and op.args[1] is record:
+                del notes[place]
+                if record.seq + 1 == self._seq:
+                    self._seq = record.seq
+                return True
+        return False
+
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
-        if self._linger:
+        if self.linger:
             self._notes += ops
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(self._linger, self._flush)
+                self._timer = asyncio.get_running_loop().call_later(self.linger, self._flush)
             return
         post = getattr(target, "post", None)
         if post is not None:

@@ -20,7 +20,7 @@ from ..errors import LeaseLost
 ATTEMPT: Final = "attempt"  # the run began to execute: name is the agent key
 RESUMED: Final = "resumed"  # a parked run went on
 STARTED: Final = "started"  # a try of a step began
-DONE: Final = "done"  # a step ended well; may carry the next one's start
+DONE: Final = "done"  # a step ended well; may carry its own start, and the next one's
 RETRYING: Final = "retrying"  # a try failed, another follows
 FAILED: Final = "failed"  # the last try failed
 SKIPPED: Final = "skipped"  # recorded steps were answered from here
@@ -71,6 +71,18 @@ def repeated(applied: Callable[..., int], tx: Any, run_id: str, record: Record) 
         return applied(tx, run_id, record)
     except NotApplied:
         raise LeaseLost(run_id, record.claim_id) from None
+
+
+def with_start(info: str | None, start: Record) -> str:
+    """The `info` of a DONE record that stands for the start of its step too, whose own record was never written."""
+    began = start.info or "{}"
+    if info is None or began.startswith('{"tool":'):  # it tells all of the call
+        return f'{{"began":{began}}}'
+    return f'{info[:-1]},"began":{began}}}'
+
+
+def carries_start(record: Record) -> bool:
+    return record.kind == DONE and record.info is not None and '"began":' in record.info
 
 
 def count_events(kind: str, *, total: int, carries_next: bool = False) -> int:
@@ -125,49 +137,56 @@ def _about(run_id: str, name: str, key: str, pos: int, total: int) -> dict[str, 
     }
 
 
-def _begin(
-    about: dict[str, Any], attempt: int, tries: int, description: str | None
-) -> list[tuple[str, dict[str, Any]]]:
-    tried = {"attempt": attempt, "max_attempts": tries}
-    events = [("step.started", about | tried | {"description": description})]
+def _begin(about: dict[str, Any], attempt: int, tries: int, info: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    tried, description = {"attempt": attempt, "max_attempts": tries}, info.get("description")
+    doubt = {"in_doubt": True} if info.get("in_doubt") else {}
+    events = [("step.started", about | tried | {"description": description} | doubt)]
     if total := about["total_steps"]:
         progress = about["step_index"] / total * 100
         events.append(("progress.update", about | tried | {"progress_percent": progress, "description": description}))
     return events
 
 
-def _tool_event(run_id: str, record: Record, tool: dict[str, Any], info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A tool call of an agent loop: its start tells the arguments, its record the result."""
-    about = {"step_id": step_id(run_id, record.name, record.key), "trace_id": run_id.replace("-", "")}
-    told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
-    if record.kind == STARTED:
-        doubt = {"in_doubt": True} if info.get("in_doubt") else {}
-        return ("tool.call", about | told | {"tool_args": tool["args"]} | doubt)
+def _tool_called(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A tool call of an agent loop begins, with these arguments."""
+    doubt = {"in_doubt": True} if info.get("in_doubt") else {}
+    return ("tool.call", _about_tool(run_id, record, info) | {"tool_args": info["tool"]["args"]} | doubt)
+
+
+def _tool_answered(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     answer = cast("dict[str, Any]", decode(record.result or "{}"))
-    return ("tool.result", about | told | {"result": answer.get("result", answer.get("content"))})
+    return ("tool.result", _about_tool(run_id, record, info) | {"result": answer.get("result", answer.get("content"))})
+
+
+def _about_tool(run_id: str, record: Record, info: dict[str, Any]) -> dict[str, Any]:
+    about = {"step_id": step_id(run_id, record.name, record.key), "trace_id": run_id.replace("-", "")}
+    return about | {"tool_name": info["tool"]["name"], "tool_call_id": info["tool"]["id"]}
 
 
 def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    if "tool" in info and record.kind in (STARTED, DONE):
-        return [_tool_event(run_id, record, info["tool"], info)]
+    began: dict[str, Any] | None = info.get("began") if record.kind == DONE else None
+    if began is not None and "tool" in began:
+        return [_tool_called(run_id, record, began), _tool_answered(run_id, record, began)]
+    if "tool" in info and record.kind == STARTED:
+        return [_tool_called(run_id, record, info)]
+    if "tool" in info and record.kind == DONE:
+        return [_tool_answered(run_id, record, info)]
     about = _about(run_id, record.name, record.key, record.pos, record.total)
     tried = {"attempt": record.attempt, "max_attempts": record.tries}
     match record.kind:
         case "started":
-            events = _begin(about, record.attempt, record.tries, info.get("description"))
-            if info.get("in_doubt"):
-                events[0][1]["in_doubt"] = True
-            return events
+            return _begin(about, record.attempt, record.tries, info)
         case "retrying":
             error = info["error"]
             return [("step.retrying", about | tried | {"error": error, "retry_delay": info["retry_delay"]})]
         case "failed":
             return [("step.failed", about | {"attempts": record.attempt, "error": info["error"]})]
-    events = [("step.completed", about | tried | {"duration_ms": record.ms})]
+    events = [] if began is None else _begin(about, record.attempt, record.tries, began)
+    events += [("step.completed", about | tried | {"duration_ms": record.ms})]
     if record.next is not None:
         after: dict[str, Any] = json.loads(record.next)
         about = _about(run_id, after["name"], after["key"], after["pos"], record.total)
-        events += _begin(about, 1, after["tries"], after.get("description"))
+        events += _begin(about, 1, after["tries"], after)
     return events
 
 
