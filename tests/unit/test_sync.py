@@ -205,8 +205,10 @@ async def test_the_runner_beside_a_running_loop() -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from agent_runtime_core import open_run_sync
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it, and so do its children
 
 async def waits(ctx):
     print("inside", flush=True)
