@@ -9,10 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.loop import run_turn_loop
-from agent_runtime_core.runner import open_run
+from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 
@@ -104,19 +105,33 @@ def rows(size: Size) -> Iterator[Line]:
     yield _growth(size)
 
 
+class _Reader(ToolCallingAgent):
+    key = "reader"
+    system_prompt = "Read."
+    tools = _tools()
+    max_iterations = TURNS + 1
+
+    def __init__(self, turns: int) -> None:
+        self.client = _Instant("_page", turns)
+
+    def get_llm_client(self) -> LLMClient:
+        return self.client
+
+
 def _growth(size: Size) -> Line:
+    """What an agent's conversation leaves on disk, its result with all messages included."""
     count = size.of(TURNS, 5)
     configure(durability="normal")
 
     async def talk(path: Path) -> int:
-        async with open_run(path, "bench") as ctx:
-            done = await run_turn_loop(ctx, _Instant("_page", count), _tools())
-        return sum(len(str(message["content"])) for message in done.messages)
+        async with AgentRunner.open(path) as runner:
+            done = (await runner.execute(_Reader(count), "bench")).raise_for_status()
+        return sum(len(str(message["content"])) for message in done.final_messages)
 
     with size.file() as path:
         text = asyncio.run(talk(path))
         grown = size_on_disk(path)
     return Line(
-        f"store after {count} turns with {text / 1e6:.2f} MB of text", grown / 1e6, "MB",
+        f"store after {count} turns of an agent with {text / 1e6:.2f} MB of text", grown / 1e6, "MB",
         most=None if size.tiny else GROWTH / 1e6,
     )  # fmt: skip

@@ -258,7 +258,7 @@ class Book:
         nev = 0 if work.quiet else 1 if next is None else 3 if total else 2
         start = work.noted
         # Its events get this record's time: not where that is far from the truth.
-        if start is not None and ms <= ledger.linger * 1000 and ledger.take_back(start) and start.nev:
+        if start is not None and start.nev and ms <= ledger.linger * 1000 and ledger.take_back(start):
             info = with_start(info, start)
             nev += start.nev
         return Record(

@@ -125,7 +125,8 @@ class Context:
 
         Code between steps that runs again on resume publishes nothing twice.
         """
-        await self._open()
+        if self.place.sealed:
+            await self._open()
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
         row = self._event(kind, payload or {})
         if row is not None:
@@ -190,7 +191,8 @@ class Context:
         name that run at once need keys. Another name at a recorded place is a JournalMismatch; other
         arguments use the record, and say so in a STEP_SKIPPED event, unless `on_changed_input="raise"`.
         """
-        await self._open()
+        if self.place.sealed:
+            await self._open()
         policy = PLAIN_POLICY
         if retries or timeout is not None or on_in_doubt != "retry" or retry_delay != 1.0:
             policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
@@ -243,7 +245,8 @@ class Context:
         A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
         `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
-        await self._open()
+        if self.place.sealed:
+            await self._open()
         if self.place.cancelled:
             raise StepCancelledError(name)
         started = {**({"tool": tool} if tool else {}), **({"reserve": reserve} if reserve else {})}

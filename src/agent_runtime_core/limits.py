@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,9 @@ _NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))
 NO_LIMITS = RunLimits()
 
 #: The parts of a usage that add up.
-COUNTED = (
+COUNTED = frozenset({
     "prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "cache_write_tokens", "reasoning_tokens",
-)  # fmt: skip
+})  # fmt: skip
 
 
 class Budget:
@@ -93,6 +93,9 @@ class Budget:
         self.outer: Budget | None = outer
         #: Of all limits that hold here.
         self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
+        #: Whether a time limit holds here.
+        self.timed: bool = self.strictest.turn_timeout is not None or self.strictest.run_timeout is not None
+        self._all: tuple[Budget, ...] = (self,) if outer is None else (self, *outer._all)
         self.turns: int = 0
         self.tool_calls: int = 0
         self.tokens: int = 0
@@ -162,32 +165,25 @@ class Budget:
     # -- telling what was done
 
     def turn(self) -> None:
-        for each in self._all():
+        for each in self._all:
             each.turns += 1
 
     def tool(self, count: int = 1) -> None:
-        for each in self._all():
+        for each in self._all:
             each.tool_calls += count
 
     def worked(self, seconds: float) -> None:
-        for each in self._all():
+        for each in self._all:
             each.seconds += seconds
-
-    def _all(self) -> Iterator[Budget]:
-        each: Budget | None = self
-        while each is not None:
-            yield each
-            each = each.outer
 
     def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
         """A call of the model, or a child, used that."""
-        for each in self._all():
+        for each in self._all:
             each._count(usage, cost)
 
     def _count(self, usage: Mapping[str, Any], cost: float | None) -> None:
-        for name in COUNTED:
-            value = usage.get(name)
-            if isinstance(value, int):
+        for name, value in usage.items():
+            if name in COUNTED and isinstance(value, int):
                 self.usage[name] = self.usage.get(name, 0) + value
         self.tokens += tokens_of(usage)
         if cost is not None:
@@ -197,9 +193,9 @@ class Budget:
     def lend(self, most: RunLimits = NO_LIMITS) -> RunLimits:
         """An allotment for a child: what is left of what adds up, or `most`; held back here until it is back."""
         given = most
-        for each in self._all():
+        for each in self._all:
             given = given.stricter(each._rest())
-        for each in self._all():
+        for each in self._all:
             each._hold(given, 1)
         return given
 
@@ -222,7 +218,7 @@ class Budget:
 
     def bring_back(self, given: RunLimits, usage: Mapping[str, Any]) -> None:
         """The child has ended: what it did not use is there again."""
-        for each in self._all():
+        for each in self._all:
             each._hold(given, -1)
         calls, cost = usage.get("tool_calls"), usage.get("cost_usd")
         self.tool(calls if isinstance(calls, int) else 0)

@@ -18,6 +18,11 @@ _TYPES: Final[Mapping[str, Any]] = {
     "array": list,
     "object": dict,
 }
+_PLAIN: Final[Mapping[Any, str]] = {str: "string", int: "integer", bool: "boolean", float: "number"}
+_ABOUT_PLAIN: Final = frozenset({"type", "description", "title", "default"})
+_ABOUT_PLAIN_OBJECT: Final = frozenset(
+    {"type", "description", "title", "properties", "required", "additionalProperties"}
+)
 #: Floats beyond this are not the integers they look like.
 _EXACT: Final = 2**53
 #: Schemas inside schemas, where one that refers to itself would have no end.
@@ -33,6 +38,23 @@ def misfit(value: Any, schema: Mapping[str, Any], path: str = "$") -> str | None
     oneOf (as anyOf) and a $ref into the schema itself (JSON Schema 2020-12); other keywords are not looked at.
     """
     return next(misfits(value, schema, path), None)
+
+
+def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether an object fits a schema of nothing but plain properties; False says nothing of others.
+
+    Most arguments of tools are that, and `misfits` takes ten times as long for them.
+    """
+    properties = schema.get("properties")
+    if type(value) is not dict or schema.get("type") != "object" or not isinstance(properties, dict):
+        return False
+    if not _ABOUT_PLAIN_OBJECT.issuperset(schema):
+        return False
+    for name, item in value.items():
+        each = properties.get(name)
+        if type(each) is not dict or not _ABOUT_PLAIN.issuperset(each) or each.get("type") != _PLAIN.get(type(item)):
+            return False
+    return all(name in value for name in schema.get("required", ()))
 
 
 def misfits(value: Any, schema: Mapping[str, Any], path: str = "$") -> Iterator[str]:

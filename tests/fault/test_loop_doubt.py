@@ -45,6 +45,7 @@ class Dying:
         self.keys: list[str] = []  # idempotency keys of the payments that were made
         self.looked = 0
         self.dead: list[asyncio.Task[Any]] = []
+        self.limited = limits is not None
         self.lose = False  # what is not written yet when it hangs never is
 
         async def pay(to: str, ctx: RunContext) -> str:
@@ -91,6 +92,8 @@ class Dying:
         """Whether a call was begun since then that has no record."""
         records = await runner.state_store.records(run_id)
         name = "model" if self.hang.startswith("turn") else "tool"
+        if name == "model" and not self.limited:
+            return True  # nothing is set aside for it: its start is nowhere
         done = {record.key for record in records if record.kind == "done" and record.name == name}
         return any(r.kind == "started" and r.name == name and r.key not in done for r in records[since:])
 

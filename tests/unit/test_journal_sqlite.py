@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import sqlite3
 import string
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.errors import StorageCorrupt
-from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.journal.record import DONE, ENDED, Record
 from agent_runtime_core.journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED
 from agent_runtime_core.state import SQLiteStateStore
 
@@ -46,26 +48,43 @@ async def test_a_record_comes_back_as_it_was(store: SQLiteStateStore, record: Re
 
 
 @pytest.mark.parametrize(
-    ("result", "packed"),
+    ("kind", "result", "packed"),
     [
-        ("x" * (SHORTEST_PACKED - 1), False),
-        ("x" * SHORTEST_PACKED, True),
-        ("x" * LONGEST_PACKED, True),
-        ("x" * (LONGEST_PACKED + 1), False),
-        ("ä" * 2000, True),
-        (NOISE, False),
+        (DONE, "x" * (SHORTEST_PACKED - 1), False),
+        (DONE, "x" * SHORTEST_PACKED, True),
+        (DONE, "x" * LONGEST_PACKED, True),
+        (DONE, "x" * (LONGEST_PACKED + 1), False),
+        (ENDED, "x" * (SHORTEST_PACKED - 1), False),
+        (ENDED, "x" * (LONGEST_PACKED + 1), True),
+        (DONE, "ä" * 2000, True),
+        (DONE, NOISE, False),
     ],
 )
 async def test_results_of_a_few_kilobytes_are_compressed_if_it_helps(
-    store: SQLiteStateStore, tmp_path: Path, result: str, packed: bool
+    store: SQLiteStateStore, tmp_path: Path, kind: str, result: str, packed: bool
 ) -> None:
-    await store.commits.commit(None, [Op("journal.append", (RUN, Record(0, DONE, "s", result=result)))])
+    await store.commits.commit(None, [Op("journal.append", (RUN, Record(0, kind, "s", result=result)))])
     assert [each.result for each in await store.records(RUN)] == [result]
     conn = sqlite3.connect(tmp_path / "runs.db")
     [stored] = [row[0] for row in conn.execute("SELECT result FROM arc_journal")]
     conn.close()
     assert isinstance(stored, bytes) is packed
     assert len(stored) < len(result) if packed else stored == result
+
+
+async def test_what_takes_long_to_compress_is_the_threads_to_do(store: SQLiteStateStore) -> None:
+    where: list[str] = []
+    group = store.engine.writer.group
+
+    def watched(*args: Any, **options: Any) -> bool:
+        where.append(threading.current_thread().name)
+        return group(*args, **options)
+
+    store.engine.writer.group = watched  # type: ignore[method-assign]
+    for seq, (kind, size) in enumerate([(ENDED, 1), (ENDED, LONGEST_PACKED + 1), (DONE, 1)]):
+        record = Record(seq, kind, "s", result="x" * size)
+        await store.commits.commit(None, [Op("journal.append", (RUN, record))])
+    assert where == ["MainThread", "agent-runtime-writer", "MainThread"]
 
 
 async def test_a_compressed_result_that_was_damaged_is_told(store: SQLiteStateStore, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._engines.base import Concern, Op, always
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN, Request
@@ -42,7 +42,7 @@ def fail(tx: SQLiteTx) -> None:
 
 THINGS = Concern(
     "things", {"put": put, "long": put, "interrupted": interrupted, "fail": fail}, {}, (SCHEMA,),
-    lengthy=frozenset({"long"}),
+    lengthy={"long": always},
 )  # fmt: skip
 
 

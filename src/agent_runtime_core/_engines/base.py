@@ -55,8 +55,13 @@ class Concern:
     tables: Sequence[str] = ()
     #: Operations that run somebody's function, so that a group that fails may not simply be tried again.
     once: frozenset[str] = frozenset()
-    #: Operations that may take more than a moment, so that no event loop is to carry them out itself.
-    lengthy: frozenset[str] = frozenset()
+    #: Operations that may take more than a moment, with these arguments, so that no event loop is to carry them out.
+    lengthy: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
+
+
+def always(*args: Any) -> bool:
+    """Whatever the arguments are."""
+    return True
 
 
 class Commits(Protocol):

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..errors import LeaseLost, StorageBusy, StorageError
-from .base import Concern, Guard, NotApplied, Op
+from .base import Concern, Guard, NotApplied, Op, always
 from .presence import CommitLock
 from .sqlite_log import Log
 from .sqlite_tx import FunctionFailed, Home, Known, SQLiteTx, translate
@@ -165,7 +165,7 @@ class Writer:
         self.ops: dict[str, Callable[..., Any]] = {}
         self.applied: dict[str, Callable[..., Any]] = {}
         self.once: frozenset[str] = frozenset()
-        self.lengthy: frozenset[str] = frozenset()
+        self.lengthy: dict[str, Callable[..., bool]] = {}
         self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
         self.inbox: SimpleQueue[Request | Callable[[], None] | None] = SimpleQueue()
         self._known: Known = home.known
@@ -184,7 +184,7 @@ class Writer:
         self.ops.update(concern.ops)
         self.applied.update(concern.applied)
         self.once |= concern.once
-        self.lengthy |= concern.once | concern.lengthy
+        self.lengthy |= {**dict.fromkeys(concern.once, always), **concern.lengthy}
 
     # -- the callers' side
 
@@ -223,9 +223,13 @@ class Writer:
         """
         if self._handed or self._flush > SHORT_FLUSH or len(batch) > ON_LOOP:
             return False
+        lengthy = self.lengthy
         for request in batch:
-            if len(request.ops) > OPS_ON_LOOP or any(name in self.lengthy for name, _ in request.ops):
+            if len(request.ops) > OPS_ON_LOOP:
                 return False
+            for name, args in request.ops:
+                if name in lengthy and lengthy[name](*args):
+                    return False
         if not self._turn.acquire(blocking=False):
             return False
         try:

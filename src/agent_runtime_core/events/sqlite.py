@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from .._engines.backed import OnSQLite
-from .._engines.base import Concern, NotApplied
+from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
 from ..journal.record import Record
@@ -54,7 +54,7 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
-CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy=frozenset({DELETE}))
+CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy={DELETE: always})
 
 
 class SQLiteEventBus(OnSQLite, EventBus):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from zlib import compress, crc32, decompress
 
-from .._engines.base import Concern, NotApplied
+from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..errors import LeaseLost, StorageCorrupt
 from .record import ENDED, Record
@@ -79,13 +79,18 @@ def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None
     return crc32(result if isinstance(result, bytes) else result.encode(), crc)
 
 
-def _packed(result: str | None) -> str | bytes | None:
+def _packed(kind: str, result: str | None) -> str | bytes | None:
     """A result as it is stored. A row of more than a quarter of a page takes a page more, so those of a few
-    kilobytes, texts of models most of all, are worth compressing; larger ones would take too long."""
-    if result is None or not SHORTEST_PACKED <= len(result) <= LONGEST_PACKED:
+    kilobytes, texts of models most of all, are worth compressing. Larger ones would take too long, but for
+    that of the run, which tells a whole conversation once more."""
+    if result is None or len(result) < SHORTEST_PACKED or (len(result) > LONGEST_PACKED and kind != ENDED):
         return result
     packed = compress(result.encode(), 1)
     return packed if len(packed) < len(result) * 0.8 else result
+
+
+def _is_long(run_id: str, record: Record) -> bool:
+    return record.kind == ENDED and record.result is not None and len(record.result) > LONGEST_PACKED
 
 
 def _unpacked(result: str | bytes | None) -> str | None:
@@ -99,7 +104,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         record = record._replace(seq=0 if last is None else last + 1)
     ev = next_sequence(tx, run_id)
     seq, kind, name, _, _, _, _, text, *_, nev = record
-    result, body = _packed(text), _body(record)
+    result, body = _packed(kind, text), _body(record)
     try:
         tx.execute(
             _INSERT, (run_id, seq, kind, name, result, body, ev, nev, _crc(run_id, seq, kind, name, result, body, nev))
@@ -192,5 +197,5 @@ CONCERN = Concern(
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
     once=frozenset({"journal.transact"}),
-    lengthy=frozenset({"journal.delete"}),
+    lengthy={"journal.append": _is_long, "journal.delete": always},
 )

@@ -113,10 +113,11 @@ class Talk:
 
     async def in_time(self, work: Awaitable[Any]) -> Any:
         """Its result, unless a time limit or the token comes first."""
-        now = self.clock.boot() - self._since
-        left, token = self.budget.left(now, self._turn + now), self.cancellation
-        if left is None and token is None:
+        token = self.cancellation
+        if token is None and not self.budget.timed:
             return await work
+        now = self.clock.boot() - self._since
+        left = self.budget.left(now, self._turn + now)
         limit: AbstractAsyncContextManager[Any] = nullcontext() if left is None else asyncio.timeout(max(left, 0))
         try:
             async with limit:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .._engines.base import Concern, NotApplied
+from .._engines.base import Concern, NotApplied, always
 from .._ids import above
 from .row import LIVE, ClaimRequest, Mail, Moved, RunRow, Settle, claimed, reopened, settled
 
@@ -244,4 +244,4 @@ def _bound(rows: Callable[[Any], Rows], method: str) -> Callable[..., Any]:
 
 
 def concern(rows: Callable[[Any], Rows], migrations: Sequence[str] = (), tables: Sequence[str] = ()) -> Concern:
-    return Concern("queue", operations(rows), replays(rows), migrations, tables, lengthy=frozenset({"queue.delete"}))
+    return Concern("queue", operations(rows), replays(rows), migrations, tables, lengthy={"queue.delete": always})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
-from .._engines.base import Concern, NotApplied
+from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
 from .base import StateRow, StateStore
@@ -67,7 +67,7 @@ CONCERN = Concern(
     {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
     {"state.checkpoint": checkpointed, "state.status": stated},
     migrations=MIGRATIONS,
-    lengthy=frozenset({"state.delete"}),
+    lengthy={"state.delete": always},
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, cast
 from .._json import MAX_BYTES
 from .._refusals import MAX_DEPTH
 from ..errors import BadArguments
-from ..schema import misfits
+from ..schema import fits_plainly, misfits
 
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 
@@ -52,6 +52,8 @@ def check_arguments(parameters: Any, arguments: Mapping[str, Any], besides: Coll
     if besides:
         required = [name for name in parameters.get("required", ()) if name not in besides]
         parameters = {**parameters, "required": required}
+    if fits_plainly(arguments, parameters):
+        return
     problems = list(islice(misfits(dict(arguments), parameters), _TOLD + 1))
     if problems:
         more = ["and more"] if len(problems) > _TOLD else []

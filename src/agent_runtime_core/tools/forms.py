@@ -183,7 +183,7 @@ def typed(value: Any, hint: Any, path: str = "$") -> Any:
     float. What it cannot build it leaves as it is, and so what is built already; whether it fits a schema is asked
     elsewhere.
     """
-    if hint is Any or hint is object or value is None:
+    if hint is Any or hint is object or value is None or (type(value) is hint and hint in _SCALARS):
         return value
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in _WRAPPERS:

@@ -78,11 +78,12 @@ class ToolRegistry:
     async def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Any:
         """Run a tool with arguments that are known to fit its `parameters`."""
         name = tool.name
+        binder = self._binder(tool)
         try:
-            given = self._binder(tool).bind(arguments, ctx)
+            given = binder.bind(arguments, ctx)
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
-        is_async = _is_async(tool.handler)
+        is_async = binder.is_async
         running = _run(functools.partial(tool.handler, **given), is_async)
         if tool.timeout is None:
             return await running
@@ -125,9 +126,3 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
 async def _run(call: Callable[[], Any], is_async: bool) -> Any:
     result = call() if is_async else await in_thread(call)
     return await result if inspect.isawaitable(result) else result
-
-
-def _is_async(handler: Any) -> bool:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)

@@ -62,16 +62,24 @@ def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": others}
 
 
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_GIVEN = (*_BY_NAME, inspect.Parameter.POSITIONAL_ONLY)
+
+
 class Binder:
     """What a function's signature says, read once: the arguments of each call are bound by it."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
+        self.is_async: bool = _is_async(fn)
         self._signature = _signature(fn)
         self._parameters = _parameters(fn)
         self._context = _context_in(self._parameters)
         hints = {parameter.kind: hint for parameter, hint in self._parameters.values()}
         self._others = hints.get(inspect.Parameter.VAR_KEYWORD, Any)
+        parameters = [] if self._signature is None else self._signature.parameters.values()
+        self._named = {each.name for each in parameters if each.kind in _BY_NAME}
+        self._needed = {each.name for each in parameters if each.kind in _GIVEN and each.default is each.empty}
 
     def bind(self, arguments: Mapping[str, Any], ctx: Any = None) -> dict[str, Any]:
         """The keyword arguments to call the function with, typed by its hints; InvalidArgument if they do not fit."""
@@ -85,15 +93,22 @@ class Binder:
             given[wanted] = ctx
         elif wanted is not None and self._parameters[wanted][0].default is inspect.Parameter.empty:
             raise InvalidArgument(f"{_name(self.fn)} takes a RunContext: give it as ctx=")
-        try:
-            self._signature.bind(**given)
-        except TypeError as error:
-            raise InvalidArgument(str(error)) from None
+        if not self._needed <= given.keys() <= self._named:
+            try:
+                self._signature.bind(**given)
+            except TypeError as error:
+                raise InvalidArgument(str(error)) from None
         return given
 
     def _hint(self, name: str) -> Any:
         known = self._parameters.get(name)
         return self._others if known is None else known[1]
+
+
+def _is_async(handler: Any) -> bool:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def describe(fn: Callable[..., Any]) -> tuple[str, dict[str, str]]:
