@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from agent_runtime_core._clock import Clock
 from agent_runtime_core._engines.base import Concern, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core._engines.requests import Request, settle
 from agent_runtime_core._engines.sqlite import SQLiteEngine, _answer
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core._engines.sqlite_writer import Request, Writer, settle
+from agent_runtime_core._engines.sqlite_writer import Writer
 from agent_runtime_core.errors import StorageBusy
 
 from .loop import HOST, SimLoop

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.sqlite_writer import Request
+from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._ids import step_id
 from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.queue.row import LIVE, Mail, RunRow, Settle

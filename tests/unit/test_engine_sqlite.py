@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
+from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx, translate
-from agent_runtime_core._engines.sqlite_writer import Request
 from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,

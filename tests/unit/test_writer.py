@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Concern, Op, always
+from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN, Request
+from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN
 
 SCHEMA = "CREATE TABLE arc_things (n INTEGER PRIMARY KEY AUTOINCREMENT, value, thread)"
 

@@ -20,14 +20,15 @@ from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
-from ..errors import InvalidArgument, StorageBusy, StorageClosed, StorageError
+from ..errors import InvalidArgument, StorageClosed, StorageError
 from .base import FENCE_OPS, Concern, Engine, Guard, Op, every
 from .presence import CommitLock, Presence
+from .requests import Request, wait_in_thread
 from .sqlite_bell import Bell
 from .sqlite_file import DatabaseFile, checked
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
-from .sqlite_writer import PATIENCE, Outbox, Request, Writer
+from .sqlite_writer import PATIENCE, Writer
 
 READERS = 2
 
@@ -127,45 +128,12 @@ class SQLiteEngine(Engine):
             if outbox.over:
                 await _give_up_turn()
         else:
-            await self._outcome(request, loop, outbox)
-        if request.error is not None:
-            raise request.error
-        assert request.result is not None
-        return request.result
-
-    async def _outcome(self, request: Request, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
-        request.future = loop.create_future()
-        outbox.expect(request)
-        self.submit(request)
-        try:
-            await request.future
-        except asyncio.CancelledError:
-            await self._drain(request)
-            raise
-        finally:
-            outbox.waiting.pop(request, None)
-
-    async def _drain(self, request: Request) -> None:
-        """Wait for the outcome of a commit whose caller was cancelled, through more cancellations."""
-        while not request.told:
-            assert request.loop is not None
-            request.future = request.loop.create_future()
-            with contextlib.suppress(asyncio.CancelledError):
-                await request.future
+            await outbox.outcome(request, self.submit)
+        return request.outcome()
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._usable()
-        request = Request(guard, ops)
-        request.done = threading.Event()
-        self.submit(request)
-        patience = self.writer.patience
-        if not request.done.wait(patience):
-            request.withdrawn = True
-            raise StorageBusy(f"{self.path} did not answer within {patience:g} s")
-        if request.error is not None:
-            raise request.error
-        assert request.result is not None
-        return request.result
+        return wait_in_thread(Request(guard, ops), self.submit, self.path, self.writer.patience)
 
     def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         self._usable()

@@ -21,11 +21,11 @@ from typing import Any
 from ..errors import LeaseLost, StorageBusy, StorageError
 from .base import Concern, Guard, NotApplied, Op, always
 from .presence import CommitLock
+from .requests import Request, Waiting, deliver, settle
 from .sqlite_log import Log
 from .sqlite_tx import FunctionFailed, Home, Known, SQLiteTx, translate
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
-AT_ONCE = 8  # callers told in one turn of their loop
 GROUP = 256  # commits in one transaction at most
 TURN = 0.0005  # seconds that the commits of one caller hold its loop for, one after the other
 CROWD = 8  # turns of one caller alone until it is taken to be the only one
@@ -36,48 +36,15 @@ _WEIGHT = 1 / 8  # of the latest flush in that average
 _RETRY = 0.002  # seconds between tries where a program outside this library holds the file's lock
 
 
-class Request:
-    """One commit on its way to be carried out and back."""
-
-    __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
-
-    def __init__(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        self.guard: Guard | None = guard
-        self.ops: Sequence[Op] = ops
-        self.result: list[Any] | None = None
-        self.error: BaseException | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.future: asyncio.Future[None] | None = None
-        self.done: threading.Event | None = None
-        self.deadline: float = 0.0
-        self.withdrawn: bool = False
-        self.told: bool = False  # on its loop: the outcome is known, not only computed
-
-
-def settle(requests: list[Request]) -> None:
-    """Tell callers of one loop, on that loop."""
-    if len(requests) > AT_ONCE:
-        # Each wakes a task: all at once they would hold the loop for as long as all of them take.
-        assert requests[0].loop is not None
-        requests[0].loop.call_soon(settle, requests[AT_ONCE:])
-        requests = requests[:AT_ONCE]
-    for request in requests:
-        request.told = True
-        if request.future is not None and not request.future.done():
-            request.future.set_result(None)
-
-
-class Outbox:
+class Outbox(Waiting):
     """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
 
-    __slots__ = ("_asker", "_crowd", "_since", "_writer", "loop", "turn", "waiting", "watched")
+    __slots__ = ("_asker", "_crowd", "_since", "_writer", "turn")
 
     def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop, writer.path, lambda: writer.patience, self._all_told)
         self._writer = writer
-        self.loop: asyncio.AbstractEventLoop = loop
         self.turn: list[Request] = []
-        self.waiting: dict[Request, None] = {}
-        self.watched: bool = False
         self._asker: asyncio.Task[Any] | None = None  # whose commits were carried out at once in this turn
         self._since: float = 0.0  # when the first of them was
         self._crowd: int = 0  # turns for which callers are taken to be several
@@ -126,29 +93,8 @@ class Outbox:
         else:
             self._writer.hand(batch)
 
-    def expect(self, request: Request) -> None:
-        """Wait for that commit's outcome, but not for ever: one timer for all of the loop."""
-        self.waiting[request] = None
-        request.deadline = self.loop.time() + self._writer.patience
-        if not self.watched:
-            self.watched = True
-            self.loop.call_later(self._writer.patience / 4, self._watch)
-
-    def _watch(self) -> None:
-        now = self.loop.time()
-        for request in list(self.waiting):
-            if request.deadline < now and request.error is None and request.result is None:
-                request.withdrawn = True
-                request.error = StorageBusy(
-                    f"{self._writer.path} did not answer within {self._writer.patience:g} s; "
-                    "whether the write landed is unknown, repeating it is safe"
-                )
-                settle([request])
-        self.watched = bool(self.waiting)
-        if self.watched:
-            self.loop.call_later(self._writer.patience / 4, self._watch)
-        else:
-            self._writer.outboxes.pop(self.loop, None)
+    def _all_told(self) -> None:
+        self._writer.outboxes.pop(self.loop, None)
 
 
 class Writer:
@@ -294,7 +240,7 @@ class Writer:
         # Free before they are told: their next commits may be made where they are.
         with self._count:
             self._handed -= len(batch) + jobs
-        self.deliver(going)
+        deliver(going)
 
     def close(self) -> None:
         """Carry out what was handed over, and end the thread."""
@@ -311,17 +257,6 @@ class Writer:
         """The turn to use the connection, for more than a group; no other process commits meanwhile."""
         with self._turn, self._commit_lock:
             yield
-
-    def deliver(self, batch: list[Request]) -> None:
-        loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
-        for request in batch:
-            if request.loop is not None:
-                loops.setdefault(request.loop, []).append(request)
-            elif request.done is not None:
-                request.done.set()
-        for loop, requests in loops.items():
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, requests)
 
     # -- a group
 

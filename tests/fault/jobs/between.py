@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 
-from agent_runtime_core._engines.sqlite_writer import Request, Writer
+from agent_runtime_core._engines.requests import Request
+from agent_runtime_core._engines.sqlite_writer import Writer
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say
 

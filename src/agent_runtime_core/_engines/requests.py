@@ -1,0 +1,135 @@
+"""Commits on their way to the thread that carries them out, and their callers, who do not wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import StorageBusy
+from .base import Guard, Op
+
+AT_ONCE = 8  # callers told in one turn of their loop
+
+
+class Request:
+    """One commit on its way to be carried out and back."""
+
+    __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
+
+    def __init__(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self.guard: Guard | None = guard
+        self.ops: Sequence[Op] = ops
+        self.result: list[Any] | None = None
+        self.error: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.future: asyncio.Future[None] | None = None
+        self.done: threading.Event | None = None
+        self.deadline: float = 0.0
+        self.withdrawn: bool = False
+        self.told: bool = False  # on its loop: the outcome is known, not only computed
+
+    def outcome(self) -> list[Any]:
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+def settle(requests: list[Request]) -> None:
+    """Tell callers of one loop, on that loop."""
+    if len(requests) > AT_ONCE:
+        # Each wakes a task: all at once they would hold the loop for as long as all of them take.
+        assert requests[0].loop is not None
+        requests[0].loop.call_soon(settle, requests[AT_ONCE:])
+        requests = requests[:AT_ONCE]
+    for request in requests:
+        request.told = True
+        if request.future is not None and not request.future.done():
+            request.future.set_result(None)
+
+
+def deliver(batch: Sequence[Request]) -> None:
+    """Tell all callers, from the thread that carried their commits out: one wake-up for each loop."""
+    loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
+    for request in batch:
+        if request.loop is not None:
+            loops.setdefault(request.loop, []).append(request)
+        elif request.done is not None:
+            request.done.set()
+    for loop, requests in loops.items():
+        with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, requests)
+
+
+def wait_in_thread(request: Request, send: Callable[[Request], None], what: str, patience: float) -> list[Any]:
+    """Have a commit carried out for a thread that has no loop."""
+    request.done = threading.Event()
+    send(request)
+    if not request.done.wait(patience):
+        request.withdrawn = True
+        raise StorageBusy(f"{what} did not answer within {patience:g} s")
+    return request.outcome()
+
+
+class Waiting:
+    """The callers of one event loop who wait for an outcome; `over` is called when there are none left."""
+
+    __slots__ = ("_over", "_patience", "_what", "loop", "waiting", "watched")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float], over: Callable[[], None]
+    ) -> None:
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.waiting: dict[Request, None] = {}
+        self.watched: bool = False
+        self._what = what
+        self._patience = patience
+        self._over = over
+
+    async def outcome(self, request: Request, send: Callable[[Request], None]) -> None:
+        """Send a request and wait until it is told; a cancellation is raised after that."""
+        request.future = self.loop.create_future()
+        self._expect(request)
+        send(request)
+        try:
+            await request.future
+        except asyncio.CancelledError:
+            await self._drain(request)
+            raise
+        finally:
+            self.waiting.pop(request, None)
+
+    async def _drain(self, request: Request) -> None:
+        """Wait for the outcome of a commit whose caller was cancelled, through more cancellations."""
+        while not request.told:
+            request.future = self.loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):
+                await request.future
+
+    def _expect(self, request: Request) -> None:
+        """One timer for all of the loop."""
+        self.waiting[request] = None
+        patience = self._patience()
+        request.deadline = self.loop.time() + patience
+        if not self.watched:
+            self.watched = True
+            self.loop.call_later(patience / 4, self._watch)
+
+    def _watch(self) -> None:
+        now, patience = self.loop.time(), self._patience()
+        for request in list(self.waiting):
+            if request.deadline < now and request.error is None and request.result is None:
+                request.withdrawn = True
+                request.error = StorageBusy(
+                    f"{self._what} did not answer within {patience:g} s; "
+                    "whether the write landed is unknown, repeating it is safe"
+                )
+                settle([request])
+        self.watched = bool(self.waiting)
+        if self.watched:
+            self.loop.call_later(patience / 4, self._watch)
+        else:
+            self._over()
