@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from ._clock import Clock
 from ._engines.memory import MemoryEngine
+from ._engines.redis_url import redacted
 from .config import RuntimeConfig
 from .errors import InvalidArgument
 from .events import get_event_bus
@@ -52,7 +53,7 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
 
 
 def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:
-    """The three backends of a place: `memory://`, `sqlite:///path`, or the path of a SQLite file."""
+    """The three backends of a place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
     text = os.fspath(path_or_url)
     scheme, found, rest = text.partition("://")
     if not found:
@@ -69,19 +70,27 @@ def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", m
             if not rest.startswith("/") or rest == "/":
                 raise InvalidArgument(f"{text!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
             return _sqlite(unquote(rest[1:]), durability, max_retries)
+        case "redis" | "rediss" | "unix":
+            return _opened({"url": text}, "redis", max_retries)
         case _:
-            raise InvalidArgument(f"{text!r}: there is memory://, sqlite:///path, or the path of a SQLite file")
+            raise InvalidArgument(
+                f"{redacted(text)!r}: there is memory://, sqlite:///path, redis://host:port/db, "
+                "or the path of a SQLite file"
+            )
 
 
 def _sqlite(path: str, durability: str, max_retries: int) -> Backends:
-    where: dict[str, Any] = {"path": path, "durability": durability}
+    return _opened({"path": path, "durability": durability}, "sqlite", max_retries)
+
+
+def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:
     opened: list[Any] = []
     try:
-        opened.append(get_queue("sqlite", **where, max_retries=max_retries))
-        opened.append(get_event_bus("sqlite", **where))
-        opened.append(get_state_store("sqlite", **where))
+        opened.append(get_queue(name, **where, max_retries=max_retries))
+        opened.append(get_event_bus(name, **where))
+        opened.append(get_state_store(name, **where))
     except BaseException:
-        # Half a store is none: a file that could not be read is not kept open either.
+        # Half a store is none: what could not be read is not kept open either.
         for backend in opened:
             backend.engine.close_now()
         raise

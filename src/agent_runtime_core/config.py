@@ -87,6 +87,8 @@ class RuntimeConfig:
         if backend == "sqlite" and "engine" not in options:
             where = {} if "path" in options or "db_path" in options else {"path": self.sqlite_path}
             return {"durability": self.durability, **where, **options}
+        if backend == "redis" and not {"engine", "url", "redis_url"} & options.keys():
+            return {"url": self.redis_url, **options}
         return options
 
     def __repr__(self) -> str:

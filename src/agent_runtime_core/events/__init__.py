@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .._engines.base import Guard, Op
     from .base import Event, EventBus, StoredEvent
     from .memory import InMemoryEventBus
+    from .redis import RedisEventBus
     from .sqlite import SQLiteEventBus
 
 __all__ = [
@@ -20,12 +21,13 @@ __all__ = [
     "Guard",
     "InMemoryEventBus",
     "Op",
+    "RedisEventBus",
     "SQLiteEventBus",
     "StoredEvent",
     "get_event_bus",
 ]
 
-BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus"}
+BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus", "redis": ".redis:RedisEventBus"}
 
 _LAZY = {
     "Event": ".base:Event",
@@ -39,7 +41,8 @@ _LAZY = {
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
     """A bus by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
 
-    `options` go to its constructor. SQLite's `path` is by default the configured one, or agent_runtime.db.
+    `options` go to its constructor. SQLite's `path` is by default the configured one,
+    or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
     config = get_config()

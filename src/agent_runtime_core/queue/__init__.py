@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .._engines.base import Guard, NotApplied, Op
     from .base import QueuedRun, RunQueue
     from .memory import InMemoryQueue
+    from .redis import RedisQueue
     from .row import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
     from .rows import Rows, operations, replays
     from .sqlite import SQLiteQueue
@@ -26,6 +27,7 @@ __all__ = [
     "NotApplied",
     "Op",
     "QueuedRun",
+    "RedisQueue",
     "Rows",
     "RunFilter",
     "RunQueue",
@@ -37,7 +39,7 @@ __all__ = [
     "replays",
 ]
 
-BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue"}
+BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", "redis": ".redis:RedisQueue"}
 
 _LAZY = (
     {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
@@ -51,7 +53,8 @@ _LAZY = (
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
     """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
 
-    `options` go to its constructor. SQLite's `path` is by default the configured one, or agent_runtime.db.
+    `options` go to its constructor. SQLite's `path` is by default the configured one,
+    or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
     config = get_config()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ..journal.record import Record
     from .base import StateRow, StateStore
     from .memory import InMemoryStateStore
+    from .redis import RedisStateStore
     from .sqlite import SQLiteStateStore
 
 __all__ = [
@@ -20,13 +21,18 @@ __all__ = [
     "InMemoryStateStore",
     "Op",
     "Record",
+    "RedisStateStore",
     "SQLiteStateStore",
     "StateRow",
     "StateStore",
     "get_state_store",
 ]
 
-BACKENDS = {"memory": ".memory:InMemoryStateStore", "sqlite": ".sqlite:SQLiteStateStore"}
+BACKENDS = {
+    "memory": ".memory:InMemoryStateStore",
+    "sqlite": ".sqlite:SQLiteStateStore",
+    "redis": ".redis:RedisStateStore",
+}
 
 _LAZY = {
     "Guard": ".._engines.base:Guard",
@@ -40,7 +46,8 @@ _LAZY = {
 def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
     """A state store by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
 
-    `options` go to its constructor. SQLite's `path` is by default the configured one, or agent_runtime.db.
+    `options` go to its constructor. SQLite's `path` is by default the configured one,
+    or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
     config = get_config()

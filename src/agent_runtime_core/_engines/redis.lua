@@ -1,0 +1,78 @@
+-- Carries out commits, each of them whole or not at all: what an operation writes is only noted down, in the
+-- transaction `tx`, and done once all operations of the commit have been decided.
+--
+-- KEYS[1]: the prefix of all keys, "{arc}": the braces keep them in one slot of a cluster.
+-- ARGV[1]: "server" where lease and wall times are this server's: those given then count from now.
+-- ARGV[2]: JSON of the commits, [[key, token, [[operation, [argument, ...]], ...]], ...]; a null key is no guard.
+-- Returns a text for each: the JSON of its results, or "!" and why nothing was done.
+
+local P = KEYS[1] .. ':'
+local call, null = redis.call, cjson.null
+local instant = call('TIME')
+local now = instant[1] + instant[2] / 1000000
+local by_server = ARGV[1] == 'server'
+local ops, applied, flushes = {}, {}, {}
+local rings = {}
+local tx
+
+-- What a number is stored as: read back, it is the same number.
+local function text(value)
+  if type(value) ~= 'number' then return value end
+  if value == math.floor(value) and value > -1e15 and value < 1e15 then return string.format('%d', value) end
+  return string.format('%.17g', value)
+end
+
+local function refuse(why)
+  error({refused = why}, 0)
+end
+
+local function lost(key, token)
+  refuse('LOST ' .. key .. ' ' .. token)
+end
+
+local function not_applied()
+  refuse('NOT')
+end
+
+local function write(...)
+  tx.writes[#tx.writes + 1] = {...}
+end
+
+local function ring(topic)
+  tx.rings[topic] = true
+end
+
+-- A result that is JSON already.
+local function raw(json)
+  return {raw = json}
+end
+
+local function fenced(key)
+  local token = tx.fences[key]
+  if token == nil then
+    token = call('HGET', P .. 'fence', key)
+    tx.fences[key] = token
+  end
+  return token
+end
+
+local function fence(key, token)
+  tx.fences[key] = token or false
+  if token then
+    write('HSET', P .. 'fence', key, token)
+  else
+    write('HDEL', P .. 'fence', key)
+  end
+end
+
+ops['fence.install'] = function(key, token)
+  local held = fenced(key)
+  if held and held > token then lost(key, token) end
+  if held ~= token then fence(key, token) end
+  return true
+end
+
+ops['fence.forget'] = function(key)
+  fence(key, nil)
+  return null
+end

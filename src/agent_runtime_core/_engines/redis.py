@@ -1,0 +1,279 @@
+"""An engine over one Redis or Valkey server, for many processes on many machines.
+
+Every commit is a part of a call of one Lua script, which decides it and writes it whole; `redis_pipe`
+says how commits get there and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from .._clock import SYSTEM, Clock
+from ..errors import InvalidArgument, LeaseLost, StorageClosed
+from .backed import Backed
+from .base import Concern, Engine, Guard, Op, every
+from .redis_bell import Bell
+from .redis_checks import check, identity
+from .redis_line import Line, refused
+from .redis_pipe import Call, Pipe
+from .redis_script import Codec, RedisConcern, joined, packed, unpacked
+from .redis_url import Place, redis_place
+from .requests import Request, Waiting, wait_in_thread
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+PATIENCE = 3.0  # seconds for all that a commit may take; well under a third of the shortest sensible lease
+
+
+class Desk(Waiting):
+    """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
+
+    __slots__ = ("_pipe", "turn")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, pipe: Pipe, what: str, patience: Callable[[], float],
+        over: Callable[[], None],
+    ) -> None:  # fmt: skip
+        super().__init__(loop, what, patience, over)
+        self._pipe = pipe
+        self.turn: list[Call] = []
+
+    def add(self, call: Call) -> None:
+        if not self.turn:
+            self.loop.call_soon(self.flush)
+        self.turn.append(call)
+
+    def flush(self) -> None:
+        """This turn's commits are together."""
+        batch, self.turn = self.turn, []
+        if batch:
+            self._pipe.send(batch)
+
+
+class RedisEngine(Engine):
+    """Use `RedisEngine.open(url)`: all backends of a process on one server and prefix share one engine."""
+
+    kind = "redis"
+    linger: float = 0.002
+
+    _open: ClassVar[dict[tuple[Any, ...], RedisEngine]] = {}
+    _open_lock = threading.Lock()
+
+    @classmethod
+    def open(cls, url: str, *, clock: Clock = SYSTEM) -> RedisEngine:
+        place = redis_place(url)
+        key = (place, id(clock), os.getpid())
+        with cls._open_lock:
+            engine = cls._open.get(key)
+            if engine is None:
+                engine = cls._open[key] = cls(place, clock)
+                engine._key = key
+            return engine.share()
+
+    def share(self) -> RedisEngine:
+        """This engine, for one more user, who closes it too."""
+        self._users += 1
+        return self
+
+    def __init__(self, place: Place, clock: Clock) -> None:
+        self.place: Place = place
+        self.clock: Clock = clock
+        #: Lease and wall times are the server's, but for a clock that a test has in its hand.
+        self.by_server: bool = clock is SYSTEM
+        self.patience: float = PATIENCE
+        self._key: tuple[Any, ...] = ()
+        self._pid = os.getpid()
+        self._users = 0
+        self._closed = False
+        self._prefix = f"{{{place.prefix}}}"
+        self._codecs: dict[str, Codec] = {}
+        self._refusals: dict[str, Callable[[], Exception]] = {}
+        self._concerns: dict[str, RedisConcern] = {}
+        self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
+        self._server = ""
+        self._line = Line(place, self._connected)
+        first = (self._prefix, "server" if self.by_server else "")
+        self._pipe = Pipe(self._line, first, self._tell, lambda: self.patience)
+        self._bell = Bell(place, f"{self._prefix}:bell", clock)
+        self._line.use(joined([]))
+
+    def lease_now(self) -> float:
+        return 0.0 if self.by_server else self.clock.boot()
+
+    def add(self, concern: Concern) -> None:
+        if concern.name in self._concerns:
+            return
+        if not isinstance(concern, RedisConcern):
+            raise InvalidArgument(f"the concern {concern.name!r} has no operations for Redis")
+        self._codecs.update(concern.codecs)
+        self._refusals.update(concern.refusals)
+        self._concerns[concern.name] = concern
+        self._line.use(joined([each.script for each in self._concerns.values()]))
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise StorageClosed(f"{self.place} was closed")
+        if self._pid != os.getpid():
+            raise StorageClosed(f"{self.place} was opened before a fork; open it again in this process")
+
+    # -- the callers' side
+
+    def _call(self, guard: Guard | None, ops: Sequence[Op]) -> Call:
+        self._usable()
+        return Call(guard, ops, packed(guard, ops, self._codecs))
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        call = self._call(guard, ops)
+        call.loop = loop = asyncio.get_running_loop()
+        await self._desk(loop).outcome(call, self.submit)
+        return call.outcome()
+
+    def _desk(self, loop: asyncio.AbstractEventLoop) -> Desk:
+        found = self._desks.get(loop)
+        if found is None:
+            for closed in [each for each in self._desks if each.is_closed()]:
+                self._desks.pop(closed, None)
+            found = Desk(loop, self._pipe, str(self.place), self._in_all, lambda: None)
+            self._desks[loop] = found
+        return found
+
+    def _in_all(self) -> float:
+        """Seconds a caller waits: the thread gives up before, and says more."""
+        return self.patience * 1.2
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return wait_in_thread(self._call(guard, ops), self.submit, str(self.place), self._in_all())
+
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        call = self._call(guard, ops)
+        with contextlib.suppress(RuntimeError):
+            self._desk(asyncio.get_running_loop()).add(call)
+            return
+        self.submit(call)
+
+    def submit(self, call: Request) -> None:
+        """Pass a commit on to be carried out, after all that this caller passed on before."""
+        assert isinstance(call, Call)
+        if call.loop is not None:
+            self._desk(call.loop).add(call)
+        else:
+            self._pipe.put([call])
+
+    async def ask(self, what: str, *args: Any) -> Any:
+        """The answer of one reading operation."""
+        return (await self.commit(None, [Op(what, args)]))[0]
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await fn(self, *args)
+
+    # -- the answers
+
+    def _tell(self, call: Call, answer: bytes) -> None:
+        said = answer.decode("utf-8", "surrogatepass")
+        if said.startswith("["):
+            call.result = unpacked(said, call.ops, self._codecs)
+        else:
+            call.error = self._refusal(said, call.guard)
+
+    def _refusal(self, said: str, guard: Guard | None) -> Exception:
+        word, _, about = said[1:].partition(" ")
+        if word == "LOST":
+            key, _, token = about.rpartition(" ")
+            return LeaseLost(key, token)
+        if word in self._refusals:
+            return self._refusals[word]()
+        return refused(f"{self.place}: {about or word}")
+
+    def _connected(self, line: Line) -> None:
+        """Look at a server we have just connected to."""
+        info = _info(line.ask("INFO"))
+        settings = None
+        with contextlib.suppress(Exception):
+            told = line.ask("CONFIG GET", "*")
+            settings = {k.decode(): v.decode() for k, v in zip(told[::2], told[1::2], strict=True)}
+        check(info, settings, self.place)
+        server = identity(info)
+        if self._server and server != self._server:
+            log.warning("%s was restarted, or is another server now: all claims held here are looked at", self.place)
+            self._bell.wake()
+        self._server = server
+
+    # -- others on this server
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self._bell.listen(topic, wake)
+
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        return every(fn, interval)
+
+    # -- the end
+
+    async def close(self) -> None:
+        if self._let_go():
+            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+
+    def close_now(self) -> None:
+        """`close` for those who have no loop, or must not wait for one."""
+        if self._let_go():
+            self._shut()
+
+    def _let_go(self) -> bool:
+        with self._open_lock:
+            self._users -= 1
+            if self._users > 0 or self._closed:
+                return False
+            self._closed = True
+            self._open.pop(self._key, None)
+        if self._pid != os.getpid():
+            return False
+        with contextlib.suppress(RuntimeError):
+            self._desk(asyncio.get_running_loop()).flush()
+        return True
+
+    def _shut(self) -> None:
+        def ring() -> None:
+            with contextlib.suppress(Exception):
+                Line(self.place, lambda line: None).ask("PUBLISH", f"{self._prefix}:bell", "")
+
+        self._bell.close(ring, self.patience)
+        self._pipe.close()
+
+
+def _info(text: bytes | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(text, dict):
+        return text
+    pairs = (line.partition(":") for line in text.decode().splitlines() if line and not line.startswith("#"))
+    return {name: value for name, _, value in pairs}
+
+
+class OnRedis(Backed):
+    """On one Redis or Valkey server, shared by all processes that reach it."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        redis_url: str | None = None,
+        engine: RedisEngine | None = None,
+        clock: Clock = SYSTEM,
+        **options: Any,
+    ) -> None:
+        if url is not None and redis_url is not None and url != redis_url:
+            raise InvalidArgument("url= and redis_url= name the same thing; give one")
+        where = url or redis_url
+        if engine is None and where is None:
+            raise InvalidArgument("a Redis backend needs url='redis://host:6379/0', or configure(redis_url=...)")
+        super().__init__(clock=engine.clock if engine is not None else clock, **options)
+        self.engine: RedisEngine = engine.share() if engine is not None else RedisEngine.open(where or "", clock=clock)
+        try:
+            for concern in self.concerns:
+                self.engine.add(concern)
+        except BaseException:
+            self.engine.close_now()
+            raise

@@ -1,0 +1,44 @@
+local function encoded(result)
+  if type(result) == 'table' and result.raw then return result.raw end
+  return cjson.encode(result)
+end
+
+local function commit(asked)
+  local key, token = asked[1], asked[2]
+  tx = {writes = {}, rings = {}, fences = {}}
+  local superseded = key ~= null and fenced(key) ~= token
+  tx.superseded = superseded
+  local answers = {}
+  for i, op in ipairs(asked[3]) do
+    local run = superseded and applied[op[1]] or not superseded and ops[op[1]]
+    if not run then
+      if superseded then not_applied() end
+      error('there is no operation ' .. op[1])
+    end
+    answers[i] = encoded(run(unpack(op[2])))
+  end
+  if not superseded then
+    for _, flush in ipairs(flushes) do flush() end
+    for _, command in ipairs(tx.writes) do call(unpack(command)) end
+    for topic in pairs(tx.rings) do rings[topic] = true end
+  end
+  return '[' .. table.concat(answers, ',') .. ']'
+end
+
+local answers = {}
+for i, asked in ipairs(cjson.decode(ARGV[2])) do
+  local done, answer = pcall(commit, asked)
+  if done then
+    answers[i] = answer
+  elseif type(answer) == 'table' and answer.refused then
+    -- A claim that was superseded, and whose writes did not all land before, is lost: whatever it was that said so.
+    answers[i] = '!' .. (tx.superseded and 'LOST ' .. asked[1] .. ' ' .. asked[2] or answer.refused)
+  else
+    answers[i] = '!ERROR ' .. (type(answer) == 'table' and answer.err or tostring(answer))
+  end
+end
+
+local topics = {}
+for topic in pairs(rings) do topics[#topics + 1] = topic end
+if #topics > 0 then call('PUBLISH', P .. 'bell', table.concat(topics, ',')) end
+return answers

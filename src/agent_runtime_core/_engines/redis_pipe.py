@@ -1,0 +1,223 @@
+"""How commits get to the server and back: in calls of the script, several of which may be on their way at once.
+
+What callers of an event loop ask for in one of its turns is sent at the end of that turn, by the loop
+itself as long as the line is up and little is under way. A thread reads the answers, and does all that
+may take time: connecting, waiting for a server that is away, sending what is large. Whatever the loop
+cannot send goes to the thread's inbox; nothing is sent past what waits there, so that commits are
+carried out in the order in which they were asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+from ..errors import AgentRuntimeError, StorageBusy, StorageError
+from .base import Guard, Op
+from .redis_line import Line, NotCarriedOut, Unanswered, Unsent, pause, refused
+from .requests import Request, deliver
+
+BATCH = 64  # commits in one call of the script
+LARGE = 1_000_000  # characters after which no more are added to it
+UNDER_WAY = 4  # calls that a loop sends before the first of them is answered, at most
+SMALL = 32_000  # characters of one of them
+
+
+class Call(Request):
+    """A commit on its way to the server."""
+
+    __slots__ = ("born", "text")
+
+    def __init__(self, guard: Guard | None, ops: Sequence[Op], text: str) -> None:
+        super().__init__(guard, ops)
+        self.text: str = text
+        self.born: float = time.monotonic()
+
+
+def joined(batch: Sequence[Call]) -> bytes:
+    return f"[{','.join([call.text for call in batch])}]".encode("utf-8", "surrogatepass")
+
+
+class Pipe:
+    """The line to one server, shared by the loops and threads of a process. `tell(call, answer)` reads an answer."""
+
+    def __init__(
+        self, line: Line, first: Sequence[str], tell: Callable[[Call, bytes], None], patience: Callable[[], float]
+    ) -> None:
+        self._line = line
+        self._first = tuple(first)  # arguments of the script before the commits
+        self._tell = tell
+        self._patience = patience
+        #: Calls for the thread; None: an answer is to be read; a word: the end.
+        self._inbox: SimpleQueue[Call | str | None] = SimpleQueue()
+        self._under_way: deque[list[Call]] = deque()
+        self._waiting = 0  # in the inbox, or in the thread's hands
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def put(self, batch: Sequence[Call]) -> None:
+        """Have the thread carry them out."""
+        with self._lock:
+            self._waiting += len(batch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="agent-runtime-redis", daemon=True)
+                self._thread.start()
+        for call in batch:
+            self._inbox.put(call)
+
+    def send(self, batch: list[Call]) -> None:
+        """Send the commits of one turn of a loop."""
+        if not self._sent(batch):
+            self.put(batch)
+
+    def _sent(self, batch: list[Call]) -> bool:
+        if len(batch) > BATCH or sum(len(call.text) for call in batch) > SMALL:
+            return False
+        with self._lock:
+            if self._waiting or not self._line.up or len(self._under_way) >= UNDER_WAY:
+                return False
+            self._under_way.append(batch)
+            # Before anything else can go wrong: whatever becomes of it, the thread finds out.
+            self._inbox.put(None)
+            self._line.send(*self._first, joined(batch))
+        return True
+
+    def close(self) -> None:
+        """Carry out what was handed over, and end the thread."""
+        self._closed = True
+        if self._thread is not None:
+            self._inbox.put("end")
+            self._thread.join(self._patience() * 2)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        item: Call | str | None = None
+        while item != "end":
+            item = self._inbox.get()
+            if item is None:
+                self._read()
+            elif isinstance(item, Call):
+                batch, item = self._together(item)
+                # Nobody sends while something waits, so what is under way now is all there will be.
+                while self._under_way:
+                    self._read()
+                self._carry_out(batch)
+                with self._lock:
+                    self._waiting -= len(batch)
+        self._line.drop()
+
+    def _together(self, first: Call) -> tuple[list[Call], Call | str | None]:
+        batch, size = [first], len(first.text)
+        with contextlib.suppress(Empty):
+            while len(batch) < BATCH and size < LARGE:
+                item = self._inbox.get_nowait()
+                if item is None:
+                    continue  # what is under way is read before
+                if isinstance(item, str):
+                    return batch, item
+                batch.append(item)
+                size += len(item.text)
+        return batch, None
+
+    def _read(self) -> None:
+        """Tell those whose answer is the next one."""
+        with self._lock:
+            if not self._under_way:
+                return
+            batch = self._under_way[0]
+        again: list[Call] = []
+        try:
+            answers = self._line.answers()
+        except NotCarriedOut as told:
+            # Those behind it were sent after it: all of them go again, in their order, as far as they were not either.
+            again = self._behind(batch, told)
+        except StorageError as error:
+            # The server's own word on this one call: the line is as it was.
+            self._done()
+            self._failed(batch, error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
+            self._lost(error)
+        else:
+            self._done()
+            self._told(batch, answers)
+        if again:
+            self._carry_out(again)
+            with self._lock:
+                self._waiting -= 1
+
+    def _done(self) -> None:
+        with self._lock:
+            self._under_way.popleft()
+
+    def _behind(self, batch: list[Call], told: NotCarriedOut) -> list[Call]:
+        with self._lock:
+            self._waiting += 1  # nobody sends meanwhile
+            self._under_way.popleft()
+        again = list(batch)
+        while self._under_way:
+            with self._lock:
+                batch = self._under_way.popleft()
+            try:
+                self._told(batch, self._line.answers())
+            except NotCarriedOut:
+                again += batch
+            except Exception as error:  # noqa: BLE001
+                with self._lock:
+                    self._under_way.appendleft(batch)
+                self._lost(error)
+        with contextlib.suppress(Unsent):
+            self._line.mend(told)
+        return again
+
+    def _lost(self, error: Exception) -> None:
+        """The connection is gone, and with it the answers to all that is under way."""
+        with self._lock:
+            self._line.drop()
+            batches, self._under_way = list(self._under_way), deque()
+        for batch in batches:
+            self._failed(batch, error)
+
+    def _carry_out(self, batch: list[Call]) -> None:
+        going = [call for call in batch if not call.withdrawn]
+        try:
+            answers = self._evaluated(going) if going else []
+        except Exception as error:  # noqa: BLE001
+            self._failed(batch, error)
+        else:
+            self._told(going, answers)
+
+    def _evaluated(self, batch: list[Call]) -> list[bytes]:
+        """The script's answers, once the server can be reached; Unsent after a time without it."""
+        until = min(call.born for call in batch) + self._patience()
+        while True:
+            try:
+                return self._line.evaluate(*self._first, joined(batch))
+            except Unsent:
+                if time.monotonic() >= until or self._closed:
+                    raise
+                pause()
+
+    def _told(self, batch: list[Call], answers: Sequence[bytes]) -> None:
+        for call, answer in zip(batch, answers, strict=True):
+            try:
+                self._tell(call, answer)
+            except Exception as error:  # noqa: BLE001 - one answer that cannot be read is no other's
+                call.error = refused(f"{self._line.place}: an answer that makes no sense: {error!r}")
+        deliver(batch)
+
+    def _failed(self, batch: list[Call], error: Exception) -> None:
+        if isinstance(error, Unanswered):
+            error = StorageBusy(f"{error}; whether the write landed is unknown, repeating it is safe")
+        elif isinstance(error, Unsent):
+            error = StorageBusy(f"{error}; nothing was written, try again")
+        elif not isinstance(error, AgentRuntimeError):
+            error = refused(f"{self._line.place}: {error!r}")
+        for call in batch:
+            call.error = call.error or error
+        deliver(batch)

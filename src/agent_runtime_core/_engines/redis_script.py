@@ -1,0 +1,64 @@
+"""The one script that carries out all operations on a Redis server, joined from the parts of its concerns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .base import Concern, Guard, Op
+
+
+class Codec(NamedTuple):
+    """How an operation's arguments become JSON, and its result what it is elsewhere."""
+
+    pack: Callable[..., Any] = lambda *args: args
+    unpack: Callable[[Any], Any] = lambda answer: answer
+
+
+PLAIN = Codec()
+
+
+@dataclass(frozen=True)
+class RedisConcern(Concern):
+    """A concern whose operations are Lua: `script` adds functions to `ops` and `applied`; see redis.lua."""
+
+    script: str = ""
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
+    #: Errors that operations refuse with, by the word they use.
+    refusals: Mapping[str, Callable[[], Exception]] = field(default_factory=dict)
+
+
+def part(module: str) -> str:
+    """The Lua beside a Python module."""
+    return Path(module).with_suffix(".lua").read_text(encoding="utf-8")
+
+
+def joined(parts: Sequence[str]) -> str:
+    here = Path(__file__)
+    first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("redis.lua", "redis_end.lua"))
+    return "\n".join((first, *parts, last))
+
+
+def packed(guard: Guard | None, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> str:
+    """A commit as the script reads it."""
+    key, token = guard if guard is not None else (None, None)
+    told = [(name, codecs.get(name, PLAIN).pack(*args)) for name, args in ops]
+    return _WRITE((key, token, told))
+
+
+def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> list[Any]:
+    """The results of its operations."""
+    results = json.loads(answer)
+    return [codecs.get(op.name, PLAIN).unpack(result) for op, result in zip(ops, results, strict=True)]
+
+
+def as_list(answer: Any) -> list[Any]:
+    """Lua has one kind of table: an empty list comes as an empty object."""
+    return answer or []
+
+
+# Bytes of UTF-8 and not escapes: Lua takes them as they are.
+_WRITE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

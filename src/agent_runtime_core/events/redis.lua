@@ -1,0 +1,58 @@
+-- The published events of a run are a stream, whose ids are "<event number + 1>-0"; `ids:<run>` says which number an
+-- event's id has.
+
+local function known(run, id)
+  local ids = tx.ids and tx.ids[run]
+  if ids and ids[id] then return ids[id] end
+  local number = call('HGET', P .. 'ids:' .. run, id)
+  return number and tonumber(number)
+end
+
+ops['events.publish'] = function(run, rows)
+  local numbers = {}
+  tx.ids = tx.ids or {}
+  tx.ids[run] = tx.ids[run] or {}
+  for i, row in ipairs(rows) do
+    local id, body = row[1], row[2]
+    local number = known(run, id)
+    if not number then
+      number = take_events(run, 1)
+      tx.ids[run][id] = number
+      write('XADD', P .. 'events:' .. run, string.format('%d-0', number + 1), 'r', body)
+      write('HSET', P .. 'ids:' .. run, id, text(number))
+      ring('events')
+    end
+    numbers[i] = number
+  end
+  return numbers
+end
+
+applied['events.publish'] = function(run, rows)
+  local numbers = {}
+  for i, row in ipairs(rows) do
+    numbers[i] = known(run, row[1])
+    if not numbers[i] then not_applied() end
+  end
+  return numbers
+end
+
+ops['events.delete'] = function(run)
+  write('DEL', P .. 'events:' .. run, P .. 'ids:' .. run)
+  if call('EXISTS', P .. 'journal:' .. run) == 0 then write('DEL', P .. 'head:' .. run) end
+  return null
+end
+
+ops['events.heads'] = function(runs)
+  local found = {}
+  for i, run in ipairs(runs) do found[i] = head(run).ev end
+  return found
+end
+
+-- JSON [[[number, body], ...], [record, ...]]: published events and records from `since` on, at most `limit` of each.
+ops['events.rows'] = function(run, since, limit)
+  local found = {}
+  for i, entry in ipairs(call('XRANGE', P .. 'events:' .. run, string.format('%d', since + 1), '+', 'COUNT', limit)) do
+    found[i] = '[' .. text(position(entry) - 1) .. ',' .. entry[2][2] .. ']'
+  end
+  return raw('[[' .. table.concat(found, ',') .. '],[' .. table.concat(boundaries(run, since, limit), ',') .. ']]')
+end

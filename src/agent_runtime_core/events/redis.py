@@ -1,0 +1,59 @@
+"""An event bus on one Redis or Valkey server: the log of each run is a stream, and a message only says that it grew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from .._engines.base import Concern
+from .._engines.redis import OnRedis
+from .._engines.redis_script import Codec, RedisConcern, as_list, part
+from ..journal import redis as journal
+from ..journal.record import Record
+from .base import PUBLISH, EventBus, StoredEvent, merged
+
+Row = tuple[str, str, str, float]
+
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def _packed(run_id: str, rows: Sequence[Row]) -> tuple[Any, ...]:
+    return run_id, [
+        (event_id, _encode((event_type, payload, t, event_id))) for event_id, event_type, payload, t in rows
+    ]
+
+
+CONCERN = RedisConcern(
+    "events",
+    {},
+    script=part(__file__),
+    codecs={PUBLISH: Codec(_packed, as_list), "events.heads": Codec(unpack=as_list)},
+)
+
+
+class RedisEventBus(OnRedis, EventBus):
+    """On one Redis or Valkey server, shared by all processes that reach it."""
+
+    derives = True
+    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+
+    async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
+        stored, records = await self.engine.ask("events.rows", run_id, since, limit)
+        found = [StoredEvent(number, *body) for number, body in stored]
+        return merged(found, [journal.restored(each) for each in records], limit)
+
+    async def _head(self, run_id: str) -> int:
+        return (await self._heads([run_id]))[0]
+
+    async def _heads(self, run_ids: Sequence[str]) -> list[int]:
+        found: list[int] = await self.engine.ask("events.heads", list(run_ids))
+        return found
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        return self.engine.listen(topic, wake)
+
+    async def close(self) -> None:
+        if not self._closed:
+            await EventBus.close(self)
+            await self.engine.close()

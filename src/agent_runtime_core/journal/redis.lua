@@ -1,0 +1,120 @@
+-- The journal of a run is a stream. A record's id is "<first event number>-<position + 1>": both grow together, so
+-- records are found by either. `head:<run>` holds the last position and the number of the next event.
+
+local function head(run)
+  local found = tx.heads and tx.heads[run]
+  if not found then
+    local stored = call('HMGET', P .. 'head:' .. run, 'seq', 'ev')
+    found = {seq = tonumber(stored[1] or -1), ev = tonumber(stored[2] or 0)}
+    tx.heads = tx.heads or {}
+    tx.heads[run] = found
+  end
+  return found
+end
+
+-- The next `count` event numbers of the run are taken: the first of them.
+local function take_events(run, count)
+  local place = head(run)
+  local first = place.ev
+  place.ev, place.moved = first + count, true
+  return first
+end
+
+flushes[#flushes + 1] = function()
+  for run, place in pairs(tx.heads or {}) do
+    if place.moved then write('HSET', P .. 'head:' .. run, 'seq', text(place.seq), 'ev', text(place.ev)) end
+  end
+end
+
+local function position(entry)
+  local ev, seq = string.match(entry[1], '(%d+)-(%d+)')
+  return tonumber(ev), tonumber(seq) - 1
+end
+
+-- Calls see(entry, ev, seq) from the last record back, until it returns something.
+local function backwards(run, from, see)
+  local last = from
+  while true do
+    local page = call('XREVRANGE', P .. 'journal:' .. run, last, '-', 'COUNT', 64)
+    for _, entry in ipairs(page) do
+      local found = see(entry, position(entry))
+      if found ~= nil then return found end
+    end
+    if #page < 64 then return nil end
+    last = '(' .. page[#page][1]
+  end
+end
+
+applied['journal.append'] = function(run, seq, nev, claim, kind, key)
+  local there = backwards(run, '+', function(entry, _, at)
+    if at == seq then return cjson.decode(entry[2][4]) end
+    if at < seq then return false end
+  end)
+  if not there or there[5] ~= claim or there[1] ~= kind or there[3] ~= key then lost(run, claim) end
+  return seq
+end
+
+ops['journal.append'] = function(run, seq, nev, claim, kind, key, body)
+  local place = head(run)
+  if seq < 0 then
+    seq = place.seq + 1
+  elseif seq <= place.seq then
+    return applied['journal.append'](run, seq, nev, claim, kind, key)
+  end
+  local ev = take_events(run, nev)
+  place.seq = seq
+  write('XADD', P .. 'journal:' .. run, string.format('%d-%d', ev, seq + 1), 'n', text(nev), 'r', body)
+  if nev > 0 then ring('events') end
+  return seq
+end
+
+local function delete_journal(run)
+  write('DEL', P .. 'journal:' .. run)
+  if call('EXISTS', P .. 'events:' .. run) == 0 then write('DEL', P .. 'head:' .. run) end
+end
+
+ops['journal.delete'] = function(run)
+  delete_journal(run)
+  return null
+end
+
+-- JSON [first event number, position, number of events, the rest as it was written].
+local function record(entry, ev, seq)
+  return '[' .. text(ev) .. ',' .. text(seq) .. ',' .. entry[2][2] .. ',' .. entry[2][4] .. ']'
+end
+
+-- A page of records after the one with that id, and the id to go on from.
+ops['journal.records'] = function(run, after, limit)
+  local page = call('XRANGE', P .. 'journal:' .. run, after, '+', 'COUNT', limit)
+  local found = {}
+  for i, entry in ipairs(page) do found[i] = record(entry, position(entry)) end
+  local more = #page == limit and '"(' .. page[#page][1] .. '"' or 'null'
+  return raw('[' .. more .. ',[' .. table.concat(found, ',') .. ']]')
+end
+
+ops['journal.ending'] = function(run)
+  local found = backwards(run, '+', function(entry, ev, seq)
+    if string.sub(entry[2][4], 1, 8) == '["ended"' then return record(entry, ev, seq) end
+  end)
+  return raw(found or 'null')
+end
+
+-- Records that stand for events at or after `since`.
+local function boundaries(run, since, limit)
+  local first = backwards(run, string.format('%d', since) .. '-18446744073709551615', function(entry, ev)
+    if entry[2][2] ~= '0' then return entry[1] end
+  end)
+  local found, from = {}, first or '-'
+  while #found < limit do
+    local page = call('XRANGE', P .. 'journal:' .. run, from, '+', 'COUNT', limit)
+    for _, entry in ipairs(page) do
+      local ev, seq = position(entry)
+      if entry[2][2] ~= '0' and ev + tonumber(entry[2][2]) > since and #found < limit then
+        found[#found + 1] = record(entry, ev, seq)
+      end
+    end
+    if #page < limit then break end
+    from = '(' .. page[#page][1]
+  end
+  return found
+end

@@ -1,0 +1,142 @@
+"""A queue on one Redis or Valkey server, shared by all processes that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .._engines.base import Concern
+from .._engines.redis import OnRedis
+from .._engines.redis_script import Codec, RedisConcern, as_list, part
+from .base import RunQueue
+from .row import Mail, Moved, News, RunFilter, RunRow, Settle
+
+if TYPE_CHECKING:
+    from .._engines.redis import RedisEngine
+
+PAGE = 500  # rows in one answer
+
+_TIMES = {
+    "created_at", "due_at", "expires_at", "deadline", "lease_until", "claimed_at", "started_at", "ended_at",
+    "updated_at", "cancel_at",
+}  # fmt: skip
+_PLACES = tuple(place for place, name in enumerate(RunRow._fields) if name in _TIMES)
+
+
+def _time(seconds: float | None) -> str | None:
+    """A time as the script keeps it: "0" is none."""
+    return None if seconds is None else repr(seconds) if seconds else "0"
+
+
+def _cells(row: RunRow) -> list[Any]:
+    cells: list[Any] = list(row)
+    for place in _PLACES:
+        cells[place] = _time(cells[place])
+    return cells
+
+
+def _row(cells: list[Any] | None) -> RunRow | None:
+    """The row that the script tells, its times as texts."""
+    if not cells:
+        return None
+    for place in _PLACES:
+        if cells[place] is not None:
+            cells[place] = float(cells[place])
+    row: RunRow = tuple.__new__(RunRow, cells)
+    return row
+
+
+def _rows(answer: Any) -> list[RunRow]:
+    return [row for cells in as_list(answer) if (row := _row(cells)) is not None]
+
+
+def _take(row: RunRow, *args: Any) -> tuple[Any, ...]:
+    return _cells(row), *args
+
+
+def _settle(run_id: str, how: Settle) -> tuple[Any, ...]:
+    claim_id, status, now, due_at, *rest = how
+    return run_id, claim_id, status, _time(now), _time(due_at), *rest
+
+
+def _post(run_id: str, mail: Mail) -> tuple[Any, ...]:
+    return run_id, mail.kind, mail.name, mail.payload, mail.msg_id, repr(mail.t)
+
+
+def _end(run_id: str, expect: Sequence[str], status: str, now: float, reason: str) -> tuple[Any, ...]:
+    return run_id, expect, status, _time(now), reason
+
+
+def _reopen(run_id: str, expect: Sequence[str], now: float) -> tuple[Any, ...]:
+    return run_id, expect, _time(now)
+
+
+def _taken(answer: list[Any]) -> tuple[str, RunRow | None]:
+    return answer[0], _row(answer[1])
+
+
+async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
+    found: list[RunRow] = []
+    after: int | None = wanted.after
+    while after is not None and len(found) < wanted.limit:
+        after, page = await engine.ask(
+            "queue.find", wanted.statuses, wanted.agent, wanted.since, wanted.ended_before, after, PAGE
+        )
+        found += _rows(page)
+    return found[: wanted.limit]
+
+
+async def _news(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, News]:
+    told = as_list(await engine.ask("queue.news", list(run_ids)))
+    return {run_id: News(*news) for run_id, news in zip(run_ids, told, strict=True) if news}
+
+
+def _asking(what: str) -> Callable[..., Any]:
+    async def ask(engine: RedisEngine, *args: Any) -> Any:
+        return await engine.ask(what, *args)
+
+    return ask
+
+
+def _mail(answer: Any) -> list[Mail]:
+    return [Mail(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in answer]
+
+
+#: The places of a row's cells, by their names, as the script knows them.
+_NAMES = f"local {', '.join(RunRow._fields).upper()} = {', '.join(map(str, range(1, len(RunRow._fields) + 1)))}"
+
+CONCERN = RedisConcern(
+    "queue",
+    {},
+    script=f"{_NAMES}\n{part(__file__)}",
+    codecs={
+        "queue.insert": Codec(lambda row: (_cells(row),), _row),
+        "queue.claim": Codec(unpack=_rows),
+        "queue.take": Codec(_take, _taken),
+        "queue.settle": Codec(_settle, _row),
+        "queue.beat": Codec(unpack=lambda answer: [tuple(each) for each in as_list(answer)]),
+        "queue.post": Codec(_post, tuple),
+        "queue.end": Codec(_end, _row),
+        "queue.reopen": Codec(_reopen, _row),
+        "queue.row": Codec(unpack=_row),
+        "queue.row_by_key": Codec(unpack=_row),
+        "queue.mail": Codec(unpack=_mail),
+        "queue.children": Codec(unpack=_rows),
+        "queue.next_due": Codec(unpack=lambda answer: None if answer is None else float(answer)),
+    },
+    refusals={"MOVED": Moved},
+)
+
+
+class RedisQueue(OnRedis, RunQueue):
+    """A queue on one Redis or Valkey server, shared by all processes that reach it."""
+
+    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "find": _find,
+        "news": _news,
+        **{what: _asking(f"queue.{what}") for what in ("row", "row_by_key", "children", "mail", "next_due")},
+    }
+
+    def lease_now(self) -> float:
+        return self.engine.lease_now()

@@ -1,0 +1,47 @@
+"""A state store on one Redis or Valkey server, shared by all processes that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .._engines.base import Concern
+from .._engines.redis import OnRedis
+from .._engines.redis_script import Codec, RedisConcern, part
+from ..journal import redis as journal
+from .base import StateRow, StateStore
+
+if TYPE_CHECKING:
+    from .._engines.redis import RedisEngine
+
+
+def _checkpoint(run_id: str, text: str, mark: str | None, now: float) -> tuple[Any, ...]:
+    return run_id, text, mark, repr(now)
+
+
+def _status(run_id: str, text: str, now: float) -> tuple[Any, ...]:
+    return run_id, text, repr(now)
+
+
+async def _state(engine: RedisEngine, run_id: str) -> StateRow:
+    status, checkpoint, mark, t = await engine.ask("state.row", run_id)
+    return StateRow(status or None, checkpoint or None, mark or None, float(t or 0))
+
+
+CONCERN = RedisConcern(
+    "state",
+    {},
+    script=part(__file__),
+    codecs={"state.checkpoint": Codec(_checkpoint), "state.status": Codec(_status)},
+)
+
+
+class RedisStateStore(OnRedis, StateStore):
+    """A state store on one Redis or Valkey server, shared by all processes that reach it."""
+
+    concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "state": _state,
+        "records": journal.records,
+        "ending": journal.ending,
+    }
