@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import os
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+from tests.servers import RedisServer
 
 LIMIT_SECONDS = 60.0
 SLOW_LIMIT_SECONDS = 300.0
@@ -47,6 +50,23 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         registry.clear_registry()
     if config := sys.modules.get("agent_runtime_core.config"):
         config.reset_config()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One server for all tests that do not end, stop or configure it: those start one of their own."""
+    # Functions and keys of many tests; nothing reaches the disk.
+    with RedisServer() as server:
+        yield server
+
+
+_PREFIXES = itertools.count(1)
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """That server, with a prefix for this test alone, so that it sees no key of another."""
+    return f"{redis_server.url}?prefix=t{next(_PREFIXES)}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -83,6 +83,7 @@ __all__ = [
     "UnknownRun",
     "UnknownSetting",
     "UnknownTool",
+    "UnsafeRedis",
     "UnserialisableResult",
     "WaitTimeout",
     "__version__",
@@ -153,6 +154,7 @@ if TYPE_CHECKING:
         UnknownRun,
         UnknownSetting,
         UnknownTool,
+        UnsafeRedis,
         UnserialisableResult,
         WaitTimeout,
     )
@@ -198,7 +200,7 @@ else:
         "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
         "StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting UnknownTool "
-        "UnserialisableResult WaitTimeout",
+        "UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "limits": "RunLimits",

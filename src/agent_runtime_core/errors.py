@@ -42,10 +42,13 @@ AgentRuntimeError
     ├── StorageFull                   no space; nothing acknowledged is lost
     ├── StorageCorrupt                the store cannot be read; it is left as it is
     ├── StorageTooNew                 written by a later version of this library
+    ├── UnsafeRedis                   a Redis that would lose runs; nothing was written
     └── StorageClosed                 used after close, or in a forked child
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 
 class AgentRuntimeError(Exception):
@@ -326,6 +329,14 @@ class StorageCorrupt(StorageError):
 
 class StorageTooNew(StorageError):
     """The store was written by a later version of this library."""
+
+
+class UnsafeRedis(StorageError):
+    """A Redis whose settings would lose runs; nothing was written. `refused` is their values by name."""
+
+    def __init__(self, message: str, refused: Mapping[str, str]) -> None:
+        self.refused: dict[str, str] = dict(refused)
+        super().__init__(message)
 
 
 class StorageClosed(StorageError):
