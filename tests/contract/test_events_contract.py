@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,17 @@ import pytest
 
 from agent_runtime_core.events import BACKENDS, EventBus, get_event_bus
 from agent_runtime_core.testing.contracts.events import CASES, Case, Make
+from tests.contract.places import kinds, places
 
 THEIRS = "tests.contract.third_party.their_bus:TheirBus"
 
 
-@pytest.fixture(params=[*BACKENDS, THEIRS], ids=[*BACKENDS, "theirs"])
+@pytest.fixture(params=kinds(BACKENDS, THEIRS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    numbers = itertools.count()
+    place = places(request, tmp_path)
 
-    def new() -> EventBus:
-        options: dict[str, Any] = {"path": tmp_path / f"events{next(numbers)}.db"} if request.param == "sqlite" else {}
-        return get_event_bus(request.param, **options)
+    def new(**options: Any) -> EventBus:
+        return get_event_bus(request.param, **place(request.param), **options)
 
     return new
 

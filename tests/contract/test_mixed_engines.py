@@ -29,10 +29,22 @@ COMBINATIONS = [
     "theirs sqlite-a sqlite-a",
     "sqlite-a sqlite-a theirs",
     "theirs theirs theirs",
+    "redis-a redis-a redis-a",
+    "redis-a redis-b redis-c",
+    "redis-a redis-a sqlite-b",
+    "redis-a sqlite-b sqlite-b",
+    "sqlite-a redis-b redis-b",
+    "sqlite-a redis-b sqlite-a",
+    "redis-a memory-b redis-a",
+    "theirs redis-a theirs",
 ]
 
 
-@pytest.fixture(params=COMBINATIONS, ids=lambda names: names.replace(" ", "+"))
+def _marked(names: str) -> Any:
+    return pytest.param(names, id=names.replace(" ", "+"), marks=[pytest.mark.redis] if "redis" in names else [])
+
+
+@pytest.fixture(params=map(_marked, COMBINATIONS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     numbers = itertools.count()
 
@@ -45,6 +57,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
             if kind == "sqlite":
                 where = {"path": tmp_path / f"{place}{letter}.db", "durability": "normal"}
                 return {"backend": kind, **where, **options}
+            if kind == "redis":
+                return {"backend": kind, "url": f"{request.getfixturevalue('redis_url')}-{place}{letter}", **options}
             return {"backend": kind, "engine": engines.setdefault(letter, MemoryEngine(**options))}
 
         queue, bus, state = request.param.split(" ")

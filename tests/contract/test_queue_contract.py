@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,17 @@ import pytest
 
 from agent_runtime_core.queue import BACKENDS, RunQueue, get_queue
 from agent_runtime_core.testing.contracts.queue import CASES, Case, Make
+from tests.contract.places import kinds, places
 
 THEIRS = "tests.contract.third_party.their_queue:TheirQueue"
 
 
-@pytest.fixture(params=[*BACKENDS, THEIRS], ids=[*BACKENDS, "theirs"])
+@pytest.fixture(params=kinds(BACKENDS, THEIRS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    numbers = itertools.count()
+    place = places(request, tmp_path)
 
     def new(**options: Any) -> RunQueue:
-        if request.param == "sqlite":
-            options["path"] = tmp_path / f"queue{next(numbers)}.db"
-        return get_queue(request.param, **options)
+        return get_queue(request.param, **place(request.param), **options)
 
     return new
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,17 @@ import pytest
 
 from agent_runtime_core.state import BACKENDS, StateStore, get_state_store
 from agent_runtime_core.testing.contracts.state import CASES, Case, Make
+from tests.contract.places import kinds, places
 
 THEIRS = "tests.contract.third_party.their_store:TheirStore"
 
 
-@pytest.fixture(params=[*BACKENDS, THEIRS], ids=[*BACKENDS, "theirs"])
+@pytest.fixture(params=kinds(BACKENDS, THEIRS))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    numbers = itertools.count()
+    place = places(request, tmp_path)
 
     def new(**options: Any) -> StateStore:
-        if request.param == "sqlite":
-            options["path"] = tmp_path / f"state{next(numbers)}.db"
-        return get_state_store(request.param, **options)
+        return get_state_store(request.param, **place(request.param), **options)
 
     return new
 

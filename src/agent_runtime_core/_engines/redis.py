@@ -14,12 +14,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from redis.exceptions import ResponseError
+
 from .._clock import SYSTEM, Clock
 from ..errors import InvalidArgument, LeaseLost, StorageClosed
 from .backed import Backed
 from .base import Concern, Engine, Guard, Op, every
 from .redis_bell import Bell
-from .redis_checks import check, identity
+from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
 from .redis_line import Line, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
@@ -91,7 +93,7 @@ class RedisEngine(Engine):
         self._pid = os.getpid()
         self._users = 0
         self._closed = False
-        self._prefix = f"{{{place.prefix}}}"
+        self._prefix = place.tag
         self._codecs: dict[str, Codec] = {}
         self._refusals: dict[str, Callable[[], Exception]] = {}
         self._concerns: dict[str, RedisConcern] = {}
@@ -192,11 +194,11 @@ class RedisEngine(Engine):
 
     def _connected(self, line: Line) -> None:
         """Look at a server we have just connected to."""
-        info = _info(line.ask("INFO"))
-        settings = None
-        with contextlib.suppress(Exception):
-            told = line.ask("CONFIG GET", "*")
-            settings = {k.decode(): v.decode() for k, v in zip(told[::2], told[1::2], strict=True)}
+        info = parsed_info(line.ask("INFO"))
+        try:
+            settings = parsed_config(*(line.ask("CONFIG GET", name) for name in ASKED))
+        except ResponseError:  # it tells nobody
+            settings = None
         check(info, settings, self.place)
         server = identity(info)
         if self._server and server != self._server:
@@ -243,13 +245,6 @@ class RedisEngine(Engine):
 
         self._bell.close(ring, self.patience)
         self._pipe.close()
-
-
-def _info(text: bytes | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(text, dict):
-        return text
-    pairs = (line.partition(":") for line in text.decode().splitlines() if line and not line.startswith("#"))
-    return {name: value for name, _, value in pairs}
 
 
 class OnRedis(Backed):

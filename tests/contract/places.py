@@ -1,0 +1,40 @@
+"""Where the backends of a table are kept for a test, each in a place of its own."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def kinds(table: Iterable[str], theirs: str) -> list[Any]:
+    """A parameter for each backend of a table, and for one of a third party."""
+    marks = {"redis": [pytest.mark.redis]}
+    return [
+        *(pytest.param(name, id=name, marks=marks.get(name, [])) for name in table),
+        pytest.param(theirs, id="theirs"),
+    ]
+
+
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Options of a backend by its kind: a new place each time, or that of a name given before."""
+    numbers = itertools.count()
+    known: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def place(kind: str, name: str | None = None) -> dict[str, Any]:
+        key = (kind, f"{next(numbers)}" if name is None else name)
+        if key not in known:
+            known[key] = where(kind, key[1])
+        return known[key]
+
+    def where(kind: str, name: str) -> dict[str, Any]:
+        if kind == "sqlite":
+            return {"path": tmp_path / f"{name}.db"}
+        if kind == "redis":
+            return {"url": f"{request.getfixturevalue('redis_url')}-{name}"}
+        return {}
+
+    return place
