@@ -14,15 +14,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from redis.exceptions import ResponseError
-
 from .._clock import SYSTEM, Clock
 from ..errors import InvalidArgument, LeaseLost, StorageClosed
 from .backed import Backed
 from .base import Concern, Engine, Guard, Op, every
 from .redis_bell import Bell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
-from .redis_line import Line, refused
+from .redis_line import SAID, Line, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
@@ -197,7 +195,7 @@ class RedisEngine(Engine):
         info = parsed_info(line.ask("INFO"))
         try:
             settings = parsed_config(*(line.ask("CONFIG GET", name) for name in ASKED))
-        except ResponseError:  # it tells nobody
+        except SAID:  # it tells nobody
             settings = None
         check(info, settings, self.place)
         server = identity(info)

@@ -14,14 +14,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from redis import RedisError
-from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, ResponseError
-from redis.retry import Retry
-
+from .._load import load
 from ..errors import StorageError, StorageFull
 from .redis_url import Place
+
+_made: Any = load("redis.connection", needed_by="a Redis backend")
+_wrong: Any = load("redis.exceptions")
+_retry: Any = load("redis.retry:Retry")
+_no_pause: Any = load("redis.backoff:NoBackoff")
+#: What goes wrong on the way, and what the server itself says.
+BROKEN: tuple[type[Exception], ...] = (_wrong.RedisError, OSError)
+SAID: type[Exception] = _wrong.ResponseError
 
 ANSWER = 2.0  # seconds a server may take for one answer
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
@@ -43,13 +46,12 @@ def connection(place: Place, **options: Any) -> Any:
     """A Connection of redis-py (whose methods have no types) that never tries anything again by itself."""
     about: dict[str, Any] = {
         "db": place.db, "username": place.username, "password": place.password, "socket_timeout": ANSWER,
-        "socket_connect_timeout": ANSWER, "retry": Retry(NoBackoff(), 0), "health_check_interval": 0, "protocol": 2,
+        "socket_connect_timeout": ANSWER, "retry": _retry(_no_pause(), 0), "health_check_interval": 0, "protocol": 2,
         "client_name": "agent-runtime", **options,
     }  # fmt: skip
     if place.unix_socket is not None:
-        on_socket: Any = UnixDomainSocketConnection
-        return on_socket(path=place.unix_socket, **about)
-    kind = SSLConnection if place.tls else Connection
+        return _made.UnixDomainSocketConnection(path=place.unix_socket, **about)
+    kind = _made.SSLConnection if place.tls else _made.Connection
     return kind(host=place.host, port=place.port, socket_keepalive=True, **about)
 
 
@@ -79,7 +81,7 @@ class Line:
         if conn is not None:
             try:
                 conn.send_command("EVALSHA", self._sha, 1, *args)
-            except (RedisError, OSError):
+            except BROKEN:
                 conn.disconnect()  # not forgotten: its answer is what fails
 
     def answers(self) -> list[bytes]:
@@ -87,9 +89,9 @@ class Line:
         try:
             answers: list[bytes] = self._read()
             return answers
-        except ResponseError as error:
+        except SAID as error:
             said = str(error)
-            if isinstance(error, NoScriptError) or said.startswith(("MOVED ", "ASK ", *_ANSWERS_LATER)):
+            if isinstance(error, _wrong.NoScriptError) or said.startswith(("MOVED ", "ASK ", *_ANSWERS_LATER)):
                 raise NotCarriedOut(said) from error
             raise refused(f"{self.place}: {error}") from error
 
@@ -122,13 +124,13 @@ class Line:
     # -- other commands
 
     def ask(self, *command: Any) -> Any:
-        """One command and its answer; ResponseError is the server's own word."""
+        """One command and its answer; `SAID` is the server's own word."""
         if self._conn is None:
             self._connect()
         assert self._conn is not None
         try:
             self._conn.send_command(*command)
-        except (RedisError, OSError) as error:
+        except BROKEN as error:
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         return self._read()
@@ -139,9 +141,9 @@ class Line:
             raise Unanswered(f"{self.place}: the connection was lost")
         try:
             return conn.read_response()
-        except ResponseError:
+        except SAID:
             raise
-        except (RedisError, OSError) as error:
+        except BROKEN as error:
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         except BaseException:
@@ -152,10 +154,10 @@ class Line:
         conn = connection(self.place)
         try:
             conn.connect()
-        except (AuthenticationError, NoPermissionError) as error:
+        except (_wrong.AuthenticationError, _wrong.NoPermissionError) as error:
             conn.disconnect()
             raise StorageError(f"{self.place} does not let us in: {error}; is the user or password right?") from error
-        except (RedisError, OSError) as error:
+        except BROKEN as error:
             conn.disconnect()
             self.place = self._home
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
