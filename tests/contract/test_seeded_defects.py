@@ -63,23 +63,24 @@ class _ClaimsTwice(TheirRows):
 
 
 class _ForgetsDelay(TheirRows):
-    def promote(self, wall: float) -> None:
-        super().promote(float("inf"))
+    def promote(self, wall: float) -> Sequence[str]:
+        return super().promote(float("inf"))
 
 
 class _NeverDue(TheirRows):
-    def promote(self, wall: float) -> None:
-        return
+    def promote(self, wall: float) -> Sequence[str]:
+        return ()
 
 
 class _DelayLosesPlace(TheirRows):
-    def promote(self, wall: float) -> None:
+    def promote(self, wall: float) -> Sequence[str]:
         before = dict(self.tx.runs)
-        super().promote(wall)
+        lanes = super().promote(wall)
         for run_id, row in self.tx.runs.items():
             if row is not before[run_id]:
                 self.tx.arrived += 1
                 self.tx.runs[run_id] = row._replace(n=self.tx.arrived)
+        return lanes
 
 
 class _NoReclaim(TheirRows):
@@ -147,11 +148,13 @@ class _EndsAreNotFinal(TheirRows):
 
 
 class _SuccessIsReopened(TheirRows):
-    def take(self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest) -> tuple[str, RunRow | None]:
+    def take(
+        self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
+    ) -> tuple[str, RunRow | None]:
         there = self.get(row.run_id)
         if there is not None and there.status == "succeeded":
             self.save(there._replace(status="failed"))
-        return super().take(row, insert, reopen, want)
+        return super().take(row, insert, reopen, want, wait)
 
 
 class _LeavesMail(TheirRows):
