@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import new_ulid, run_uuid
+from .._ids import new_ulid, run_uuid, storable
 from .._json import decode, digest, encode
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -144,7 +144,7 @@ class RunQueue(ABC):
             raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
         if idempotency_key is not None and not 0 < len(idempotency_key) <= 512:
             raise InvalidArgument(f"an idempotency key has 1 to 512 characters, not {idempotency_key!r:.80}")
-        if concurrency_key is not None and not (isinstance(concurrency_key, str) and len(concurrency_key) <= 512):
+        if not isinstance(concurrency_key, str | None):
             raise InvalidArgument(f"a concurrency key is a text of 1 to 512 characters, not {concurrency_key!r:.80}")
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
@@ -164,7 +164,7 @@ class RunQueue(ABC):
             run_key=run_key,
             idem_key=idempotency_key,
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
-            lane=concurrency_key or None,
+            lane=storable("concurrency key", concurrency_key) if concurrency_key else None,
             origin=origin,
         )
 
