@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -373,7 +374,8 @@ LOOKS: dict[str, tuple[str, tuple[Any, ...], str]] = {
 @pytest.mark.parametrize("look", LOOKS)
 def test_each_look_of_a_claim_is_one_search_of_an_index(look: str) -> None:
     text, args, plan = LOOKS[look]
-    found = _table(1, 1).execute(f"EXPLAIN QUERY PLAN {text}", args).fetchall()
+    with closing(_table(1, 1)) as conn:
+        found = conn.execute(f"EXPLAIN QUERY PLAN {text}", args).fetchall()
     assert [detail.replace("COVERING ", "") for *_, detail in found] == [plan]
 
 
@@ -388,8 +390,9 @@ def test_each_look_costs_the_same_however_many_wait(look: str) -> None:
             nonlocal count
             count += 1
 
-        conn.set_progress_handler(step, 1)
-        conn.execute(text, args).fetchall()
+        with closing(conn):
+            conn.set_progress_handler(step, 1)
+            conn.execute(text, args).fetchall()
         return count
 
     few, many = steps(_table(10, 10)), steps(_table(10_000, 10_000))
@@ -397,6 +400,5 @@ def test_each_look_costs_the_same_however_many_wait(look: str) -> None:
 
 
 def test_the_file_itself_refuses_a_second_head() -> None:
-    conn = _table(0, 2)
-    with pytest.raises(sqlite3.IntegrityError, match="lane"):
+    with closing(_table(0, 2)) as conn, pytest.raises(sqlite3.IntegrityError, match="lane"):
         conn.execute("UPDATE arc_runs SET held = 0 WHERE run_id = 'held1'")
