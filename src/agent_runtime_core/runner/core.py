@@ -32,7 +32,7 @@ from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from ..waits import Services
-from .drive import Drive
+from .drive import LANES, Drive
 from .heart import Heart
 from .settings import RunInfo, RunnerConfig
 from .worker import Worker
@@ -41,6 +41,30 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOK_EVERY = 1.0  # seconds between looks at a run that is waited for, behind the bell
 _warned: set[str] = set()
+
+
+def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+    """The concurrency key of a run: as given, else that of its conversation.
+
+    A child has none: its parent, which waits for it, may have the turn.
+    """
+    if key is not None or parent is not None or not isinstance(input, Mapping):
+        return key
+    conversation = input.get("conversation_id")
+    if not conversation:
+        return None
+    with contextlib.suppress(ValueError):
+        conversation = UUID(str(conversation))
+    return f"conversation:{conversation}"
+
+
+def busy(outcome: str, there: RunRow) -> RunBusy:
+    """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
+    worker = there.worker if there.status == "running" else None
+    return RunBusy(
+        there.run_key or there.run_id, worker, there.claimed_at if worker else None,
+        there.lane if outcome == "behind" else None,
+    )  # fmt: skip
 
 
 class AgentRunner:
@@ -154,13 +178,16 @@ class AgentRunner:
         if_running: str = "wait",
         recover: str = "inline",
         parent_run_id: UUID | str | None = None,
+        concurrency_key: str | None = None,
     ) -> RunResult:
         """Run now, in this process, retrying as a worker would; a RunResult for every ending.
 
         The same id returns the record after a success, resumes after a crash or a failure, and waits for
         the result while another live process holds the run (`if_running="raise"`: RunBusy). Another agent
         or input under it is an IdempotencyConflict. With `recover="worker"` workers take the run over if
-        this process dies; otherwise the next `execute` does.
+        this process dies; otherwise the next `execute` does. While another run has the turn of its
+        `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way; within a run of
+        that key it is part of that run's turn.
         """
         if if_running not in ("wait", "raise"):
             raise InvalidArgument(f"if_running is 'wait' or 'raise', not {if_running!r}")
@@ -170,17 +197,19 @@ class AgentRunner:
         input_ = {**(input_data or {})}
         if params:
             input_["params"] = {**input_.get("params", {}), **params}
+        lane = _lane(concurrency_key, input_, parent_run_id)
         row = self.queue.new_row(
             run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
+            concurrency_key="" if concurrency_key is None and lane in LANES.get() else lane,
             origin="inline" if recover == "inline" else "",
         )  # fmt: skip
         result = await self._execute(row, runtime, if_running)
         return result.raise_for_status() if raise_on_error else result
 
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
-        reopen = True
+        reopen, wait = True, if_running == "wait" and row.lane not in LANES.get()
         while True:
-            outcome, there = await self.take(row, reopen=reopen)
+            outcome, there = await self.take(row, reopen=reopen, wait=wait)
             # An end that comes from now on is the answer, and no reason to begin anew.
             reopen = False
             if outcome == "claimed":
@@ -193,17 +222,22 @@ class AgentRunner:
                 return await self._result(there)
             else:
                 assert there is not None
-                if if_running == "raise":
-                    raise RunBusy(there.run_key or there.run_id, there.worker, there.claimed_at)
-                ended = await self._until_ended(row.run_id, at_most=LOOK_EVERY)
-                if ended is not None:
+                if if_running == "raise" or (outcome == "behind" and there.lane in LANES.get()):
+                    raise busy(outcome, there)
+                if outcome == "behind":
+                    with contextlib.suppress(UnknownRun):  # ended, and deleted since
+                        await self._until_ended(there.run_id, at_most=LOOK_EVERY)
+                elif (ended := await self._until_ended(row.run_id, at_most=LOOK_EVERY)) is not None:
                     return await self._result(ended)
 
-    async def take(self, row: RunRow, *, reopen: bool = True) -> tuple[str, RunRow | None]:
-        """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict."""
+    async def take(self, row: RunRow, *, reopen: bool = True, wait: bool = False) -> tuple[str, RunRow | None]:
+        """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict.
+
+        Or "behind", and the row in front; with `wait` it has a place in its lane until it is taken again.
+        """
         config = self.config
         outcome, there = await self.queue.take(
-            row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen
+            row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen, wait=wait
         )
         if outcome == "conflict":
             assert there is not None
@@ -244,17 +278,21 @@ class AgentRunner:
         deadline: _dt.datetime | float | None = None,
         parent_run_id: UUID | str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        concurrency_key: str | None = None,
     ) -> UUID:
         """Store a run for a worker, and give its id once it is durable.
 
         Greater `priority` first; `delay` and `expires_in` are seconds from now (a run not begun by then is
         not begun), `deadline` a wall time at which it is stopped. The same id or idempotency key gives
         the run there is. An agent nobody here registered stays queued for a worker that knows it.
+        Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that is the
+        conversation of an input with a `conversation_id`, but not for a child run; "" is none.
         """
         key = agent_key if isinstance(agent_key, str) else agent_key.key
         run = await self.queue.enqueue(
             run_id, key, input or {}, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
+            concurrency_key=_lane(concurrency_key, input or {}, parent_run_id),
         )  # fmt: skip
         return run.run_id
 

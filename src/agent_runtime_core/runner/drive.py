@@ -7,6 +7,7 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -58,6 +59,10 @@ FINAL_ERRORS = (
 )  # fmt: skip
 
 
+#: The concurrency keys of the runs that this task is part of: what it executes must not wait for them.
+LANES: ContextVar[frozenset[str]] = ContextVar("agent_runtime_core_lanes", default=frozenset())
+
+
 class Drive:
     """One claim on one run. `inline`: attempts go on here, under the same claim, instead of through the queue."""
 
@@ -97,6 +102,7 @@ class Drive:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
         self._hold()
         self._trace_start()
+        lanes = LANES.set(LANES.get() if self.row.lane is None else LANES.get() | {self.row.lane})
         try:
             return await self._run()
         except (LeaseLost, Moved):
@@ -108,6 +114,7 @@ class Drive:
                 await self.abandon()
             raise
         finally:
+            LANES.reset(lanes)
             self.place.sealed = True
             self.heart.drop(self.row.run_id)
             self._trace_end()
