@@ -80,7 +80,8 @@ class Line:
         conn = self._conn
         if conn is not None:
             try:
-                conn.send_command("EVALSHA", self._sha, 1, *args)
+                # In one piece: redis-py would send the large ones of its arguments one by one.
+                conn.send_packed_command([b"".join(conn.pack_command("EVALSHA", self._sha, 1, *args))])
             except BROKEN:
                 conn.disconnect()  # not forgotten: its answer is what fails
 
