@@ -32,7 +32,7 @@ from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from ..waits import Services
-from .drive import LANES, Drive
+from .drive import TURNS, Drive
 from .heart import Heart
 from .settings import RunInfo, RunnerConfig
 from .worker import Worker
@@ -198,18 +198,22 @@ class AgentRunner:
         if params:
             input_["params"] = {**input_.get("params", {}), **params}
         lane = _lane(concurrency_key, input_, parent_run_id)
+        if lane and (mine := await self._around(lane)) is not None:
+            if concurrency_key:
+                raise busy("behind", mine)
+            lane = None
         row = self.queue.new_row(
             run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
-            concurrency_key="" if concurrency_key is None and lane in LANES.get() else lane,
+            concurrency_key=lane,
             origin="inline" if recover == "inline" else "",
         )  # fmt: skip
         result = await self._execute(row, runtime, if_running)
         return result.raise_for_status() if raise_on_error else result
 
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
-        reopen, wait = True, if_running == "wait" and row.lane not in LANES.get()
+        reopen = True
         while True:
-            outcome, there = await self.take(row, reopen=reopen, wait=wait)
+            outcome, there = await self.take(row, reopen=reopen, wait=if_running == "wait")
             # An end that comes from now on is the answer, and no reason to begin anew.
             reopen = False
             if outcome == "claimed":
@@ -222,13 +226,19 @@ class AgentRunner:
                 return await self._result(there)
             else:
                 assert there is not None
-                if if_running == "raise" or (outcome == "behind" and there.lane in LANES.get()):
+                if if_running == "raise" or there.run_id in TURNS.get({}).values():
                     raise busy(outcome, there)
                 if outcome == "behind":
                     with contextlib.suppress(UnknownRun):  # ended, and deleted since
                         await self._until_ended(there.run_id, at_most=LOOK_EVERY)
                 elif (ended := await self._until_ended(row.run_id, at_most=LOOK_EVERY)) is not None:
                     return await self._result(ended)
+
+    async def _around(self, lane: str) -> RunRow | None:
+        """The run that has the turn of that key and that this task is part of: to wait for it would be for ever."""
+        run_id = TURNS.get({}).get(lane)
+        row = await self.queue.row(run_id) if run_id is not None else None
+        return row if row is not None and row.status == "running" else None
 
     async def take(self, row: RunRow, *, reopen: bool = True, wait: bool = False) -> tuple[str, RunRow | None]:
         """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict.

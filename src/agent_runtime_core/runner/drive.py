@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -59,8 +59,8 @@ FINAL_ERRORS = (
 )  # fmt: skip
 
 
-#: The concurrency keys of the runs that this task is part of: what it executes must not wait for them.
-LANES: ContextVar[frozenset[str]] = ContextVar("agent_runtime_core_lanes", default=frozenset())
+#: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
+TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
 
 
 class Drive:
@@ -102,7 +102,6 @@ class Drive:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
         self._hold()
         self._trace_start()
-        lanes = LANES.set(LANES.get() if self.row.lane is None else LANES.get() | {self.row.lane})
         try:
             return await self._run()
         except (LeaseLost, Moved):
@@ -114,7 +113,6 @@ class Drive:
                 await self.abandon()
             raise
         finally:
-            LANES.reset(lanes)
             self.place.sealed = True
             self.heart.drop(self.row.run_id)
             self._trace_end()
@@ -245,8 +243,7 @@ class Drive:
     async def _attempt(self, book: Book) -> Any:
         """One attempt of the agent's `run`, and what came of it."""
         ctx = Context(self.row, book, self.services, self.place)
-        task = asyncio.ensure_future(self.agent.run(ctx))
-        self.place.task = task
+        self.place.task = task = self._enter(ctx)
         if self.place.cancelled or self.lost or self.handing_back:
             task.cancel()
         try:
@@ -272,6 +269,14 @@ class Drive:
         if isinstance(error, (LeaseLost, KeyboardInterrupt, SystemExit)):
             raise error
         return await self._raised(ctx, error)
+
+    def _enter(self, ctx: Context) -> asyncio.Task[Any]:
+        """The task of the agent's code, which knows whose turn it is part of."""
+        if self.row.lane is None:
+            return asyncio.ensure_future(self.agent.run(ctx))
+        around = copy_context()
+        around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
+        return around.run(asyncio.ensure_future, self.agent.run(ctx))
 
     async def _not_on_time(self, ctx: Context, task: asyncio.Task[Any]) -> RunResult | None:
         place = self.place
