@@ -7,6 +7,7 @@ queue a run is not there for anybody, and the same call writes the same again.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -41,12 +42,10 @@ async def fork(
     row = row.changed(mark=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
     if stored is None:
-        await _nothing_else(backends, row, copies)
-        try:
-            stored = await _write(backends, row, copies, checkpoint)
-        except LeaseLost:  # somebody else was there first, and it is under way
-            stored = await backends.queue.row(row.run_id)
-    if stored is None or not _same(row, stored, after):
+        stored = await _stored(backends, row, copies, checkpoint)
+    if stored is None:
+        raise _taken(row, "was begun as another fork, and never finished")
+    if not _same(row, stored, after):
         raise _taken(row, "is another run's")
     return UUID(row.run_id)
 
@@ -160,11 +159,13 @@ def _same(row: RunRow, stored: RunRow, after: After) -> bool:
     return all(mine[each] == theirs.get(each) for each in told)
 
 
-async def _nothing_else(backends: Backends, row: RunRow, copies: Sequence[Record]) -> None:
-    """Refuse an id under which the journal of another fork was begun, whose row never came."""
+async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:
+    """Store the new run, unless somebody was quicker: what is stored then, None under another fork's journal."""
     there = await backends.state.records(row.run_id)
-    if [each[:4] + each[7:9] for each in there] != [each[:4] + each[7:9] for each in copies[: len(there)]]:
-        raise _taken(row, "was begun as another fork, and never finished")
+    if [each[:4] + each[7:9] for each in there] == [each[:4] + each[7:9] for each in copies[: len(there)]]:
+        with contextlib.suppress(LeaseLost):
+            return await _write(backends, row, copies, checkpoint)
+    return await backends.queue.row(row.run_id)
 
 
 def _taken(row: RunRow, why: str) -> IdempotencyConflict:
