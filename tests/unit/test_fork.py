@@ -607,15 +607,16 @@ async def test_a_crash_between_two_engines_leaves_nothing_and_the_same_call_goes
         agent = queue.register(steps_of(log))
         await runner.execute(agent, "r")
         log.taken()
-        real = places[0].engine.commit
+        engine: Any = places[0].commits
+        real = engine.commit
 
         async def full(guard: Any, ops: Any) -> Any:
             raise StorageFull("no space")
 
-        places[0].engine.commit = full  # type: ignore[method-assign]
+        engine.commit = full
         with pytest.raises(StorageFull):
             await runner.fork("r", "b", new_run_id="mine")
-        places[0].engine.commit = real  # type: ignore[method-assign]
+        engine.commit = real
         with pytest.raises(UnknownRun):
             await runner.get_run("mine")
         assert len(await runner.runs()) == 1
