@@ -12,7 +12,7 @@ from .._ids import step_id
 from ..journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..queue.row import RunRow
 from .place import about, looked_at, row_of, rows_of
-from .text import plain, say, table, tell, warn, when
+from .text import field, say, table, tell, warn, when
 
 _RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
 _STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
@@ -66,8 +66,7 @@ def _write(told: dict[str, Any]) -> None:
             if value:
                 table(lines, _STEPS if name == "steps" else _EVENTS)
         elif value not in (None, False):
-            text = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else plain(value)
-            say(f"{name.replace('_', ' '):<16}  {text}")
+            field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
 
 
 def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:

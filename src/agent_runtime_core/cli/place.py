@@ -25,17 +25,16 @@ _PAGE = 500  # rows read at once
 
 def open_place(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
     """A runner on `url`, or on what is configured; InvalidArgument where nothing would outlive this process."""
-    url = url or get_config().backend_url
-    if url is None:
-        runner = AgentRunner(config=config, registry=registry)
-    else:
-        runner = AgentRunner.open(url, config=config, registry=registry)
-    if in_memory(runner):
+    settings = get_config()
+    url = url or settings.backend_url
+    if settings.queue_backend == "memory" if url is None else url.startswith("memory:"):
         raise InvalidArgument(
             "runs in memory are seen by their own process only: name a store with --url agents.db, "
             "or set AGENT_RUNTIME_BACKEND_URL"
         )
-    return runner
+    if url is None:
+        return AgentRunner(config=config, registry=registry)
+    return AgentRunner.open(url, config=config, registry=registry)
 
 
 def in_memory(runner: AgentRunner) -> bool:

@@ -14,6 +14,10 @@ def say(line: str) -> None:
     sys.stdout.write(f"{plain(line)}\n")
 
 
+def field(name: str, value: object) -> None:
+    sys.stdout.write(f"{name.replace('_', ' '):<16}  {plain(value)}\n")
+
+
 def warn(line: str) -> None:
     sys.stderr.write(f"agent-runtime: {plain(line)}\n")
 
