@@ -196,7 +196,7 @@ async def test_what_was_in_flight_is_not_copied(place: Path | None) -> None:
         await until(inside)
         new = await rig.runner.fork("r")
         copied = await rig.records(str(new))
-        assert [(each.kind, each.name) for each in copied] == [("done", "first")]
+        assert [(each.kind, each.name) for each in copied] == [("forked", ""), ("done", "first")]
         rig.register(body)
         assert (await worked(rig, new)).final_output["value"] == "done"
         assert ran[1] == str(new)
@@ -571,6 +571,22 @@ async def test_a_fork_can_be_forked(place: Path | None) -> None:
         assert (await rig.runner.get_run(second)).metadata[FORKED_FROM]["run_id"] == str(first)
 
 
+async def test_a_fork_of_a_fork_has_the_checkpoint_that_the_first_one_began_with(place: Path | None) -> None:
+    async def body(ctx: Any) -> Any:
+        for n, name in enumerate("abc", 1):
+            await ctx.step(name, lambda n=n: n)
+            await ctx.checkpoint({"n": n})
+
+    async with Rig(place) as rig:
+        await rig.value(body)
+        rig.register(body)
+        first = await rig.runner.fork("r", "b")
+        await worked(rig, first)
+        for after, state in (("b", {"n": 1}), ("c", {"n": 2}), (None, {"n": 3})):
+            second = await rig.runner.fork(first, after)
+            assert await rig.runner.state_store.get_checkpoint(second) == state
+
+
 async def test_an_open_run_is_forked_and_opened(tmp_path: Path) -> None:
     path, log = tmp_path / "jobs.db", Log()
 
@@ -624,6 +640,6 @@ async def test_a_crash_between_two_engines_leaves_nothing_and_the_same_call_goes
         with pytest.raises(IdempotencyConflict, match="was begun as another fork"):
             await runner.fork("r", "a", new_run_id="mine")
         new = await runner.fork("r", "b", new_run_id="mine")
-        assert [each.name for each in await runner.state_store.records(new)] == ["a", "b"]
+        assert [each.name for each in await runner.state_store.records(new)] == ["", "a", "b"]
         assert await runner.run_once()
         assert ((await runner.wait(new)).status, log.taken()) == ("succeeded", ["c", "d"])

@@ -19,7 +19,7 @@ from .._json import decode, encode
 from ..backends import Backends
 from ..book import Book
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost
-from ..journal.record import COPIED, DONE, FAILED, RESET, Record
+from ..journal.record import COPIED, DONE, FAILED, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
 from ..queue.row import RunRow
 
@@ -37,7 +37,9 @@ async def fork(
 ) -> UUID:
     """See `AgentRunner.fork`."""
     records, cut, checkpoint = await _closed(backends, source, after)
-    copies = _copies(backends, source, [each for each in records if cut is not None and each.seq <= cut.seq])
+    copies = _copies(
+        backends, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint
+    )
     row = _row(backends, source, cut, new_run_id, input)
     row = row.changed(mark=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
@@ -61,7 +63,7 @@ async def _closed(backends: Backends, source: RunRow, after: After) -> tuple[lis
     cut = _cut(run_id, records, after)
     if after is not None and cut is not None:
         checkpoint = await _checkpoint_at(
-            backends, run_id, [each for each in records if each.seq >= cut.seq], checkpoint
+            backends, run_id, records, [each for each in records if each.seq >= cut.seq], checkpoint
         )
     return records, cut, checkpoint
 
@@ -104,27 +106,35 @@ def _listed(names: Sequence[str]) -> str:
     return (", ".join(map(repr, names[:_NAMED])) or "nothing yet") + more
 
 
-async def _checkpoint_at(backends: Backends, run_id: str, later: Sequence[Record], stored: str | None) -> str | None:
+async def _checkpoint_at(
+    backends: Backends, run_id: str, records: Sequence[Record], later: Sequence[Record], stored: str | None
+) -> str | None:
     """The last checkpoint before the first of the records `later`, or of those of them that tell events."""
+    found = records[0].state if records[0].kind == FORKED else None
+    if is_copied(later[0]):
+        return found  # all events came after it
     ends = {step_id(run_id, each.name, each.key) for each in later if each.kind == DONE}
-    found: Any = None
     for event in await backends.bus.get_events(run_id):
         if event.event_type in _ENDS and event.payload.get("step_id") in ends:
-            return None if found is None else encode(found)
+            return found
         if event.event_type == "state.checkpoint":
-            found = event.payload.get("state")
+            found = encode(event.payload["state"])
     return stored
 
 
-def _copies(backends: Backends, source: RunRow, records: Sequence[Record]) -> list[Record]:
+def _copies(backends: Backends, source: RunRow, records: Sequence[Record], checkpoint: str | None) -> list[Record]:
     """What of these records another run can go on from: results, and failures that the code went on without."""
     book = Book(Ledger(source, *backends, backends.queue.clock), records)
     given_up = {each.seq for each in book.given_up.values()}
     kept = [each for each in records if each.kind in (DONE, RESET) or (each.kind == FAILED and each.seq in given_up)]
     claim = f"{COPIED}{source.run_id}"
+    forked = Record(0, FORKED, claim_id=claim, t=backends.queue.clock.wall(), state=checkpoint)
     return [
-        each._replace(seq=seq, claim_id=claim, info=_unmailed(each.info), next=None, ev=-1, nev=0)
-        for seq, each in enumerate(kept)
+        forked,
+        *(
+            each._replace(seq=seq, claim_id=claim, info=_unmailed(each.info), next=None, ev=-1, nev=0)
+            for seq, each in enumerate(kept, 1)
+        ),
     ]
 
 
