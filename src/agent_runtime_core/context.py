@@ -18,7 +18,7 @@ from .book import FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
-from .journal.record import FAILED, SKIPPED, Record
+from .journal.record import FAILED, SKIPPED, Record, is_copied
 from .limits import Budget, RunLimits
 from .queue.row import RunRow
 from .retry import Delay
@@ -227,9 +227,14 @@ class Context:
         return None if record.result is None else decode(record.result)
 
     def took(self, name: str, key: str) -> float:
-        """Seconds that the recorded step took."""
+        """Seconds that the recorded step took this run; none where another run's was copied."""
         record = self.book.recorded(name, f"k:{key}")
-        return 0.0 if record is None else record.ms / 1000
+        return 0.0 if record is None or is_copied(record) else record.ms / 1000
+
+    def copied(self, name: str, key: str) -> bool:
+        """Whether that step of an agent loop is recorded, and was paid for by the run that this one was forked from."""
+        record = self.book.recorded(name, f"k:{key}")
+        return record is not None and is_copied(record)
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""

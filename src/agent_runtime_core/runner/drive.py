@@ -179,9 +179,10 @@ class Drive:
     async def _run(self) -> RunResult | None:
         while True:
             # A run at its very first claim has no journal: nothing to read, nothing to wait for. One that was claimed
-            # before, and given back without a trace, may have one.
+            # before, and given back without a trace, may have one; one that was forked off has, and its mark counts it.
             row = self.row
-            first = row.attempt == 1 and row.generation == 1 and not row.parked and row.started_at == row.claimed_at
+            anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
+            first = anew and not row.parked and row.started_at == row.claimed_at
             records = await self.ledger.open(fresh=first)
             book = Book(self.ledger, records)
             early = await self._before(book)
