@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepExecutionError, StorageFull, UnknownRun
-from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import agent_tool, run_turn_loop
 from agent_runtime_core.runner import AgentRunner, open_run
@@ -156,6 +156,7 @@ async def test_a_list_goes_on_with_the_state_of_that_point(place: Path | None) -
         assert log.taken() == ["c", "d"]
         skipped = [payload["step_name"] for _, payload in await rig.told("step.skipped", str(new))]
         assert skipped == ["a", "b"]
+        assert not [payload for _, payload in await rig.told("step.started", str(new)) if "in_doubt" in payload]
 
 
 async def test_a_map_goes_on_with_the_items_that_are_not_copied(place: Path | None) -> None:
@@ -314,6 +315,25 @@ async def test_failures_the_code_went_on_without_are_copied_and_others_are_tried
         assert log.taken() == ["z"]
 
 
+async def test_a_failure_that_ended_its_attempt_is_no_record(place: Path | None) -> None:
+    ran: list[int] = []
+
+    async def body(ctx: Any) -> Any:
+        def sometimes() -> str:
+            ran.append(ctx.attempt)
+            if len(ran) == 1:
+                raise ConnectionError
+            return "now"
+
+        said = await ctx.step("x", sometimes, key="x") if ctx.attempt == 1 else "later"
+        return [said, await ctx.step("y", lambda: "y")]
+
+    async with Rig(place, max_retries=2) as rig:
+        assert await rig.value(body) == ["later", "y"]
+        rig.register(body)
+        assert (await worked(rig, await rig.runner.fork("r"))).final_output["value"] == ["now", "y"]
+
+
 @pytest.mark.parametrize(("after", "state"), [("a", None), ("b", {"n": 1}), ("c", {"n": 2}), (None, {"n": 3})])
 async def test_the_checkpoint_is_that_of_the_point(after: str | None, state: Any, place: Path | None) -> None:
     seen: list[Any] = []
@@ -339,22 +359,22 @@ async def test_a_list_that_was_begun_anew_keeps_its_records(place: Path | None) 
     log = Log()
 
     async def body(ctx: Any) -> Any:
-        async def fn(ctx: Any, state: Any) -> None:
+        async def fn(ctx: Any, state: Any) -> int:
             log.ran.append("step")
+            return len(log.ran)
 
         fresh = await ctx.step("is it fresh", lambda: True)
         executor = StepExecutor(ctx)
         if fresh and not ctx.metadata.get(FORKED_FROM):
             await executor.run([Step("one", fn)])
-            await executor.run([Step("one", fn)], resume=False)
-        else:
-            await executor.run([Step("one", fn)])
+            return await executor.run([Step("one", fn)], resume=False)
+        return await executor.run([Step("one", fn)])
 
     async with Rig(place) as rig:
-        await rig.value(body)
+        assert await rig.value(body) == {"one": 2}
         assert log.taken() == ["step", "step"]
         rig.register(body)
-        await worked(rig, await rig.runner.fork("r"))
+        assert (await worked(rig, await rig.runner.fork("r"))).final_output["value"] == {"one": 2}
         assert log.taken() == []
 
 
@@ -424,6 +444,46 @@ async def test_a_conversation_goes_on_and_pays_for_nothing_that_was_copied(place
         assert result.final_messages[:-1] == whole.final_messages[:-1]
 
 
+async def test_the_time_of_copied_calls_does_not_count(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        client, tools, _ = sums()
+        lines = [*client.lines]
+
+        def slowly(messages: Any) -> Any:
+            rig.clock.advance(100)  # type: ignore[attr-defined]
+            return lines.pop(0)
+
+        client.say = slowly
+        await rig.go(loop_of(client, tools))
+        client.say, client.lines = None, ["end"]
+        new = await rig.runner.fork("r", ("tool", "l:0:1:0"))
+        rig.register(loop_of(client, tools, run_timeout=50))
+        assert (await worked(rig, new)).status == "succeeded"
+
+
+async def test_what_was_in_doubt_before_the_fork_does_not_count(place: Path | None) -> None:
+    inside, hang = asyncio.Event(), True
+
+    class Hanging(Scripted):
+        async def generate(self, messages: list[Any], **options: Any) -> Any:
+            if hang:
+                inside.set()
+                await asyncio.Event().wait()
+            return await super().generate(messages, **options)
+
+    client, (_, tools, _) = Hanging(asks(call("add", {"a": 1, "b": 1}, "c")), "end"), sums()
+    body = loop_of(client, tools, max_tokens=100_000)
+    async with Rig(place) as rig:
+        await rig.cut(body, inside)
+        hang = False
+        whole = await rig.go(body)
+        assert whole.usage["total_tokens"] > 240, "what was begun is counted"
+        client.lines = ["end"]
+        rig.register(body)
+        result = await worked(rig, await rig.runner.fork("r", ("model", "l:0:0")))
+        assert result.usage["total_tokens"] == 120
+
+
 async def test_a_tool_call_whose_record_is_not_copied_is_made_and_counts(place: Path | None) -> None:
     client, tools, made = sums()
     async with Rig(place) as rig:
@@ -439,14 +499,16 @@ async def test_a_tool_call_whose_record_is_not_copied_is_made_and_counts(place: 
         assert calls == ["c1"]
 
 
-async def test_another_agent_as_a_tool_is_copied_by_value_and_costs_nothing(place: Path | None) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+async def test_another_agent_as_a_tool_is_copied_by_value_and_costs_nothing(fails: bool, place: Path | None) -> None:
     inner, outer = Scripted("inner", cost=1.0), Scripted(asks(call("helper", {"task": "x"}, "c")), "outer", cost=0.25)
     tools = ToolRegistry()
     tools.register(agent_tool("helper"))
 
     async def helper(ctx: Any) -> Any:
         done = await run_turn_loop(ctx, inner, ToolRegistry())
-        return RunResult({"response": done.text}, usage=done.usage)
+        error = ErrorInfo("Sorry", "no", retriable=False) if fails else None
+        return RunResult({"response": done.text}, usage=done.usage, error=error)
 
     async with Rig(place, park_after=0) as rig:
         rig.register(helper, "helper")
@@ -606,13 +668,15 @@ async def test_an_open_run_is_forked_and_opened(tmp_path: Path) -> None:
 async def test_a_poisonous_fork_is_dead_after_three_crashes(place: Path | None) -> None:
     """Copied records are no progress of its own."""
     async with Rig(place, lease_ttl_seconds=10) as rig:
-        await rig.value(steps_of(Log()))
+        client, tools, _ = sums()
+        await rig.go(loop_of(client, tools))
         new = await rig.runner.fork("r")
         rig.register(steps_of(Log()))
         for _ in range(3):
             assert await rig.runner.queue.claim("doomed", 10)
             rig.clock.advance(11)  # type: ignore[attr-defined]
-        assert (await worked(rig, new)).status == "dead"
+        result = await worked(rig, new)
+        assert (result.status, result.usage) == ("dead", {})
 
 
 async def test_a_crash_between_two_engines_leaves_nothing_and_the_same_call_goes_on(tmp_path: Path) -> None:

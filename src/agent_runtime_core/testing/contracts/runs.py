@@ -490,12 +490,16 @@ async def an_ended_run_is_discarded_and_a_live_one_is_not(make: Make) -> None:
 
         async def body(ctx: Any) -> Any:
             await ctx.checkpoint({"n": 1})
-            return await ctx.step("one", lambda: 1)
+            await ctx.step("one", lambda: 1)
+            return await ctx.wait_for_signal("go")
 
         runner = bench.runner(Scripted("agent", body))
         run_id = await runner.submit("agent")
+        await runner.run_once()
         with refused(IllegalTransition, "discard of a run that has not ended"):
             await runner.discard(run_id)
+        same(await bench.state.get_checkpoint(run_id), {"n": 1}, "the checkpoint of a run that was not discarded")
+        await runner.signal(run_id, "go", 1)
         await runner.run_once()
         await bench.ended(run_id, "succeeded", 1)
         await runner.discard(run_id)
