@@ -38,6 +38,27 @@ local function write(...)
   tx.writes[#tx.writes + 1] = {...}
 end
 
+-- What a command needs its key to be, where it would fail after others have written.
+local KIND = {
+  HSET = 'hash', HDEL = 'hash', ZADD = 'zset', ZREM = 'zset', SADD = 'set', SREM = 'set', RPUSH = 'list', XADD = 'stream',
+}
+local fitting = {}
+
+-- Writes all of it or, where somebody else has put another kind of thing under one of our keys, none.
+local function perform(writes)
+  for _, command in ipairs(writes) do
+    local kind, key = KIND[command[1]], command[2]
+    if kind and not fitting[key] then
+      local there = call('TYPE', key).ok
+      if there ~= kind and there ~= 'none' then
+        error('WRONGTYPE ' .. key .. ' is a ' .. there .. ' of somebody else, and no ' .. kind, 0)
+      end
+      fitting[key] = true
+    end
+  end
+  for _, command in ipairs(writes) do call(unpack(command)) end
+end
+
 local function ring(topic)
   tx.rings[topic] = true
 end

@@ -20,7 +20,7 @@ from .backed import Backed
 from .base import Concern, Engine, Guard, Op, every
 from .redis_bell import Bell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
-from .redis_line import SAID, Line, refused
+from .redis_line import SAID, Line, Unsent, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
@@ -96,7 +96,7 @@ class RedisEngine(Engine):
         self._refusals: dict[str, Callable[[], Exception]] = {}
         self._concerns: dict[str, RedisConcern] = {}
         self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
-        self._server = ""
+        self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
         self._line = Line(place, self._connected)
         first = (self._prefix, "server" if self.by_server else "")
         self._pipe = Pipe(self._line, first, self._tell, lambda: self.patience)
@@ -197,12 +197,14 @@ class RedisEngine(Engine):
             settings = parsed_config(*(line.ask("CONFIG GET", name) for name in ASKED))
         except SAID:  # it tells nobody
             settings = None
+        if self._met and info.get("role") == "slave":
+            raise Unsent(f"{self.place} is a replica now, and the master is not known here")
         check(info, settings, self.place)
-        server = identity(info)
-        if self._server and server != self._server:
+        where, server = (line.place.host, line.place.port), identity(info)
+        if self._met.get(where, server) != server:
             log.warning("%s was restarted, or is another server now: all claims held here are looked at", self.place)
             self._bell.wake()
-        self._server = server
+        self._met[where] = server
 
     # -- others on this server
 

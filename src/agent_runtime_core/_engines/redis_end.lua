@@ -19,10 +19,18 @@ local function commit(asked)
   end
   if not superseded then
     for _, flush in ipairs(flushes) do flush() end
-    for _, command in ipairs(tx.writes) do call(unpack(command)) end
+    perform(tx.writes)
     for topic in pairs(tx.rings) do rings[topic] = true end
   end
   return '[' .. table.concat(answers, ',') .. ']'
+end
+
+-- The server's words where it takes no writes at this time; it says so at the first of them, or never.
+local function not_now(said)
+  for _, word in ipairs({'READONLY', 'NOREPLICAS'}) do
+    local at = string.find(said, word .. ' ', 1, true)
+    if at and at < 40 then return string.sub(said, at) end
+  end
 end
 
 local answers = {}
@@ -34,7 +42,9 @@ for i, asked in ipairs(cjson.decode(ARGV[2])) do
     -- A claim that was superseded, and whose writes did not all land before, is lost: whatever it was that said so.
     answers[i] = '!' .. (tx.superseded and 'LOST ' .. asked[1] .. ' ' .. asked[2] or answer.refused)
   else
-    answers[i] = '!ERROR ' .. (type(answer) == 'table' and answer.err or tostring(answer))
+    local said = type(answer) == 'table' and answer.err or tostring(answer)
+    if not_now(said) then return redis.error_reply(not_now(said)) end
+    answers[i] = '!ERROR ' .. said
   end
 end
 

@@ -27,7 +27,14 @@ BROKEN: tuple[type[Exception], ...] = (_wrong.RedisError, OSError)
 SAID: type[Exception] = _wrong.ResponseError
 
 ANSWER = 2.0  # seconds a server may take for one answer
+IDLE = 0.5  # seconds after which a connection is looked at before it is used again
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
+#: What redis-py takes off a server's words when it has a class of its own for them, which differs by version.
+_WORDS = {
+    "MovedError": "MOVED", "AskError": "ASK", "TryAgainError": "TRYAGAIN", "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN", "ReadOnlyError": "READONLY", "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+}  # fmt: skip
 
 
 class Unsent(Exception):
@@ -64,10 +71,12 @@ class Line:
         self._connected = connected
         self._conn: Any = None
         self._script = self._sha = ""
+        self._cut = False  # what is sent goes nowhere any more
+        self._used = 0.0
 
     @property
     def up(self) -> bool:
-        return self._conn is not None
+        return self._conn is not None and not self._cut
 
     def use(self, script: str) -> None:
         """What `evaluate` runs from now on."""
@@ -78,12 +87,14 @@ class Line:
     def send(self, *args: str | bytes) -> None:
         """Ask for the script to be run with one key and arguments; what goes wrong is told by `answers`."""
         conn = self._conn
-        if conn is not None:
+        if conn is not None and not self._cut:
             try:
                 # In one piece: redis-py would send the large ones of its arguments one by one.
                 conn.send_packed_command([b"".join(conn.pack_command("EVALSHA", self._sha, 1, *args))])
-            except BROKEN:
-                conn.disconnect()  # not forgotten: its answer is what fails
+            except Exception:  # noqa: BLE001 - it is told by `answers`
+                # Not sent to again, or it would connect by itself and its next answer be taken for this one's.
+                self._cut = True
+                conn.disconnect()
 
     def answers(self) -> list[bytes]:
         """What the script answers to the first call that was not answered yet."""
@@ -91,15 +102,16 @@ class Line:
             answers: list[bytes] = self._read()
             return answers
         except SAID as error:
-            said = str(error)
-            if isinstance(error, _wrong.NoScriptError) or said.startswith(("MOVED ", "ASK ", *_ANSWERS_LATER)):
+            said = in_full(error)
+            if said.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
                 raise NotCarriedOut(said) from error
-            raise refused(f"{self.place}: {error}") from error
+            raise refused(f"{self.place}: {said}") from error
 
     def evaluate(self, *args: str | bytes) -> list[bytes]:
         """Run the script and wait for its answers; Unsent where it was not, Unanswered where nobody knows."""
         for _ in range(3):
-            if self._conn is None:
+            if not self.fresh():
+                self.drop()
                 self._connect()
             self.send(*args)
             try:
@@ -122,13 +134,24 @@ class Line:
         else:
             self.ask("SCRIPT LOAD", self._script)
 
+    def fresh(self) -> bool:
+        """Whether there is a connection, and nobody ended it while it was idle. Nothing may be under way."""
+        if not self.up:
+            return False
+        if time.monotonic() - self._used < IDLE:
+            return True
+        try:
+            return not self._conn.can_read(0)
+        except BROKEN:
+            return False
+
     # -- other commands
 
     def ask(self, *command: Any) -> Any:
         """One command and its answer; `SAID` is the server's own word."""
-        if self._conn is None:
+        if not self.up:
+            self.drop()
             self._connect()
-        assert self._conn is not None
         try:
             self._conn.send_command(*command)
         except BROKEN as error:
@@ -138,13 +161,20 @@ class Line:
 
     def _read(self) -> Any:
         conn = self._conn
-        if conn is None:
+        if conn is None or self._cut:
+            self.drop()
             raise Unanswered(f"{self.place}: the connection was lost")
         try:
-            return conn.read_response()
+            answer = conn.read_response()
+            self._used = time.monotonic()
+            return answer
         except SAID:
             raise
-        except BROKEN as error:
+        except _wrong.BusyLoadingError as error:
+            self.drop()
+            raise Unsent(f"{self.place} is still loading its data") from error
+        except Exception as error:
+            # Of any kind: the loop may be dropping the connection at this moment.
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         except BaseException:
@@ -162,10 +192,13 @@ class Line:
             conn.disconnect()
             self.place = self._home
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
-        self._conn = conn
+        self._conn, self._cut = conn, False
         try:
             self.ask("SCRIPT LOAD", self._script)
             self._connected(self)
+        except Unanswered as error:
+            self.drop()
+            raise Unsent(str(error)) from error
         except BaseException:
             self.drop()
             raise
@@ -175,6 +208,12 @@ class Line:
         if conn is not None:
             with contextlib.suppress(Exception):
                 conn.disconnect()
+
+
+def in_full(error: Exception) -> str:
+    """What a server said, with its first word, whatever version of redis-py heard it."""
+    said, word = str(error), _WORDS.get(type(error).__name__, "")
+    return said if said.startswith(word) else f"{word} {said}"
 
 
 def refused(said: str) -> StorageError:

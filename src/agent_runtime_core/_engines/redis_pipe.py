@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
-from ..errors import AgentRuntimeError, StorageBusy, StorageError
+from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError
 from .base import Guard, Op
 from .redis_line import Line, NotCarriedOut, Unanswered, Unsent, pause, refused
 from .requests import Request, deliver
@@ -81,6 +81,8 @@ class Pipe:
         with self._lock:
             if self._waiting or not self._line.up or len(self._under_way) >= UNDER_WAY:
                 return False
+            if not self._under_way and not self._line.fresh():
+                return False
             self._under_way.append(batch)
             try:
                 self._line.send(*self._first, joined(batch))
@@ -112,6 +114,15 @@ class Pipe:
                 with self._lock:
                     self._waiting -= len(batch)
         self._line.drop()
+        self._turn_away()
+
+    def _turn_away(self) -> None:
+        """Those who came after the end."""
+        with contextlib.suppress(Empty):
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, Call):
+                    self._failed([item], StorageClosed(f"{self._line.place} was closed"))
 
     def _together(self, first: Call) -> tuple[list[Call], Call | str | None]:
         batch, size = [first], len(first.text)
@@ -172,7 +183,7 @@ class Pipe:
                 with self._lock:
                     self._under_way.appendleft(batch)
                 self._lost(error)
-        with contextlib.suppress(Unsent):
+        with contextlib.suppress(Exception):  # what is wrong is told when they go again
             self._line.mend(told)
         return again
 
@@ -181,6 +192,8 @@ class Pipe:
         with self._lock:
             self._line.drop()
             batches, self._under_way = list(self._under_way), deque()
+        if isinstance(error, Unsent):  # that was one of them
+            error = Unanswered(str(error))
         for batch in batches:
             self._failed(batch, error)
 
@@ -205,6 +218,9 @@ class Pipe:
                 pause()
 
     def _told(self, batch: list[Call], answers: Sequence[bytes]) -> None:
+        if not isinstance(answers, list) or len(answers) != len(batch):
+            self._failed(batch, Unanswered(f"{self._line.place} answers something else: {answers!r:.300}"))
+            return
         for call, answer in zip(batch, answers, strict=True):
             try:
                 self._tell(call, answer)
@@ -218,7 +234,7 @@ class Pipe:
         elif isinstance(error, Unsent):
             error = StorageBusy(f"{error}; nothing was written, try again")
         elif not isinstance(error, AgentRuntimeError):
-            error = refused(f"{self._line.place}: {error!r}")
+            error = refused(f"{self._line.place}: {type(error).__name__}: {error}")
         for call in batch:
             call.error = call.error or error
         deliver(batch)

@@ -240,7 +240,7 @@ local function promote(wall)
       local noted = tx.writes
       tx.writes = {}
       keep(tx.rows[run])
-      for _, command in ipairs(tx.writes) do call(unpack(command)) end
+      perform(tx.writes)
       tx.writes = noted
       tx.rows[run] = nil
     end

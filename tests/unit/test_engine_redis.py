@@ -1,0 +1,849 @@
+"""The engine on a Redis server: batches, guards, deadlines, closing, and what a server may do to it meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines import redis_bell, redis_line
+from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
+from agent_runtime_core._engines.redis import RedisEngine
+from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
+from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe
+from agent_runtime_core._engines.redis_script import RedisConcern
+from agent_runtime_core._engines.redis_url import redis_place
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    LeaseLost,
+    StorageBusy,
+    StorageClosed,
+    StorageError,
+    StorageFull,
+    UnsafeRedis,
+)
+from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.testing.clock import VirtualClock
+from tests.cut import Cut
+from tests.fault.rig import until
+from tests.resp import Refused
+from tests.servers import RedisCluster, RedisServer
+
+pytestmark = pytest.mark.redis
+
+OLD, NEW = "0" * 26, "1" + "0" * 25
+
+SCRIPT = """
+ops['put'] = function(key, value)
+  write('HSET', P .. 'things', key, value)
+  ring('things')
+  return value
+end
+
+applied['put'] = function(key, value)
+  if call('HGET', P .. 'things', key) ~= value then not_applied() end
+  return value
+end
+
+ops['get'] = function(key)
+  return call('HGET', P .. 'things', key) or null
+end
+
+ops['add'] = function(key, value)
+  write('RPUSH', P .. 'list:' .. key, value)
+  return value
+end
+
+ops['list'] = function(key)
+  return call('LRANGE', P .. 'list:' .. key, 0, -1)
+end
+
+ops['fail'] = function(key)
+  write('HSET', P .. 'things', key, 'half')
+  error('no')
+end
+
+ops['refuse'] = function()
+  refuse('SHUT')
+end
+"""
+
+
+class Shut(Exception):
+    """What the operation `refuse` says."""
+
+
+THINGS = RedisConcern("things", {}, script=SCRIPT, refusals={"SHUT": Shut})
+
+
+def opened(url: str, patience: float = 3.0) -> RedisEngine:
+    engine = RedisEngine.open(url)
+    engine.add(THINGS)
+    engine.patience = patience
+    return engine
+
+
+@contextlib.contextmanager
+def one(url: str, patience: float = 3.0) -> Iterator[RedisEngine]:
+    engine = opened(url, patience)
+    try:
+        yield engine
+    finally:
+        if not engine._closed:
+            engine._users = 1
+            engine.close_now()
+
+
+@pytest.fixture
+def engine(redis_url: str) -> Iterator[RedisEngine]:
+    with one(redis_url) as engine:
+        yield engine
+
+
+async def put(engine: RedisEngine, key: str, value: str) -> Any:
+    return (await engine.commit(None, [Op("put", (key, value))]))[0]
+
+
+async def get(engine: RedisEngine, *keys: str) -> list[Any]:
+    return [await engine.ask("get", key) for key in keys]
+
+
+async def entries(engine: RedisEngine, key: str) -> list[str]:
+    return list(await engine.ask("list", key) or [])
+
+
+# -- writing
+
+
+async def test_results_come_in_order_and_last(engine: RedisEngine, redis_url: str) -> None:
+    assert await engine.commit(None, [Op("put", ("a", "1")), Op("put", ("b", "2"))]) == ["1", "2"]
+    assert await get(engine, "a", "b", "c") == ["1", "2", None]
+    await engine.close()
+    with one(redis_url) as again:
+        assert await get(again, "b") == ["2"]
+
+
+async def test_all_of_a_process_on_one_place_share_an_engine(redis_url: str) -> None:
+    with one(redis_url) as engine:
+        assert RedisEngine.open(redis_url) is engine
+        assert RedisEngine.open(f"{redis_url}x") is not engine
+        engine.add(THINGS)
+        await engine.close()
+        assert await put(engine, "a", "1") == "1", "one user is left"
+        with pytest.raises(InvalidArgument, match="has no operations for Redis"):
+            engine.add(Concern("other", {}))
+
+
+@pytest.mark.parametrize("bad", [Op("fail", ("x",)), Op("unheard of"), Op("refuse")])
+async def test_one_that_fails_in_a_batch_leaves_the_others_alone(engine: RedisEngine, bad: Op) -> None:
+    commits = [
+        engine.commit(None, ops)
+        for ops in (
+            [Op("put", ("a", "1"))],
+            [Op("put", ("x", "1")), bad, Op("put", ("y", "1"))],
+            [Op("put", ("b", "2"))],
+        )
+    ]
+    done = await asyncio.gather(*commits, return_exceptions=True)
+    assert (done[0], done[2]) == (["1"], ["2"])
+    assert isinstance(done[1], (StorageError, Shut))
+    assert await get(engine, *"axyb") == ["1", None, None, "2"]
+
+
+async def test_a_superseded_one_in_a_batch_leaves_the_others_alone(engine: RedisEngine) -> None:
+    await engine.commit(None, [Op(INSTALL, ("run", NEW)), Op("put", ("landed", "1"))])
+    done = await asyncio.gather(
+        *(
+            engine.commit(guard, ops)
+            for guard, ops in (
+                (Guard("run", NEW), [Op("put", ("a", "1"))]),
+                (Guard("run", OLD), [Op("put", ("b", "1"))]),
+                (Guard("run", OLD), [Op("put", ("landed", "1"))]),
+                (Guard("run", OLD), [Op("fail", ("c",))]),
+            )
+        ),
+        return_exceptions=True,
+    )
+    assert (done[0], done[2]) == (["1"], ["1"])
+    assert isinstance(done[1], LeaseLost)
+    assert isinstance(done[3], LeaseLost)
+    assert await get(engine, *"abc") == ["1", None, None]
+
+
+async def test_a_fence_only_grows(engine: RedisEngine) -> None:
+    await engine.commit(None, [Op(INSTALL, ("run", NEW))])
+    with pytest.raises(LeaseLost) as lost:
+        await engine.commit(None, [Op(INSTALL, ("run", OLD))])
+    assert (lost.value.key, lost.value.token) == ("run", OLD)
+    assert await engine.commit(None, [Op(INSTALL, ("run", NEW))]) == [True]
+
+
+async def test_what_is_posted_lands_before_what_comes_after(engine: RedisEngine) -> None:
+    for n in range(200):
+        engine.post(None, [Op("add", ("k", str(n)))])
+    assert await entries(engine, "k") == [str(n) for n in range(200)]
+    await asyncio.to_thread(engine.post, None, [Op("put", ("a", "1"))])
+    assert await get(engine, "a") == ["1"]
+
+
+async def test_large_answers_and_batches_over_the_limits(engine: RedisEngine) -> None:
+    long = 'ü\u2028\0\\"' * 200_000
+    assert await put(engine, "long", long) == long
+    assert await get(engine, "long") == [long]
+    few = max(SMALL, LARGE) // 4
+    texts = [chr(97 + n) * few for n in range(10)]
+    assert await asyncio.gather(*(put(engine, f"t{n}", text) for n, text in enumerate(texts))) == texts
+    many = BATCH * 3 + 1
+    assert await asyncio.gather(*(put(engine, str(n), str(n)) for n in range(many))) == [str(n) for n in range(many)]
+    assert await engine.commit(None, [Op("put", (str(n), "x")) for n in range(many)]) == ["x"] * many
+
+
+# -- callers
+
+
+def test_a_thread_without_a_loop_commits(engine: RedisEngine) -> None:
+    assert engine.commit_from_thread(None, [Op("put", ("a", "1"))]) == ["1"]
+    with pytest.raises(StorageError, match="no"):
+        engine.commit_from_thread(None, [Op("fail", ("a",))])
+
+
+def test_loops_and_threads_use_one_engine_at_once(engine: RedisEngine) -> None:
+    wrong: list[Any] = []
+
+    async def work(name: str) -> None:
+        for n in range(0, 100, 10):
+            keys = [f"{name}.{n + i}" for i in range(10)]
+            told = await asyncio.gather(*(put(engine, key, key) for key in keys))
+            wrong.extend(pair for pair in zip(told, keys, strict=True) if pair[0] != pair[1])
+        for key in keys:
+            if (await engine.ask("get", key)) != key:
+                wrong.append(key)
+
+    def thread(name: str) -> None:
+        for n in range(100):
+            if engine.commit_from_thread(None, [Op("put", (f"{name}.{n}", f"{n}"))]) != [f"{n}"]:
+                wrong.append(n)
+
+    threads = [threading.Thread(target=lambda n=n: asyncio.run(work(f"l{n}"))) for n in range(3)]
+    threads += [threading.Thread(target=thread, args=(f"t{n}",)) for n in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert wrong == []
+    assert engine.commit_from_thread(None, [Op("get", ("t1.99",))]) == ["99"]
+    assert len(engine._desks) <= 3
+
+
+async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(redis_server: RedisServer) -> None:
+    with Cut(redis_server.port, delay=0.1) as proxy, one(f"{proxy.url}?prefix=cancelled") as engine:
+        await put(engine, "a", "0")
+        task = asyncio.ensure_future(put(engine, "a", "1"))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            task.cancel()
+        assert not task.done()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await get(engine, "a") == ["1"]
+        assert not any(desk.waiting for desk in engine._desks.values())
+
+
+# -- a server that is away
+
+
+async def test_it_waits_for_a_server_that_is_away_at_first(caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer(appendonly="yes") as server:
+        server.kill()
+        with one(server.url) as engine:
+            first = asyncio.ensure_future(put(engine, "a", "1"))
+            await asyncio.sleep(0.1)
+            await asyncio.to_thread(server.restart)
+            assert await first == "1"
+            assert "another server now" not in caplog.text
+
+
+async def test_one_that_stays_away_is_busy_in_time_and_nothing_was_written() -> None:
+    with RedisServer(appendonly="yes") as server, one(server.url, 0.3) as engine:
+        server.kill()
+        began = time.monotonic()
+        done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
+        assert time.monotonic() - began < 1.5 * engine.patience
+        for each in done:
+            assert isinstance(each, StorageBusy)
+        assert "nothing was written, try again" in str(done[0])
+        with pytest.raises(StorageBusy):
+            await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", "1"))])
+        engine.patience = 3.0
+        await asyncio.to_thread(server.restart)
+        assert await put(engine, "c", "1") == "1"
+        assert await get(engine, "0", "b", "c") == [None, None, "1"]
+
+
+async def test_an_idle_connection_is_made_anew_after_a_restart(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_line, "IDLE", 0.0)
+    with RedisServer(appendonly="yes") as server, one(server.url) as engine:
+        await put(engine, "a", "1")
+        await asyncio.to_thread(server.restart)
+        assert await get(engine, "a") == ["1"], "nobody is told that it was gone"
+        assert "was restarted, or is another server now" in caplog.text
+        await asyncio.to_thread(server.restart)
+        assert await asyncio.to_thread(engine.commit_from_thread, None, [Op("get", ("a",))]) == ["1"]
+
+
+async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew() -> None:
+    with RedisServer(appendonly="yes") as server, one(server.url) as engine:
+        await put(engine, "a", "1")
+        server.restart()
+        with pytest.raises(StorageBusy, match="whether the write landed is unknown, repeating it is safe"):
+            await put(engine, "a", "2")
+        assert await put(engine, "a", "2") == "2"
+
+
+async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_line, "ANSWER", 0.3)
+    with RedisServer() as server, one(server.url, 0.5) as engine:
+        await put(engine, "a", "0")
+        server.stop()
+        for _ in range(3):
+            began = time.monotonic()
+            done = await asyncio.gather(*(put(engine, "a", "1") for _ in range(200)), return_exceptions=True)
+            assert time.monotonic() - began < 1.5 * engine.patience + 0.2
+            assert {type(each) for each in done} == {StorageBusy}
+        server.cont()
+        engine.patience = 3.0
+        assert await put(engine, "a", "2") == "2"
+        assert await get(engine, "a") == ["2"], "nothing of before came after it"
+
+
+async def test_a_server_that_is_still_loading_is_waited_for() -> None:
+    with RedisServer(appendonly="yes", loading_process_events_interval_bytes="1024") as server:
+        with server.link() as link:
+            for n in range(400):
+                link.send("SET", f"k{n}", "x" * 100)
+            for _ in range(400):
+                link.receive()
+        with one(server.url) as engine:
+            await put(engine, "a", "1")
+            server._options["key-load-delay"] = "2000"
+            restart = threading.Thread(target=server.restart)
+            restart.start()
+            heard = await said_by(server, "LOADING")
+            began = time.monotonic()
+            with contextlib.suppress(StorageBusy):  # the one on the connection that was lost
+                await put(engine, "b", "0")
+            assert await put(engine, "b", "1") == "1"
+            assert heard
+            assert time.monotonic() - began > 0.1, "it had to wait"
+            await asyncio.to_thread(restart.join)
+            assert await get(engine, "a", "b") == ["1", "1"]
+
+
+async def said_by(server: RedisServer, word: str) -> bool:
+    """Whether it refuses with that word, within a few seconds."""
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            await asyncio.to_thread(server.ask, "GET", "k0")
+        except Refused as refused:
+            if str(refused).startswith(word):
+                return True
+        except (OSError, EOFError):
+            pass
+        await asyncio.sleep(0.002)
+    return False
+
+
+# -- what a server says
+
+
+async def test_forgotten_scripts_are_loaded_again_and_order_is_kept(
+    engine: RedisEngine, redis_server: RedisServer
+) -> None:
+    async def add(n: int) -> None:
+        engine.post(None, [Op("add", ("k", str(n)))])
+        if n % 7 == 0:
+            await engine.commit(None, [Op("put", ("a", "1"))])
+
+    for n in range(1000):
+        await add(n)
+        if n % 50 == 0:
+            await asyncio.sleep(0)
+            await asyncio.to_thread(redis_server.ask, "SCRIPT", "FLUSH")
+    assert await entries(engine, "k") == [str(n) for n in range(1000)]
+
+
+async def test_a_connection_cut_while_a_script_is_loaded_again_harms_nobody(redis_server: RedisServer) -> None:
+    with Cut(redis_server.port) as proxy, one(f"{proxy.url}?prefix=reload") as engine:
+        for n, when in enumerate(("before", "middle", "after")):
+            await put(engine, "a", "0")
+            redis_server.ask("SCRIPT", "FLUSH")
+            proxy.cut(when, 2)  # type: ignore[arg-type]
+            assert await put(engine, "a", str(n)) == str(n)
+            assert proxy.cuts == n + 1
+        assert engine._pipe._thread is not None
+        assert engine._pipe._thread.is_alive()
+
+
+@pytest.mark.parametrize("how", ["replica", "too few replicas"])
+async def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(how: str) -> None:
+    with RedisServer() as server, one(server.url) as engine:
+        await put(engine, "a", "0")
+
+        def close() -> None:
+            if how == "replica":
+                server.ask("REPLICAOF", "127.0.0.1", "1")
+            else:
+                server.ask("CONFIG", "SET", "min-replicas-to-write", "1")
+
+        def open_() -> None:
+            if how == "replica":
+                server.ask("REPLICAOF", "NO", "ONE")
+            else:
+                server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
+
+        close()
+        engine.patience = 0.3
+        with pytest.raises(StorageBusy, match="nothing was written"):
+            await put(engine, "a", "1")
+        engine.patience = 3.0
+        writing = asyncio.gather(*(put(engine, "a", "2") for _ in range(5)))
+        await asyncio.sleep(0.1)
+        assert not writing.done()
+        open_()
+        assert await writing == ["2"] * 5
+        assert await get(engine, "a") == ["2"]
+
+
+async def test_out_of_memory_is_full_with_nothing_half_written_and_works_after() -> None:
+    with RedisServer(maxmemory_policy="noeviction") as server, one(server.url) as engine:
+        await put(engine, "a", "0")
+        server.ask("CONFIG", "SET", "maxmemory", int(server.info()["used_memory"]) + (2 << 20))
+        kept, full = 0, None
+        while full is None:
+            both = [Op("add", ("k", "x" * 10_000)), Op("put", ("n", str(kept)))]
+            [full] = await asyncio.gather(engine.commit(None, both), return_exceptions=True)
+            if isinstance(full, list):
+                kept, full = kept + 1, None
+        assert isinstance(full, StorageFull)
+        assert "nothing acknowledged is lost: free some memory, or raise maxmemory" in str(full)
+        assert kept > 10
+        acknowledged = [str(kept - 1)]
+        assert await get(engine, "n") == acknowledged, "reading goes on"
+        assert len(await entries(engine, "k")) == kept
+        done = await asyncio.gather(
+            *(engine.commit(None, [Op("put", ("n", "lost")), Op("add", ("k", "x"))]) for _ in range(5)),
+            return_exceptions=True,
+        )
+        assert {type(each) for each in done} == {StorageFull}
+        assert await get(engine, "n") == acknowledged
+        server.ask("CONFIG", "SET", "maxmemory", 0)
+        began = time.monotonic()
+        assert await put(engine, "n", "more") == "more"
+        assert time.monotonic() - began < 1.0
+
+
+@pytest.mark.parametrize("taken", ["things", "list:k"])
+async def test_a_key_of_somebody_else_fails_its_commit_and_no_other(
+    taken: str, engine: RedisEngine, redis_server: RedisServer
+) -> None:
+    both = [Op("add", ("k", "1")), Op("put", ("a", "1"))]
+    mine = f"{engine.place.tag}:{taken}"
+    redis_server.ask("SET", mine, "theirs")
+    done = await asyncio.gather(
+        engine.commit(None, both), engine.commit(None, both[::-1]), engine.commit(None, [Op("add", ("other", "1"))]),
+        return_exceptions=True,
+    )  # fmt: skip
+    assert [type(each) for each in done] == [StorageError, StorageError, list]
+    assert taken in str(done[0])
+    assert "string of somebody else" in str(done[0])
+    assert redis_server.ask("GET", mine) == b"theirs"
+    if taken == "things":
+        assert await entries(engine, "k") == []
+    else:
+        assert await get(engine, "a") == [None]
+    redis_server.ask("DEL", mine)
+    assert await engine.commit(None, both) == ["1", "1"]
+
+
+@pytest.mark.parametrize("taken", ["runs", "agents", "ready:a", "status:pending", "idem"])
+async def test_a_queues_key_of_somebody_else_leaves_no_half_of_a_run(
+    taken: str, redis_url: str, redis_server: RedisServer
+) -> None:
+    queue = RedisQueue(redis_url)
+    tag = queue.engine.place.tag
+    try:
+        redis_server.ask("SET", f"{tag}:{taken}", "theirs")
+        with pytest.raises(StorageError):
+            await queue.enqueue(None, "a", {}, idempotency_key="k")
+        left = {key.decode().removeprefix(f"{tag}:") for key in redis_server.ask("KEYS", f"{tag}:*")}
+        assert left <= {taken, "n"}
+        redis_server.ask("DEL", f"{tag}:{taken}")
+        run = await queue.enqueue(None, "a", {}, idempotency_key="k")
+        claimed = await queue.claim("w", agent_keys=["a"])
+        assert claimed.run_id == run.run_id
+    finally:
+        await queue.close()
+
+
+async def test_a_timer_that_cannot_be_moved_is_kept(redis_url: str, redis_server: RedisServer) -> None:
+    clock = VirtualClock()
+    queue = RedisQueue(redis_url, clock=clock)
+    tag = queue.engine.place.tag
+    try:
+        run = await queue.enqueue(None, "a", {}, delay=5)
+        clock.advance(10)
+        redis_server.ask("SET", f"{tag}:ready:a", "theirs")
+        with pytest.raises(StorageError, match="WRONGTYPE"):
+            await queue.claim("w", agent_keys=["a"])
+        redis_server.ask("DEL", f"{tag}:ready:a")
+        claimed = await queue.claim("w", agent_keys=["a"])
+        assert claimed is not None
+        assert claimed.run_id == run.run_id
+    finally:
+        await queue.close()
+
+
+# -- meeting a server
+
+
+@pytest.mark.parametrize("password", ["", ":wrong@", "someone:wrong@"])
+async def test_a_wrong_password_is_told_at_once_and_not_shown(password: str) -> None:
+    with RedisServer(requirepass="hush") as server:
+        with one(f"redis://{password}127.0.0.1:{server.port}/0") as engine:
+            began = time.monotonic()
+            with pytest.raises(StorageError, match="is the user or password right") as told:
+                await put(engine, "a", "1")
+            assert time.monotonic() - began < 1
+            assert "wrong@" not in str(told.value)
+        with one(server.url) as engine:
+            assert await put(engine, "a", "1") == "1"
+
+
+async def test_an_unsafe_server_is_refused_until_it_is_safe() -> None:
+    with RedisServer(maxmemory_policy="allkeys-lru") as server:
+        with one(server.url) as engine:
+            for _ in range(2):
+                with pytest.raises(UnsafeRedis, match="allkeys-lru"):
+                    await put(engine, "a", "1")
+            server.ask("CONFIG", "SET", "maxmemory-policy", "noeviction")
+            assert await put(engine, "a", "1") == "1"
+        server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        with one(f"{server.url}?allow_unsafe=1") as engine:
+            assert await get(engine, "a") == ["1"]
+
+
+async def test_a_server_that_tells_nobody_its_settings_is_used(caplog: pytest.LogCaptureFixture) -> None:
+    with RedisServer() as server:
+        server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-config")
+        with one(f"redis://app:pw@127.0.0.1:{server.port}/0") as engine:
+            assert await put(engine, "a", "1") == "1"
+        assert "does not tell" in caplog.text
+        server.ask("ACL", "SETUSER", "app", "-script")
+        with (
+            one(f"redis://app:pw@127.0.0.1:{server.port}/0") as engine,
+            pytest.raises(StorageError, match="no permissions"),
+        ):
+            await put(engine, "a", "1")
+
+
+async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_line, "IDLE", 0.0)
+    with RedisServer() as server, one(server.url) as engine:
+        woken = threading.Event()
+        engine.listen("mail", woken.set)
+        await until(lambda: woken.is_set() and engine._bell._thread is not None)
+        await put(engine, "a", "1")
+        assert "another server" not in caplog.text
+        server.restart()
+        woken.clear()
+        assert await get(engine, "a") == [None], "it kept nothing"
+        assert "all claims held here are looked at" in caplog.text
+        assert woken.wait(2)
+
+
+async def test_a_cluster_is_followed_to_the_node_and_taken_for_no_other_server(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RedisCluster() as cluster:
+        for tag in "abcdef":
+            home = cluster.node_of(f"{{{tag}}}")
+            for node in cluster.nodes:
+                with one(f"{node.url}?prefix={tag}") as engine:
+                    assert await put(engine, node.url, "1") == "1"
+                    assert engine._line.place.port == home.port
+                    engine._line.drop()
+                    assert await get(engine, node.url) == ["1"]
+            assert home.ask("HLEN", f"{{{tag}}}:things") == 3
+    assert "another server" not in caplog.text
+
+
+# -- bells
+
+
+async def test_bells_are_heard_by_others_and_again_after_a_cut(redis_server: RedisServer) -> None:
+    with (
+        Cut(redis_server.port) as proxy,
+        one(f"{proxy.url}?prefix=bells") as ear,
+        one(f"{redis_server.url}?prefix=bells") as mouth,
+    ):
+        heard: list[int] = []
+        stop = ear.listen("things", lambda: heard.append(1))
+        await until(lambda: len(heard) == 1)
+        await put(mouth, "a", "1")
+        await until(lambda: len(heard) >= 2)
+        proxy.drop()
+        await until(lambda: len(heard) >= 3)  # what was rung meanwhile was not heard
+        before = len(heard)
+        await put(mouth, "a", "2")
+        await until(lambda: len(heard) > before)
+        stop()
+        stop()
+        before = len(heard)
+        await put(mouth, "a", "3")
+        await put(ear, "a", "4")
+        assert len(heard) == before
+
+
+async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_bell, "QUIET", 0.05)
+    monkeypatch.setattr(redis_bell, "_TURN", 0.02)
+    with Cut(redis_server.port) as proxy, one(f"{proxy.url}?prefix=quiet") as engine:
+        heard: list[int] = []
+        engine.listen("things", lambda: heard.append(1))
+        await until(lambda: "PING" in proxy.asked)
+        connections = proxy.connections
+        proxy.cut("stall", 1)
+        await until(lambda: proxy.connections > connections)
+        await until(lambda: len(heard) >= 2)
+
+
+async def test_a_bell_waits_for_a_server_that_is_away() -> None:
+    with RedisServer() as server, one(server.url) as engine:
+        server.kill()
+        heard: list[int] = []
+        engine.listen("things", lambda: heard.append(1))
+        await asyncio.sleep(0.05)
+        await asyncio.to_thread(server.restart)
+        await until(lambda: bool(heard))
+
+
+# -- closing
+
+
+async def test_close_carries_out_what_is_under_way(redis_url: str) -> None:
+    engine = opened(redis_url)
+    await put(engine, "a", "0")
+    for n in range(100):
+        engine.post(None, [Op("add", ("k", str(n)))])
+    waiting = [asyncio.ensure_future(put(engine, str(n), "1")) for n in range(100)]
+    await asyncio.sleep(0)
+    await engine.close()
+    assert await asyncio.gather(*waiting) == ["1"] * 100
+    with one(redis_url) as again:
+        assert len(await entries(again, "k")) == 100
+
+
+async def test_after_close_nothing_is_taken(redis_url: str) -> None:
+    engine = opened(redis_url)
+    await put(engine, "a", "0")
+    await engine.close()
+    await engine.close()
+    for use in (
+        lambda: engine.commit_from_thread(None, []),
+        lambda: engine.post(None, []),
+    ):
+        with pytest.raises(StorageClosed, match="was closed"):
+            use()
+    with pytest.raises(StorageClosed, match="was closed"):
+        await put(engine, "a", "1")
+    engine._pipe.put([late := Call(None, [], "[]")])
+    assert late.error is None
+    thread = engine._pipe._thread
+    assert thread is not None
+    assert not thread.is_alive()
+
+
+async def test_close_does_not_wait_for_ever_for_a_server_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_line, "ANSWER", 0.2)
+    with RedisServer() as server:
+        engine = opened(server.url, 0.3)
+        engine.listen("things", lambda: None)
+        await put(engine, "a", "0")
+        server.stop()
+        writing = asyncio.ensure_future(put(engine, "a", "1"))
+        await asyncio.sleep(0)
+        began = time.monotonic()
+        await engine.close()
+        assert time.monotonic() - began < 3
+        with pytest.raises((StorageBusy, StorageClosed)):
+            await writing
+
+
+async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with one(redis_url) as engine:
+        await put(engine, "a", "1")
+        pid = os.getpid()
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: pid + 1)
+            with pytest.raises(StorageClosed, match="before a fork; open it again in this process"):
+                await get(engine, "a")
+            with one(redis_url) as own:
+                assert own is not engine
+                assert await get(own, "a") == ["1"]
+        assert await get(engine, "a") == ["1"], "the parent notices nothing"
+
+
+# -- the pipe and the line, where a server cannot be made to do it
+
+
+class Still:
+    """A line whose answers are those of the test."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers_left = list(answers)
+        self.place = redis_place("redis://127.0.0.1:1/0")
+        self.sent: list[bytes] = []
+        self.up = True
+
+    def fresh(self) -> bool:
+        return True
+
+    def send(self, *args: Any) -> None:
+        self.sent.append(args[-1])
+
+    def answers(self) -> Any:
+        answer = self.answers_left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def evaluate(self, *args: Any) -> Any:
+        self.send(*args)
+        return self.answers()
+
+    def mend(self, told: NotCarriedOut) -> None:
+        raise Unanswered("cut")
+
+    def drop(self) -> None:
+        self.up = False
+
+
+def carried(line: Still, *texts: str) -> list[Call]:
+    """What became of one commit in each of those calls."""
+
+    def tell(call: Call, answer: bytes) -> None:
+        call.result = [answer.decode("ascii")]
+
+    pipe = Pipe(line, ("first",), tell, lambda: 0.2)  # type: ignore[arg-type]
+    calls = [Call(None, [], text) for text in texts]
+    for call in calls:
+        call.done = threading.Event()
+    for call in calls:  # all of them are under way before any is answered
+        assert pipe._sent([call])
+    pipe.put([])
+    for call in calls:
+        assert call.done is not None
+        assert call.done.wait(5)
+    assert pipe._thread is not None
+    assert pipe._thread.is_alive(), "the thread goes on whatever it is told"
+    pipe.close()
+    return calls
+
+
+@pytest.mark.parametrize("answer", [[], [b"1", b"2"], 7, None], ids=repr)
+def test_answers_that_are_no_answers_are_nobodys(answer: Any) -> None:
+    [call] = carried(Still(answer), "[1]")
+    assert isinstance(call.error, StorageBusy)
+    assert "answers something else" in str(call.error)
+
+
+def test_an_answer_that_makes_no_sense_is_its_callers_alone() -> None:
+    one, two = carried(Still([b"\xff"], [b"2"]), "[1]", "[2]")
+    assert isinstance(one.error, StorageError)
+    assert "makes no sense" in str(one.error)
+    assert two.result == ["2"]
+
+
+def test_what_was_not_carried_out_goes_again_in_its_order() -> None:
+    line = Still(NotCarriedOut("NOSCRIPT"), NotCarriedOut("NOSCRIPT"), [b"1", b"2"])
+    one, two = carried(line, "[1]", "[2]")
+    assert (one.result, two.result) == (["1"], ["2"])
+    assert line.sent == [b"[[1]]", b"[[2]]", b"[[1],[2]]"]
+
+
+def test_an_answer_lost_behind_one_that_was_not_carried_out_is_unknown() -> None:
+    one, two = carried(Still(NotCarriedOut("NOSCRIPT"), Unanswered("cut"), [b"1"]), "[1]", "[2]")
+    assert one.result == ["1"]
+    assert isinstance(two.error, StorageBusy)
+
+
+def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answer(redis_server: RedisServer) -> None:
+    line = Line(redis_place(redis_server.url), lambda line: None)
+    line.use("return {ARGV[1]}")
+    assert line.evaluate("k", "0") == [b"0"]
+    conn, send = line._conn, line._conn.send_packed_command
+
+    def broken(*args: Any) -> None:
+        conn.send_packed_command = send
+        raise OSError("cut")
+
+    conn.send_packed_command = broken
+    line.send("k", "1")
+    assert not line.up
+    line.send("k", "2")
+    with pytest.raises(Unanswered):
+        line.answers()
+    with pytest.raises(Unanswered):
+        line.answers()
+    assert line.evaluate("k", "3") == [b"3"]
+
+
+@pytest.mark.parametrize("error", [AttributeError("closed"), ValueError("I/O"), OSError("cut")])
+def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_server: RedisServer) -> None:
+    line = Line(redis_place(redis_server.url), lambda line: None)
+    line.use("return {ARGV[1]}")
+    line.evaluate("k", "0")
+
+    def broken() -> None:
+        raise error
+
+    line._conn.read_response = broken
+    with pytest.raises(Unanswered):
+        line.evaluate("k", "1")
+    assert line.evaluate("k", "2") == [b"2"]
+    line.drop()
+
+
+def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = Line(replace(redis_place("redis://127.0.0.1:1/0"), host="127.0.0.1"), lambda line: None)
+    monkeypatch.setattr(Line, "_connect", lambda self: None)
+    monkeypatch.setattr(Line, "fresh", lambda self: False)
+    monkeypatch.setattr(Line, "answers", lambda self: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
+    with pytest.raises(redis_line.Unsent, match="elsewhere again and again"):
+        line.evaluate("k")
+    assert (line.place.host, line.place.port) == ("127.0.0.1", 6380)
+
+
+async def test_one_url_by_two_names_is_one_too_many(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with pytest.raises(InvalidArgument, match="name the same thing"):
+        RedisQueue(redis_url, redis_url=f"{redis_url}x")
+    with pytest.raises(InvalidArgument, match="needs url="):
+        RedisQueue()
