@@ -632,6 +632,41 @@ async def test_three_crashes_without_progress_are_a_dead_letter(place: Path | No
         await asyncio.wait(zombies)
 
 
+async def test_a_crash_before_a_park_is_not_one_of_those_in_a_row_after_it(place: Path | None) -> None:
+    clock, lives = VirtualClock(), list[str]()
+
+    async def body(ctx: Any) -> str:
+        lives.append("begun")
+        if len(lives) in (1, 3, 4):
+            await asyncio.Event().wait()
+        await ctx.step("a", answer_step)
+        await ctx.wait_for_signal("go")
+        return "through"
+
+    async with Rig(place, clock, max_retries=9, park_after=0, run_timeout_seconds=1e6) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        zombies = []
+        for life in range(1, 5):
+            working = asyncio.ensure_future(rig.another(worker_id=f"w{life}").run_once())
+            await soon(lambda life=life: len(lives) == life)  # type: ignore[misc]
+            if life == 2:  # it gets through to the signal, and parks
+                assert await working
+                await rig.runner.signal("r", "go")
+            else:
+                zombies.append(working)
+                clock.advance(61)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": "through"}
+        for zombie in zombies:
+            zombie.cancel()
+        await asyncio.wait(zombies)
+
+
+async def answer_step() -> int:
+    return 42
+
+
 async def test_progress_between_crashes_keeps_a_run_alive(place: Path | None) -> None:
     """A zombie loses each time to the next worker, after one more step."""
     clock, inside = VirtualClock(), asyncio.Event()
