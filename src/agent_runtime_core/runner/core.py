@@ -352,20 +352,22 @@ class AgentRunner:
         ended = asyncio.ensure_future(self._until_ended(key))
         upcoming: asyncio.Task[Event] | None = None
         cursor = since_sequence
+
+        def over() -> bool:
+            return ended.done() and ended.result() is not None  # a queue that did not answer is no end
+
         try:
             while True:
                 upcoming = upcoming or asyncio.ensure_future(anext(events))
-                await asyncio.wait(
-                    {upcoming} if ended.done() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait({upcoming} if over() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if not upcoming.done():
-                    if cursor >= await self.event_bus.head(key):
+                    if over() and cursor >= await self.event_bus.head(key):
                         return
                     await asyncio.wait({upcoming})
                 event, upcoming = upcoming.result(), None
                 cursor = event.sequence + 1
                 yield event
-                if ended.done() and cursor >= await self.event_bus.head(key):
+                if over() and cursor >= await self.event_bus.head(key):
                     return
         finally:
             ended.cancel()
