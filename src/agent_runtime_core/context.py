@@ -46,7 +46,7 @@ class Context:
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
-        self.conversation_id: UUID | None = _uuid(input_.get("conversation_id"))
+        self.conversation_id: UUID | None = _conversation(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
         self._budget: Budget | None = None
@@ -423,8 +423,14 @@ def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[obje
     return lambda value: record._replace(result=to_text(value))
 
 
-def _uuid(value: Any) -> UUID | None:
-    return value if value is None or isinstance(value, UUID) else UUID(str(value))
+def _conversation(value: Any) -> UUID | None:
+    """The id of a conversation; for a text that is no UUID, one that is always the same for it."""
+    if value is None or isinstance(value, UUID):
+        return value
+    try:
+        return UUID(str(value))
+    except ValueError:
+        return UUID(digest(f"conversation:{value}"))
 
 
 #: The name under which 0.5.2 knew the one concrete context class.

@@ -46,6 +46,7 @@ class Ledger:
         self._notes: list[Op] = []
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
+        self._torn = False  # a write was broken off when it was through on some of its engines
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
         """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not.
@@ -108,8 +109,12 @@ class Ledger:
             else:
                 parts.append((target, list(ops)))
         results: list[Any] = []
-        for target, ops in parts:
-            results += await self._commit(target, ops)
+        try:
+            for target, ops in parts:
+                results += await self._commit(target, ops)
+        except BaseException:
+            self._torn = self._torn or len(parts) > 1
+            raise
         first, second = len(state), len(state) + len(events)
         return [results[:first], results[first:second], results[second:]]
 
@@ -254,6 +259,9 @@ class Ledger:
 
         Moved refuses it all where one engine holds it all; elsewhere what went before is repeated or put right.
         """
+        if self._torn and not self._derives:  # after an end, no claim comes to put it right
+            await self._publish_missing(await self.state.records(self.run_id))
+            self._torn = False
         state, events = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
         done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])

@@ -199,5 +199,10 @@ def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tupl
 
 
 def event_id(record: Record, index: int) -> str:
-    """The id under which a derived event is published where the journal and the bus are apart."""
-    return f"j{record.seq}.{index}"
+    """The id under which a derived event is published where the journal and the bus are apart.
+
+    It names the claim: one that died may have published for a record at this place that never landed.
+    """
+    if record.kind == ENDED and not record.claim_id:
+        return f"end:{record.attempt}"  # as whoever cancelled it under no claim published it
+    return f"j{record.seq}.{index}.{record.claim_id[-16:]}"

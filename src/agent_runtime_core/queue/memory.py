@@ -96,13 +96,14 @@ class MemoryRows(Rows):
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         heaps = self.tx.tables["ready"]
-        found: list[RunRow] = []
+        found: dict[str, RunRow] = {}  # a run that was saved twice has two entries
         while len(found) < limit:
             tops = [heap for agent in (want.agents or tuple(heaps)) if (heap := self._tidy(heaps.get(agent)))]
             if not tops:
                 break
-            found.append(self.tx.tables["runs"][self.tx.pop(min(tops))[2]])
-        return found
+            run_id = self.tx.pop(min(tops))[2]
+            found[run_id] = self.tx.tables["runs"][run_id]
+        return [*found.values()]
 
     def head(self, lane: str) -> RunRow | None:
         return self.get(self.tx.tables["heads"].get(lane, ""))

@@ -165,7 +165,7 @@ class Drive:
             self.place.stop()
 
     def _beaten(self) -> None:
-        if not self.place.sealed:
+        if not self.place.sealed and not self.leaving:  # on a bus of its own it would come after the end
             now = self.clock.wall()
             self.ledger.told_alive(now, encode({"timestamp": aware(now).isoformat()}))
 
@@ -220,9 +220,9 @@ class Drive:
         return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline}, ctx)
 
     async def _poisoned(self, recorded: int) -> bool:
-        """Count a crash as one more in a row, or as the first since the run got further."""
+        """Count a crash as one more in a row, or as the first since the run got further; a wake-up is none."""
         row = self.row
-        stalls = 1 if recorded > max(row.mark, 0) else row.stalls
+        stalls = int(not row.parked) if recorded > max(row.mark, 0) else row.stalls
         if stalls >= POISON and not self.inline:
             return True
         await self._keep(stalls=stalls, mark=recorded)

@@ -43,18 +43,22 @@ async def events_until_ended(queue: RunQueue, bus: EventBus, run_id: str, since:
     ended = asyncio.ensure_future(until_ended(queue, run_id))
     upcoming: asyncio.Task[Event] | None = None
     cursor = since
+
+    def over() -> bool:
+        return ended.done() and ended.result() is not None  # a queue that did not answer is no end
+
     try:
         while True:
             upcoming = upcoming or asyncio.ensure_future(anext(events))
-            await asyncio.wait({upcoming} if ended.done() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({upcoming} if over() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not upcoming.done():
-                if cursor >= await bus.head(run_id):
+                if over() and cursor >= await bus.head(run_id):
                     return
                 await asyncio.wait({upcoming})
             event, upcoming = upcoming.result(), None
             cursor = event.sequence + 1
             yield event
-            if ended.done() and cursor >= await bus.head(run_id):
+            if over() and cursor >= await bus.head(run_id):
                 return
     finally:
         ended.cancel()

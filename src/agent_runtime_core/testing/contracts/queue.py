@@ -141,6 +141,14 @@ async def a_batch_is_claimed_in_the_same_order(make: Make) -> None:
 
 
 @case
+async def a_run_that_got_a_message_is_in_a_batch_once(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        [run_id, _other] = await add(queue, "a", "b")
+        await queue.post(run_id, "signal", "go", "1")
+        same(names(await queue.claim("w", limit=3)), ["a", "b"], "a batch of three where there are two runs")
+
+
+@case
 async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = await add(queue, *["agent"] * 24)
