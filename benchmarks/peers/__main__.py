@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -119,4 +120,6 @@ def _server(url: str) -> str:
 
 
 if __name__ == "__main__":
+    # The server ends with this process, however it is asked to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

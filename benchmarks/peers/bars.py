@@ -64,12 +64,12 @@ def _drained(processes: int, concurrency: int, full: int, tiny: int, against: st
 ONE, SIXTEEN = _drained(1, 1, 3000, 20), _drained(1, 16, 6000, 20)
 FOUR = _drained(4, 16, 12_000, 40, against=SIXTEEN.name)
 ENQUEUE = Shape("enqueue one by one", "enqueue", "jobs/s", 5000, 20, {"seconds": SECONDS})
-IDLE = Shape("idle enqueue to start, p50", "idle", "ms", 60, 3, {"seconds": 2 * SECONDS}, least_is_best=True)
+IDLE = Shape("idle enqueue to start, p50", "idle", "ms", 40, 3, {"seconds": 3 * SECONDS}, least_is_best=True)
 LIVE_1 = Shape("live, 1 subscriber", "live", "deliveries/s", 5000, 20, {"subscribers": 1})
 LIVE_100 = Shape("live, 100 subscribers", "live", "deliveries/s", 2000, 20, {"subscribers": 100})
 REPLAY = Shape("stored, 1 subscriber", "replay", "deliveries/s", 20_000, 20, {}, later=True)
-_LISTENING = {"seconds": SECONDS}
-ACROSS = Shape("to another process, p50", "across", "ms", 60, 3, _LISTENING, least_is_best=True, elsewhere=True)
+_LISTENING = {"seconds": 3 * SECONDS}
+ACROSS = Shape("to another process, p50", "across", "ms", 40, 3, _LISTENING, least_is_best=True, elsewhere=True)
 
 _ON_REDIS = tuple(each for each in QUEUES if each.stands == "redis")
 _ON_SQLITE = tuple(each for each in QUEUES if each.stands == "sqlite")

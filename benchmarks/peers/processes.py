@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAUSE = (0.02, 0.12)  # seconds between two samples, uneven so that none follows the beat of a poll
+PAUSE = (0.02, 0.52)  # seconds between two samples, uneven so that none follows the beat of a poll of half a second
 
 Process = subprocess.Popen[str]
 

@@ -13,7 +13,8 @@ async def work(name: str, where: str, concurrency: int) -> None:
     queue = ALL["queue"][name].load(where)
     await queue.open()
     print("ready", flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        return
     end_with_the_parent()
     await queue.work(concurrency)
 
