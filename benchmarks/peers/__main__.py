@@ -72,12 +72,16 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _redis(options: argparse.Namespace) -> Iterator[str]:
-    """The URL of the server for this run, "" where no row asks for one."""
+    """The URL of the server for this run; "" where no row asks for one, or why there is none."""
     contenders = [who for row in options.rows for who in ROWS[row].contenders if options.only in who.name]
     if all(who.stands != "redis" for who in contenders):
         yield ""
     elif options.redis_url is None:
-        with started() as url:
+        with contextlib.ExitStack() as stack:
+            try:
+                url = stack.enter_context(started())
+            except NoServer as error:
+                url = str(error)
             yield url
     else:
         if keys := ask("server", where=options.redis_url)["keys"]:
@@ -94,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _redis(options) as url, tempfile.TemporaryDirectory(prefix="bench-", dir=options.dir) as folder:
             size = Size(Path(folder).resolve(), tiny=options.tiny)
-            if url:
+            if "://" in url:
                 about["server"] = _server(url)
             print(*(f"{name} {value}" for name, value in about.items()), sep=", ", flush=True)
             for name in options.rows:

@@ -109,6 +109,8 @@ def _refusal(who: Contender, kind: str, size: Size, redis: str) -> str:
     """Why it cannot be measured at all, or nothing."""
     if missing := who.missing():
         return missing
+    if who.stands == "redis" and "://" not in redis:
+        return redis
     try:
         _asked("probe", who, size, redis, kind=kind)
     except Failed as error:
@@ -137,7 +139,7 @@ def _best(seat: _Seat, medians: Sequence[tuple[_Seat, float]]) -> float | None:
 
 
 def entries(name: str, row: Row, size: Size, redis: str, only: str = "", rounds: int = ROUNDS) -> Iterator[Entry]:
-    """Measure a row; of its contenders those whose name holds `only`."""
+    """Measure a row; of its contenders those whose name holds `only`. `redis` is a URL, or why there is none."""
     seats = _seats(row, only, size, redis)
     taken = in_turns(size.rounds(rounds), *(functools.partial(seat.measure, size, redis) for seat in seats))
     medians = [(seat, value) for seat, value in zip(seats, taken, strict=True) if not seat.refused]

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import run
 from benchmarks.floor import Line, Size
 from benchmarks.peers import __main__ as peers
+from benchmarks.peers import server
 from benchmarks.peers.bars import FOUR, IDLE, ROWS, SIXTEEN, Bar, Row
 from benchmarks.peers.contenders import QUEUES, Contender
 from benchmarks.peers.turns import Entry
@@ -114,6 +115,17 @@ def test_a_peer_that_is_not_installed_says_how_it_would_be(
     assert row["figure"] is None
     assert "a_package_of_nobody" in row["note"]
     assert "requirements.txt" in capsys.readouterr().out
+
+
+def test_without_a_server_the_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise server.NoServer("nobody serves here")
+
+    monkeypatch.setattr(server, "binary", nowhere)
+    ours = Contender("ours, Redis", "ours:Queue", "redis", ours=True)
+    monkeypatch.setitem(ROWS, "redis-idle", Row("queue", (ours,), (IDLE,), {}))
+    (row,) = _beside_peers(tmp_path, "redis-idle").values()
+    assert (row["figure"], row["note"]) == (None, "nobody serves here")
 
 
 @pytest.mark.parametrize(
