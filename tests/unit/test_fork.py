@@ -593,6 +593,28 @@ async def test_a_fork_that_runs_is_not_written_to_by_the_same_call(
         assert (await rig.runner.wait(new)).final_output["value"] == {"mine": True}
 
 
+async def test_a_fork_has_the_concurrency_key_and_waits_for_its_turn(place: Path | None) -> None:
+    inside, end = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        await ctx.step("first", lambda: 1)
+        inside.set()
+        await end.wait()
+
+    async with Rig(place) as rig:
+        rig.register(body)
+        source = await rig.runner.submit("script", concurrency_key="one at a time")
+        working = asyncio.ensure_future(rig.runner.run_once())
+        await until(inside)
+        new = await rig.runner.fork(source)
+        info = await rig.runner.get_run(new)
+        assert (info.concurrency_key, info.held) == ("one at a time", True)
+        assert not await rig.runner.run_once()
+        end.set()
+        await working
+        assert (await worked(rig, new)).status == "succeeded"
+
+
 async def test_execute_goes_on_with_a_fork() -> None:
     log = Log()
     async with Rig() as rig:

@@ -87,6 +87,7 @@ async def about(runner: AgentRunner, row: RunRow, *, error: bool = False) -> dic
         "generation": row.generation, "reason": row.reason or None, "created": when(row.created_at),
         "due": when(row.due_at), "started": when(row.started_at), "ended": when(row.ended_at),
         "worker": row.worker or None, "parent": row.parent_id, "cancel_requested": row.cancel_at is not None,
+        "concurrency_key": row.lane, "held": row.held > 0,
     }  # fmt: skip
     if error:
         told["error"] = await error_of(runner, row)

@@ -157,7 +157,9 @@ def _row(
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
     metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
     given = cast("dict[str, Any]", decode(source.input)) if input is None else input
-    return backends.queue.new_row(new_run_id, source.agent, given, metadata, source.priority)
+    return backends.queue.new_row(
+        new_run_id, source.agent, given, metadata, source.priority, concurrency_key=source.lane
+    )
 
 
 def _same(row: RunRow, stored: RunRow, after: After) -> bool:
