@@ -16,14 +16,14 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_runtime_core._engines import redis_bell, redis_line  # noqa: E402
-from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op  # noqa: E402
-from agent_runtime_core._engines.redis import RedisEngine  # noqa: E402
-from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered  # noqa: E402
-from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe  # noqa: E402
-from agent_runtime_core._engines.redis_script import RedisConcern  # noqa: E402
-from agent_runtime_core._engines.redis_url import redis_place  # noqa: E402
-from agent_runtime_core.errors import (  # noqa: E402
+from agent_runtime_core._engines import redis_bell, redis_line
+from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
+from agent_runtime_core._engines.redis import RedisEngine
+from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
+from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe
+from agent_runtime_core._engines.redis_script import RedisConcern
+from agent_runtime_core._engines.redis_url import redis_place
+from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,
     StorageBusy,
@@ -32,13 +32,12 @@ from agent_runtime_core.errors import (  # noqa: E402
     StorageFull,
     UnsafeRedis,
 )
-from agent_runtime_core.queue.redis import RedisQueue  # noqa: E402
-from agent_runtime_core.testing.clock import VirtualClock  # noqa: E402
-from tests.cut import Cut  # noqa: E402
-from tests.fault.rig import until  # noqa: E402
-from tests.resp import Refused  # noqa: E402
-from tests.servers import RedisCluster, RedisServer  # noqa: E402
-
+from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.testing.clock import VirtualClock
+from tests.cut import Cut
+from tests.fault.rig import until
+from tests.resp import Refused
+from tests.servers import RedisCluster, RedisServer
 
 pytestmark = pytest.mark.redis
 
