@@ -22,21 +22,22 @@ from tests.fault.jobs.agents import open_runner
 log = logging.getLogger("fault")
 
 
-async def claimed_once(where: Path, processes: int, count: int) -> None:
-    places, effects = [str(where / "all.db")] * 3, where / "effects"
+async def claimed_once(where: Path, processes: int, count: int, place: str = "") -> None:
+    places, effects = [place or str(where / "all.db")] * 3, where / "effects"
     how = json.dumps({"places": places, "concurrency": 4})
     async with open_runner(places) as runner:
-        runs = await asyncio.gather(
-            *(runner.submit("noop", {"params": {"effects": str(effects)}}) for _ in range(count))
-        )
         with ExitStack() as stack:
             children = [stack.enter_context(Child("worker", how)) for _ in range(processes)]
+            for child in children:
+                await child.aline()
             began = time.monotonic()
+            runs = await asyncio.gather(
+                *(runner.submit("noop", {"params": {"effects": str(effects)}}) for _ in range(count))
+            )
             for run in runs:
                 await runner.wait(run, timeout=60)
             took = time.monotonic() - began
             for child in children:
-                child.expect("ready")
                 child.process.terminate()
             assert [await child.aended() for child in children] == [0] * processes
         infos = await runner.runs(limit=count + 1)
@@ -91,6 +92,17 @@ async def test_many_processes_write_and_none_is_turned_away(tmp_path: Path) -> N
 @pytest.mark.slow
 async def test_8_processes_claim_4000_runs(tmp_path: Path) -> None:
     await claimed_once(tmp_path, 8, 4000)
+
+
+@pytest.mark.redis
+async def test_each_of_many_runs_on_redis_is_claimed_once(tmp_path: Path, redis_url: str) -> None:
+    await claimed_once(tmp_path, 4, 800, redis_url)
+
+
+@pytest.mark.redis
+@pytest.mark.slow
+async def test_8_processes_claim_10000_runs_on_redis(tmp_path: Path, redis_url: str) -> None:
+    await claimed_once(tmp_path, 8, 10_000, redis_url)
 
 
 @pytest.mark.slow

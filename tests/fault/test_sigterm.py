@@ -27,20 +27,18 @@ log = logging.getLogger("fault")
 SLOTS = 4
 
 
-def worker(where: Path, grace: float, stack: ExitStack) -> Child:
-    how = {
-        "places": [str(where / "all.db")] * 3, "concurrency": SLOTS, "config": {"grace_seconds": grace},
-    }  # fmt: skip
+def worker(place: Path | str, grace: float, stack: ExitStack) -> Child:
+    how = {"places": [str(place)] * 3, "concurrency": SLOTS, "config": {"grace_seconds": grace}}
     child = stack.enter_context(Child("worker", json.dumps(how)))
     child.expect("ready")
     return child
 
 
-async def relay(where: Path, times: int) -> None:
+async def relay(where: Path, times: int, url: str = "") -> None:
     """Workers follow each other, each told to stop while it is busy and the next one is there."""
-    random, effects = Random(times), where / "effects"
+    random, effects, place = Random(times), where / "effects", url or where / "all.db"
     runs: list[UUID] = []
-    async with open_runner([where / "all.db"] * 3) as runner:
+    async with open_runner([place] * 3) as runner:
 
         async def top_up() -> None:
             waiting = len(await runner.runs(RunStatus.PENDING))
@@ -54,7 +52,7 @@ async def relay(where: Path, times: int) -> None:
         slowest, handed = 0.0, 0
         await top_up()
         with ExitStack() as stack:
-            now = await asyncio.to_thread(worker, where, 0.05, stack)
+            now = await asyncio.to_thread(worker, place, 0.05, stack)
             for _ in range(times):
                 await asyncio.to_thread(until, lambda: len(taken(effects, now)) >= SLOTS, "the worker to be busy")  # noqa: B023
                 await asyncio.sleep(random.uniform(0, 0.3))
@@ -65,7 +63,7 @@ async def relay(where: Path, times: int) -> None:
                 back = {run for run in taken(effects, now) if statuses[run] is RunStatus.PENDING}
                 handed += len(back)
                 await top_up()
-                now = await asyncio.to_thread(worker, where, 0.05, stack)
+                now = await asyncio.to_thread(worker, place, 0.05, stack)
                 ready = time.monotonic()
                 # What was handed back came first, and so is claimed first.
                 await becomes(lambda: claimed(back), "its successor to go on")  # noqa: B023
@@ -108,6 +106,17 @@ async def test_a_worker_told_to_stop_loses_nothing_and_uses_no_attempt(tmp_path:
     await relay(tmp_path, 6)
 
 
+@pytest.mark.redis
+async def test_a_worker_on_redis_told_to_stop_loses_nothing_and_uses_no_attempt(tmp_path: Path, redis_url: str) -> None:
+    await relay(tmp_path, 4, redis_url)
+
+
+@pytest.mark.redis
+@pytest.mark.slow
+async def test_50_times_sigterm_on_redis(tmp_path: Path, redis_url: str) -> None:
+    await relay(tmp_path, 50, redis_url)
+
+
 @pytest.mark.slow
 async def test_50_times_sigterm(tmp_path: Path) -> None:
     await relay(tmp_path, 50)
@@ -118,7 +127,7 @@ async def test_a_second_sigterm_skips_the_grace(tmp_path: Path) -> None:
     async with open_runner([tmp_path / "all.db"] * 3) as runner:
         run = await runner.submit("sleeper", {"params": {"effects": str(effects)}})
         with ExitStack() as stack:
-            child = worker(tmp_path, 60.0, stack)
+            child = worker(tmp_path / "all.db", 60.0, stack)
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the step to begin")
             child.process.terminate()
             assert child.poll_line(0.3) is None, "the first one waits for the running step"

@@ -17,25 +17,64 @@ import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core._engines import sqlite
+from agent_runtime_core._engines.redis_url import redis_place
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.queue.row import RunRow, Settle
 from tests.fault.children import Child, lines, until
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.fenced import context, writes
+from tests.resp import Link
 
 TABLES = ("arc_runs", "arc_mail", "arc_journal", "arc_head", "arc_events", "arc_state", "arc_fence", "effects")
+
+ON_SQLITE = {
+    "one engine": ("all", "all", "all"), "queue apart": ("queue", "rest", "rest"),
+    "events apart": ("most", "events", "most"), "three engines": ("queue", "events", "state"),
+}  # fmt: skip
+WITH_REDIS = {
+    "redis": ("redis", "redis", "redis"), "queue on redis": ("redis", "rest", "rest"),
+    "events on redis": ("most", "redis", "most"), "state on redis": ("most", "most", "redis"),
+    "queue on sqlite": ("queue", "redis", "redis"), "three of redis": ("redis", "redis-1", "redis-2"),
+}  # fmt: skip
 ENGINES = pytest.mark.parametrize(
     "files",
-    [("all", "all", "all"), ("queue", "rest", "rest"), ("most", "events", "most"), ("queue", "events", "state")],
-    ids=["one engine", "queue apart", "events apart", "three engines"],
+    [
+        *(pytest.param(files, id=name) for name, files in ON_SQLITE.items()),
+        *(pytest.param(files, id=name, marks=pytest.mark.redis) for name, files in WITH_REDIS.items()),
+    ],
 )
 
 
+@pytest.fixture
+def places(files: tuple[str, str, str], tmp_path: Path, request: pytest.FixtureRequest) -> list[str]:
+    """The files and URLs of those names."""
+
+    def place(name: str) -> str:
+        if name.startswith("redis"):
+            return f"{request.getfixturevalue('redis_url')}-{name}"
+        return str(tmp_path / f"{name}.db")
+
+    return [place(name) for name in files]
+
+
+def kept(url: str) -> dict[str, list[tuple[Any, ...]]]:
+    """What is under each key of that prefix."""
+    place = redis_place(url)
+    with Link(place.port) as link:
+        return {
+            f"{url} {key.decode().rpartition('}:')[2]}": [(link.ask("DUMP", key),)]
+            for key in link.ask("KEYS", f"{place.tag}:*")
+        }
+
+
 def stored(places: list[str]) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of every table in every file."""
+    """Every row of every table in every file, and every key on every server."""
     found: dict[str, list[tuple[Any, ...]]] = {}
     for place in sorted(set(places)):
+        if place.startswith("redis://"):
+            found |= kept(place)
+            continue
         conn = sqlite3.connect(place)
         for table in TABLES:
             if conn.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
@@ -46,7 +85,7 @@ def stored(places: list[str]) -> dict[str, list[tuple[Any, ...]]]:
 
 def committing(places: list[str]) -> bool:
     """Whether somebody holds a commit lock of these files."""
-    for place in set(places):
+    for place in {place for place in places if not place.startswith("redis://")}:
         fd = os.open(f"{place}.live/commit.lock", os.O_RDWR)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,15 +117,17 @@ def refused(child: Child, places: list[str]) -> None:
     changed = [table for table in before if before[table] != after.get(table)] + sorted(after.keys() - before.keys())
     assert changed == [], "a superseded claim changed something"
     answers = {"extend_lease": "False", "requeue": "False", "note": "'queued'", "status": "'queued'"}
+    if places[2].startswith("redis://"):
+        assert became.pop("transaction").startswith("NotSupported")
+        became["transaction"] = "LeaseLost"
     assert became == {name: answers.get(name, "LeaseLost") for name in became}
     assert len(became) == 19
 
 
 @ENGINES
 async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(
-    files: tuple[str, str, str], tmp_path: Path
+    places: list[str],
 ) -> None:
-    places = [str(tmp_path / f"{name}.db") for name in files]
     async with open_runner(places) as runner:
         await runner.submit("steps", {"params": {"n": 1}}, run_id=UUID(int=1))
         with Child("fenced", json.dumps(places)) as child:
@@ -105,16 +146,15 @@ async def test_every_write_of_a_worker_that_wakes_after_its_lease_is_refused(
 
 
 @ENGINES
-async def test_the_same_writes_are_taken_from_the_claim_that_holds(files: tuple[str, str, str], tmp_path: Path) -> None:
+async def test_the_same_writes_are_taken_from_the_claim_that_holds(places: list[str]) -> None:
     # So that the refusals above are due to the fence and to nothing else.
-    places = [str(tmp_path / f"{name}.db") for name in files]
     ends = {"park", "approve", "settle", "end", "release", "requeue", "child"}
     async with open_runner(places) as runner:
         await runner.submit("steps", {"params": {"n": 1}}, run_id=UUID(int=1))
         [row] = await runner.queue.claim_rows("old", 60, agent_keys=["steps"])
         ctx = await context(runner, row)
         for name, write in writes(runner, row, ctx).items():
-            if name not in ends:
+            if name not in ends and not (name == "transaction" and places[2].startswith("redis://")):
                 before = stored(places)
                 await write()
                 await runner.queue.commits.commit(None, [])
@@ -126,8 +166,8 @@ async def test_the_same_writes_are_taken_from_the_claim_that_holds(files: tuple[
 
 
 @ENGINES
-async def test_a_worker_that_wakes_after_its_lease_stops_its_run(files: tuple[str, str, str], tmp_path: Path) -> None:
-    places, effects = [str(tmp_path / f"{name}.db") for name in files], tmp_path / "effects"
+async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[str], tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
     how = {"places": places, "config": {"lease_ttl_seconds": 1.0, "worker_id": "old"}}
     async with open_runner(places) as runner:
         run = await runner.submit("writer", {"params": {"effects": str(effects)}})
@@ -150,7 +190,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(files: tuple[st
         after = stored(places)
         assert [words[0] for words in lines(effects)] == ["writing", "stopped"]
         for table in before:
-            if not table.endswith("arc_fence"):
+            if not table.endswith(("arc_fence", " fence")):
                 assert after[table] == before[table], table
         await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
         assert (await runner.get_run(run)).worker == "new"

@@ -331,15 +331,16 @@ async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
 
 
 async def test_a_server_that_is_still_loading_is_waited_for() -> None:
-    with RedisServer(appendonly="yes", loading_process_events_interval_bytes="1024") as server:
+    # It looks at its connections after each 1024 commands of its log.
+    with RedisServer(appendonly="yes") as server:
         with server.link() as link:
-            for n in range(400):
-                link.send("SET", f"k{n}", "x" * 100)
-            for _ in range(400):
+            for n in range(6000):
+                link.send("SET", f"k{n}", "x")
+            for _ in range(6000):
                 link.receive()
         with one(server.url) as engine:
             await put(engine, "a", "1")
-            server._options["key-load-delay"] = "2000"
+            server._options["key-load-delay"] = "100"
             restart = threading.Thread(target=server.restart)
             restart.start()
             heard = await said_by(server, "LOADING")
@@ -781,6 +782,35 @@ def test_an_answer_that_makes_no_sense_is_its_callers_alone() -> None:
     assert isinstance(one.error, StorageError)
     assert "makes no sense" in str(one.error)
     assert two.result == ["2"]
+
+
+def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
+    line = Still(Unanswered("cut"), [b"1", b"3"])
+    pipe = Pipe(line, (), lambda call, answer: setattr(call, "result", [answer]), lambda: 0.2)  # type: ignore[arg-type]
+    posted, waited, last = (Call(None, [], f"[{n}]") for n in (1, 2, 3))
+    waited.done = threading.Event()
+    assert pipe._sent([posted])
+    assert pipe._sent([waited])
+    assert pipe._sent([last])
+    pipe.put([])
+    assert waited.done.wait(5)
+    pipe.close()
+    assert isinstance(waited.error, StorageBusy), "who waits for it has to know, and repeats it"
+    assert (posted.result, last.result) == ([b"1"], [b"3"])
+    assert line.sent == [b"[[1]]", b"[[2]]", b"[[3]]", b"[[1],[3]]"]
+
+
+def test_what_was_posted_is_not_kept_for_ever() -> None:
+    line = Still(*[Unanswered("cut")] * 50)
+    pipe = Pipe(line, (), lambda call, answer: None, lambda: 0.005)  # type: ignore[arg-type]
+    posted = Call(None, [], "[1]")
+    pipe.put([posted])
+    end = time.monotonic() + 5
+    while posted.error is None:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    pipe.close()
+    assert isinstance(posted.error, StorageBusy)
 
 
 def test_what_was_not_carried_out_goes_again_in_its_order() -> None:

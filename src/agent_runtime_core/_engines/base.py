@@ -100,7 +100,7 @@ class Engine(ABC):
     def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         """Queue a commit ahead of every later one without waiting for it; a refusal is dropped.
 
-        Only for writes whose loss a later commit would repeat or does not need.
+        Only for writes whose loss a later commit would repeat or does not need, and that may be carried out twice.
         """
 
     @abstractmethod

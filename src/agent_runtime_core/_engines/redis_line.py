@@ -1,6 +1,6 @@
 """One connection to a Redis server, over the connection class of redis-py.
 
-Nothing is ever sent twice by itself: a request that got no answer may have been carried out, and only
+Nothing is ever sent twice here: a request that got no answer may have been carried out, and only
 who made it knows whether it can be repeated. Whatever goes wrong between a request and its answer drops
 the connection, so that no answer is taken for that of another request.
 """

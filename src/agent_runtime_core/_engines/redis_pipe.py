@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError
 from .base import Guard, Op
@@ -25,6 +26,7 @@ BATCH = 64  # commits in one call of the script
 LARGE = 1_000_000  # characters after which no more are added to it
 UNDER_WAY = 4  # calls that a loop sends before the first of them is answered, at most
 SMALL = 32_000  # characters of one of them
+POSTED = 4.0  # times the patience for a commit that nobody waits for, and nobody would repeat
 
 
 class Call(Request):
@@ -36,6 +38,11 @@ class Call(Request):
         super().__init__(guard, ops)
         self.text: str = text
         self.born: float = time.monotonic()
+
+    @property
+    def posted(self) -> bool:
+        """Whether nobody waits for it. It may be carried out twice, and has to come before what came after it."""
+        return self.future is None and self.done is None
 
 
 def joined(batch: Sequence[Call]) -> bytes:
@@ -143,72 +150,87 @@ class Pipe:
             if not self._under_way:
                 return
             batch = self._under_way[0]
-        again: list[Call] = []
         try:
             answers = self._line.answers()
         except NotCarriedOut as told:
             # Those behind it were sent after it: all of them go again, in their order, as far as they were not either.
-            again = self._behind(batch, told)
+            self._again(self._behind, told)
         except StorageError as error:
             # The server's own word on this one call: the line is as it was.
             self._done()
             self._failed(batch, error)
         except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
-            self._lost(error)
+            self._again(self._lost, error)
         else:
             self._done()
             self._told(batch, answers)
-        if again:
-            self._carry_out(again)
-            with self._lock:
-                self._waiting -= 1
+
+    def _again(self, which: Callable[[Any], list[Call]], error: Exception) -> None:
+        """Carry some of what was under way out once more, before anything else is sent."""
+        with self._lock:
+            self._waiting += 1
+        self._carry_out(which(error))
+        with self._lock:
+            self._waiting -= 1
 
     def _done(self) -> None:
         with self._lock:
             self._under_way.popleft()
 
-    def _behind(self, batch: list[Call], told: NotCarriedOut) -> list[Call]:
-        with self._lock:
-            self._waiting += 1  # nobody sends meanwhile
-            self._under_way.popleft()
-        again = list(batch)
+    def _behind(self, told: NotCarriedOut) -> list[Call]:
+        """The first of what is under way, and what was not carried out either of the rest."""
+        again = self._under_way.popleft()
         while self._under_way:
-            with self._lock:
-                batch = self._under_way.popleft()
+            batch = self._under_way[0]
             try:
-                self._told(batch, self._line.answers())
+                answers = self._line.answers()
             except NotCarriedOut:
-                again += batch
+                again = again + self._under_way.popleft()
             except Exception as error:  # noqa: BLE001
-                with self._lock:
-                    self._under_way.appendleft(batch)
-                self._lost(error)
+                again = again + self._lost(error)
+            else:
+                self._under_way.popleft()
+                self._told(batch, answers)
         with contextlib.suppress(Exception):  # what is wrong is told when they go again
             self._line.mend(told)
         return again
 
-    def _lost(self, error: Exception) -> None:
-        """The connection is gone, and with it the answers to all that is under way."""
+    def _lost(self, error: Exception) -> list[Call]:
+        """The connection is gone, and with it the answers to all that is under way; what of it goes again."""
         with self._lock:
             self._line.drop()
             batches, self._under_way = list(self._under_way), deque()
         if isinstance(error, Unsent):  # that was one of them
             error = Unanswered(str(error))
-        for batch in batches:
-            self._failed(batch, error)
+        return [call for batch in batches for call in self._given_up(batch, error)]
 
     def _carry_out(self, batch: list[Call]) -> None:
-        going = [call for call in batch if not call.withdrawn]
-        try:
-            answers = self._evaluated(going) if going else []
-        except Exception as error:  # noqa: BLE001
-            self._failed(batch, error)
-        else:
-            self._told(going, answers)
+        while batch := [call for call in batch if not call.withdrawn]:
+            try:
+                answers = self._evaluated(batch)
+            except (Unsent, Unanswered) as error:
+                if batch := self._given_up(batch, error):
+                    pause()
+            except Exception as error:  # noqa: BLE001
+                self._failed(batch, error)
+                return
+            else:
+                self._told(batch, answers)
+                return
+
+    def _given_up(self, batch: list[Call], error: Exception) -> list[Call]:
+        """Those that go again: posted ones, or what is repeated by who waits would land without what came before it."""
+        now = time.monotonic()
+        again = [call for call in batch if call.posted and now < self._until(call) and not self._closed]
+        self._failed([call for call in batch if call not in again], error)
+        return again
+
+    def _until(self, call: Call) -> float:
+        return call.born + self._patience() * (POSTED if call.posted else 1)
 
     def _evaluated(self, batch: list[Call]) -> list[bytes]:
         """The script's answers, once the server can be reached; Unsent after a time without it."""
-        until = min(call.born for call in batch) + self._patience()
+        until = min(map(self._until, batch))
         while True:
             try:
                 return self._line.evaluate(*self._first, joined(batch))

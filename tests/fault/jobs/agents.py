@@ -1,4 +1,4 @@
-"""The agents that jobs work with, and the runner over one, two or three SQLite files they work on."""
+"""The agents that jobs work with, and the runner over one, two or three SQLite files or Redis URLs they work on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunnerConfig, RunResult, StepExecutor
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.events import SQLiteEventBus
-from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.events import get_event_bus
+from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.state import SQLiteStateStore
+from agent_runtime_core.state import get_state_store
 from agent_runtime_core.steps import Happened, Step
 from tests.fault.jobs.effects import effect
 
@@ -196,14 +196,21 @@ def registry() -> Registry:
 
 
 def open_runner(places: Sequence[object], ahead: float = 0.0, **config: Any) -> AgentRunner:
-    """A runner whose queue, event bus and state store are on these three files, which may be the same."""
+    """A runner whose queue, event bus and state store are on these three files or URLs, which may be the same."""
     clock = Later(ahead)
     settings = RunnerConfig(**{"retry_backoff_base": 0, **config})
+
+    def at(place: str) -> dict[str, Any]:
+        if place.startswith("redis://"):
+            # Its time is the server's unless it is given a clock.
+            return {"backend": "redis", "url": place, **({"clock": clock} if ahead else {})}
+        return {"backend": "sqlite", "path": place, "clock": clock}
+
     queue, bus, state = map(str, places)
     return AgentRunner(
-        SQLiteQueue(queue, clock=clock, max_retries=settings.max_retries),
-        SQLiteEventBus(bus, clock=clock),
-        SQLiteStateStore(state, clock=clock),
+        get_queue(**at(queue), max_retries=settings.max_retries),
+        get_event_bus(**at(bus)),
+        get_state_store(**at(state)),
         settings,
         registry=registry(),
     )

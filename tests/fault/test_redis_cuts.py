@@ -1,0 +1,236 @@
+"""Connections to Redis that are cut, callers that are cancelled: nothing is lost, doubled or taken for another's.
+
+The long forms, 500 runs and 10,000 operations: pytest tests/fault/test_redis_cuts.py -m slow -o log_cli=true
+--log-cli-level=INFO
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from agent_runtime_core import AgentRunner, RunStatus
+from agent_runtime_core._engines import redis_line
+from agent_runtime_core._engines.base import Op
+from agent_runtime_core._engines.redis import RedisEngine
+from agent_runtime_core._engines.redis_script import RedisConcern
+from agent_runtime_core.backends import open_url
+from agent_runtime_core.errors import StorageBusy
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.steps import Step, StepExecutor
+from tests.cut import Cut
+from tests.fault.rig import Agent, consistent, settings
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.redis
+
+log = logging.getLogger("fault")
+
+T = TypeVar("T")
+
+WHENS = ("before", "middle", "after")
+STEPS = 4
+
+
+async def again(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask until there is an answer, as anybody does who is told that repeating is safe."""
+    for _ in range(5):
+        with contextlib.suppress(StorageBusy):
+            return await ask()
+    return await ask()
+
+
+class Seed:
+    """One run over a connection that is cut a few times at random requests."""
+
+    def __init__(self, number: int, proxy: Cut, server: RedisServer) -> None:
+        self.random = Random(number)
+        self.proxy = proxy
+        self.prefix = f"?prefix=cut{number}"
+        self.direct = server.url + self.prefix
+        self.effects: Counter[str] = Counter()
+
+    def runner(self, url: str) -> AgentRunner:
+        agents = Registry()
+        agents.register(Agent("a", self.code))
+        queue, bus, state = open_url(url)
+        return AgentRunner(queue, bus, state, settings(park_after=0), registry=agents)
+
+    async def code(self, ctx: Any) -> Any:
+        def effect(name: str) -> Callable[..., Any]:
+            def act(*_: Any) -> int:
+                self.effects[name] += 1
+                return len(self.effects)
+
+            return act
+
+        await ctx.emit("begun", {})
+        told = await ctx.wait_for_signal("go")
+        steps = [Step(f"s{i}", effect(f"s{i}")) for i in range(STEPS)]
+        await StepExecutor(ctx).run(steps)
+        for i in range(STEPS):
+            await ctx.step(f"t{i}", effect(f"t{i}"))
+            await ctx.checkpoint({"i": i})
+            await ctx.emit("said", {"i": i})
+        return told
+
+    async def go(self) -> None:
+        far = self.runner(f"{self.proxy.url}{self.prefix}")
+        near = self.runner(self.direct)
+        try:
+            for _ in range(self.random.randint(1, 3)):
+                self.proxy.cut(self.random.choice(WHENS), self.random.randint(1, 40))  # type: ignore[arg-type]
+            run_id = await again(lambda: far.submit("a", {}, run_id="x"))
+            working = asyncio.create_task(far.run_loop(0.05, handle_signals=False))
+            sent = [await again(lambda: far.signal(run_id, "go", {"n": 1}, message_id="m"))]
+            result = await near.wait(run_id, timeout=20)
+            far.stop()
+            await working
+            assert sent == [True]
+            await self.check(near, run_id, result)
+        finally:
+            await far.close()
+            await near.close()
+            self.proxy._call(self.forget())
+
+    async def forget(self) -> None:
+        self.proxy._plan.clear()
+
+    async def check(self, runner: AgentRunner, run_id: Any, result: Any) -> None:
+        assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"value": {"n": 1}})
+        assert len(await runner.runs()) == 1
+        assert len(await runner.queue.mail(str(result.run_id or run_id))) == 1, "the message is there once"
+        await consistent(runner, run_id)
+        assert set(self.effects) == {f"{kind}{i}" for kind in "st" for i in range(STEPS)}
+        twice = [name for name, count in self.effects.items() if count > 1]
+        crashes = (await runner.get_run(run_id)).attempt - 1
+        assert len(twice) <= crashes, f"ran again without need: {twice}"
+        records = Counter(r.name for r in await runner.state_store.records(run_id) if r.kind == "done")
+        assert {name: count for name, count in records.items() if name in self.effects} == dict.fromkeys(
+            self.effects, 1
+        )
+        said = Counter(e.payload["i"] for e in await runner.event_bus.get_events(run_id) if e.event_type == "said")
+        assert said == dict.fromkeys(range(STEPS), 1)
+        assert await runner.state_store.get_checkpoint(run_id) == {"i": STEPS - 1}
+
+
+async def cut_runs(server: RedisServer, seeds: range) -> None:
+    redone = 0
+    with Cut(server.port) as proxy:
+        for number in seeds:
+            seed = Seed(number, proxy, server)
+            try:
+                await seed.go()
+            except BaseException as error:
+                error.add_note(f"seed {number}")
+                raise
+            redone += sum(seed.effects.values()) - len(seed.effects)
+        cuts = proxy.cuts
+    log.info("%d runs, %d cuts: 0 lost, 0 doubled, %d steps ran again", len(seeds), cuts, redone)
+    assert cuts >= len(seeds)
+
+
+async def test_runs_over_connections_that_are_cut(redis_server: RedisServer) -> None:
+    await cut_runs(redis_server, range(30))
+
+
+@pytest.mark.slow
+async def test_500_runs_over_connections_that_are_cut(redis_server: RedisServer) -> None:
+    await cut_runs(redis_server, range(1000, 1500))
+
+
+# -- cancelling
+
+ECHO = RedisConcern(
+    "echo",
+    {},
+    script="""
+ops['echo'] = function(n)
+  write('HSET', P .. 'echo', n, n)
+  return n
+end
+ops['count'] = function()
+  return call('HLEN', P .. 'echo')
+end
+""",
+)
+
+
+async def cancelled(server: RedisServer, count: int) -> None:
+    """Operations of which every third is cancelled at any moment; each answer has to be its own."""
+    random = Random(count)
+    with Cut(server.port, delay=0.001) as proxy:
+        engine = RedisEngine.open(f"{proxy.url}?prefix=cancelled{count}")
+        engine.add(ECHO)
+        told: Counter[str] = Counter()
+
+        async def ask(n: int) -> None:
+            task = asyncio.ensure_future(engine.commit(None, [Op("echo", (str(n),))]))
+            if n % 3 == 0:
+                await asyncio.sleep(random.random() * 0.004)
+                task.cancel()
+            try:
+                assert await task == [str(n)]
+                told["answered"] += 1
+            except asyncio.CancelledError:
+                told["cancelled"] += 1
+
+        for first in range(0, count, 50):
+            await asyncio.gather(*(ask(n) for n in range(first, min(first + 50, count))))
+        landed = await engine.ask("count")
+        await engine.close()
+        connections = proxy.connections
+    log.info("%d operations, %s: 0 mismatched, %d connections", count, dict(told), connections)
+    assert landed == count, "whoever was cancelled knows that it landed"
+    assert told["cancelled"] >= count / 10
+    assert connections <= 2, "the first one, and one for the farewell to the bell"
+
+
+async def test_a_cancelled_caller_takes_no_answer_of_another(redis_server: RedisServer) -> None:
+    await cancelled(redis_server, 500)
+
+
+@pytest.mark.slow
+async def test_10000_operations_and_cancellations(redis_server: RedisServer) -> None:
+    await cancelled(redis_server, 10_000)
+
+
+async def test_answers_are_nobody_elses_when_connections_are_cut_under_load(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cuts at any moment, with several calls under way: who is answered, is answered with what was asked."""
+    random = Random(7)
+    monkeypatch.setattr(redis_line, "ANSWER", 0.5)
+    with Cut(redis_server.port, delay=0.001) as proxy:
+        engine = RedisEngine.open(f"{proxy.url}?prefix=load")
+        engine.add(ECHO)
+        told: Counter[str] = Counter()
+
+        async def ask(n: int) -> None:
+            await asyncio.sleep(random.random() * 0.2)
+            try:
+                assert await engine.commit(None, [Op("echo", (str(n),))]) == [str(n)]
+                told["answered"] += 1
+            except StorageBusy:
+                told["busy"] += 1
+
+        async def cut() -> None:
+            for _ in range(4):
+                await asyncio.sleep(0.04)
+                await asyncio.to_thread(proxy.drop)
+
+        for first in range(0, 3000, 500):
+            await asyncio.gather(cut(), *(ask(n) for n in range(first, first + 500)))
+        landed = await engine.ask("count")
+        await engine.close()
+    log.info("cuts under load: %s, %d landed", dict(told), landed)
+    assert told["answered"] <= landed <= 3000
+    assert told["answered"] > 2000
+    assert told["busy"] > 0
