@@ -215,8 +215,6 @@ def test_every_block_runs_with_a_redis(
 def test_every_name_a_block_imports_exists(page: Path) -> None:
     for block in blocks_of(page.read_text("utf-8")):
         for module, name in imported_names(block.text):
-            if block.redis and name.startswith("Redis"):
-                continue  # test_every_block_runs_with_a_redis imports it
             assert hasattr(importlib.import_module(module), name), f"line {block.line}: {module} has no {name}"
 
 

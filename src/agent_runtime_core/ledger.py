@@ -55,7 +55,7 @@ class Ledger:
         """
         for target in self._distinct():
             if target is not self._queue:
-                await target.commit(None, [Op(INSTALL, (self.run_id, self.claim_id))])
+                await self._repeated(target, None, [Op(INSTALL, (self.run_id, self.claim_id))])
         records = [] if fresh else await self.state.records(self.run_id)
         self._seq = records[-1].seq + 1 if records else 0
         if not self._derives and records:
@@ -125,13 +125,17 @@ class Ledger:
             if any(op.name == "state.status" for op in ops):
                 queued = [op for op in queued if op.name != "state.status"]  # nobody can see it any more
             notes, ops = len(queued), [*queued, *ops]
+        return (await self._repeated(target, self.guard, ops))[notes:]
+
+    async def _repeated(self, target: Commits, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Commit, and again where there was no answer in time, as long as that keeps the order of the journal."""
         for _ in range(BUSY_TRIES):
             try:
-                return (await target.commit(self.guard, ops))[notes:]
+                return await target.commit(guard, ops)
             except StorageBusy:
                 if not self._newest(ops):
                     raise
-        return (await target.commit(self.guard, ops))[notes:]
+        return await target.commit(guard, ops)
 
     def _newest(self, ops: Sequence[Op]) -> bool:
         """Whether no record has a place after those in `ops`: a repeat would land behind it, out of its order."""

@@ -56,8 +56,8 @@ class Server(Tables):
         match op:
             case Op("queue.claim", (want,)):
                 return Op(op.name, (self._wanted(want, now),))
-            case Op("queue.take", (row, insert, reopen, want)):
-                return Op(op.name, (row, insert, reopen, self._wanted(want, now)))
+            case Op("queue.take", (row, insert, reopen, want, wait)):
+                return Op(op.name, (row, insert, reopen, self._wanted(want, now), wait))
             case Op("queue.beat", (claims, seconds)):
                 return Op(op.name, (claims, now + seconds))
         return op
@@ -188,8 +188,8 @@ class SimRemoteEngine(Bells, Engine):
         match op:
             case Op("queue.claim", (want,)):
                 return Op(op.name, (self._seconds(want, now),))
-            case Op("queue.take", (row, insert, reopen, want)):
-                return Op(op.name, (row, insert, reopen, self._seconds(want, now)))
+            case Op("queue.take", (row, insert, reopen, want, wait)):
+                return Op(op.name, (row, insert, reopen, self._seconds(want, now), wait))
             case Op("queue.beat", (claims, until)):
                 return Op(op.name, (claims, until - now))
         return op

@@ -20,7 +20,7 @@ from .backed import Backed
 from .base import Concern, Engine, Guard, Op, every
 from .redis_bell import Bell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
-from .redis_line import SAID, Line, Unsent, refused
+from .redis_line import Line, Unsent, driver, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
@@ -67,6 +67,7 @@ class RedisEngine(Engine):
 
     @classmethod
     def open(cls, url: str, *, clock: Clock = SYSTEM) -> RedisEngine:
+        driver()  # said before anything else
         place = redis_place(url)
         key = (place, id(clock), os.getpid())
         with cls._open_lock:
@@ -195,7 +196,7 @@ class RedisEngine(Engine):
         info = parsed_info(line.ask("INFO"))
         try:
             settings = parsed_config(*(line.ask("CONFIG GET", name) for name in ASKED))
-        except SAID:  # it tells nobody
+        except driver().said:  # it tells nobody
             settings = None
         if self._met and info.get("role") == "slave":
             raise Unsent(f"{self.place} is a replica now, and the master is not known here")

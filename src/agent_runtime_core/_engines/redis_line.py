@@ -12,19 +12,12 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from .._load import load
 from ..errors import StorageError, StorageFull
 from .redis_url import Place
-
-_made: Any = load("redis.connection", needed_by="a Redis backend")
-_wrong: Any = load("redis.exceptions")
-_retry: Any = load("redis.retry:Retry")
-_no_pause: Any = load("redis.backoff:NoBackoff")
-#: What goes wrong on the way, and what the server itself says.
-BROKEN: tuple[type[Exception], ...] = (_wrong.RedisError, OSError)
-SAID: type[Exception] = _wrong.ResponseError
 
 ANSWER = 2.0  # seconds a server may take for one answer
 IDLE = 0.5  # seconds after which a connection is looked at before it is used again
@@ -35,6 +28,30 @@ _WORDS = {
     "MasterDownError": "MASTERDOWN", "ReadOnlyError": "READONLY", "NoScriptError": "NOSCRIPT",
     "OutOfMemoryError": "OOM",
 }  # fmt: skip
+
+
+class Driver(NamedTuple):
+    """What is used of redis-py."""
+
+    connections: Any  # its module of connections
+    no_retry: Any
+    broken: tuple[type[Exception], ...]  # what goes wrong on the way
+    said: type[Exception]  # what the server itself says
+    loading: type[Exception]
+    shut_out: tuple[type[Exception], ...]
+
+
+@cache
+def driver() -> Driver:
+    """redis-py; MissingDependency."""
+    connections: Any = load("redis.connection", needed_by="a Redis backend")
+    wrong: Any = load("redis.exceptions")
+    retry: Any = load("redis.retry:Retry")
+    pause: Any = load("redis.backoff:NoBackoff")
+    return Driver(
+        connections, retry(pause(), 0), (wrong.RedisError, OSError), wrong.ResponseError, wrong.BusyLoadingError,
+        (wrong.AuthenticationError, wrong.NoPermissionError),
+    )  # fmt: skip
 
 
 class Unsent(Exception):
@@ -53,12 +70,13 @@ def connection(place: Place, **options: Any) -> Any:
     """A Connection of redis-py (whose methods have no types) that never tries anything again by itself."""
     about: dict[str, Any] = {
         "db": place.db, "username": place.username, "password": place.password, "socket_timeout": ANSWER,
-        "socket_connect_timeout": ANSWER, "retry": _retry(_no_pause(), 0), "health_check_interval": 0, "protocol": 2,
+        "socket_connect_timeout": ANSWER, "retry": driver().no_retry, "health_check_interval": 0, "protocol": 2,
         "client_name": "agent-runtime", **options,
     }  # fmt: skip
+    made = driver().connections
     if place.unix_socket is not None:
-        return _made.UnixDomainSocketConnection(path=place.unix_socket, **about)
-    kind = _made.SSLConnection if place.tls else _made.Connection
+        return made.UnixDomainSocketConnection(path=place.unix_socket, **about)
+    kind = made.SSLConnection if place.tls else made.Connection
     return kind(host=place.host, port=place.port, socket_keepalive=True, **about)
 
 
@@ -101,7 +119,7 @@ class Line:
         try:
             answers: list[bytes] = self._read()
             return answers
-        except SAID as error:
+        except driver().said as error:
             said = in_full(error)
             if said.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
                 raise NotCarriedOut(said) from error
@@ -142,19 +160,19 @@ class Line:
             return True
         try:
             return not self._conn.can_read(0)
-        except BROKEN:
+        except driver().broken:
             return False
 
     # -- other commands
 
     def ask(self, *command: Any) -> Any:
-        """One command and its answer; `SAID` is the server's own word."""
+        """One command and its answer; `driver().said` is the server's own word."""
         if not self.up:
             self.drop()
             self._connect()
         try:
             self._conn.send_command(*command)
-        except BROKEN as error:
+        except driver().broken as error:
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         return self._read()
@@ -168,9 +186,9 @@ class Line:
             answer = conn.read_response()
             self._used = time.monotonic()
             return answer
-        except SAID:
+        except driver().said:
             raise
-        except _wrong.BusyLoadingError as error:
+        except driver().loading as error:
             self.drop()
             raise Unsent(f"{self.place} is still loading its data") from error
         except Exception as error:
@@ -185,10 +203,10 @@ class Line:
         conn = connection(self.place)
         try:
             conn.connect()
-        except (_wrong.AuthenticationError, _wrong.NoPermissionError) as error:
+        except driver().shut_out as error:
             conn.disconnect()
             raise StorageError(f"{self.place} does not let us in: {error}; is the user or password right?") from error
-        except BROKEN as error:
+        except driver().broken as error:
             conn.disconnect()
             self.place = self._home
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error

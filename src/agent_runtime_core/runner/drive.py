@@ -33,6 +33,7 @@ from ..errors import (
     StepCancelledError,
     StepInDoubt,
     StorageBusy,
+    StorageError,
     UnknownPrice,
     UnserialisableResult,
 )
@@ -51,6 +52,7 @@ from .settings import RunnerConfig
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 POISON = 3  # crashes in a row without a new record, after which a run is dead
+AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on
 POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: Another attempt would only fail the same way.
 FINAL_ERRORS = (
@@ -108,9 +110,11 @@ class Drive:
             log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
             return None
         except (Exception, asyncio.CancelledError) as error:
-            # A worker keeps the lease after an error: it is the pause before the run is tried again.
+            # After an error of our own a worker keeps the lease: it is the pause before the run is tried again.
             if self.inline or isinstance(error, asyncio.CancelledError):
                 await self.abandon()
+            elif isinstance(error, StorageError):
+                await self._put_off(error)
             raise
         finally:
             self.place.sealed = True
@@ -437,6 +441,19 @@ class Drive:
         self.leaving = True
         how = self._settle("pending")._replace(parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
         await self.ledger.settle(how)
+
+    async def _put_off(self, error: StorageError) -> None:
+        """Give the run back for later: that a store was away is no crash of the run.
+
+        Only the queue is told: it may be another store, and answer.
+        """
+        self.leaving = True
+        how = self._settle("pending")._replace(
+            due_at=self.clock.wall() + AFTER_OUTAGE, parked=int(self.begun), stalls=self.row.stalls,
+            reason=type(error).__name__,
+        )  # fmt: skip
+        with contextlib.suppress(AgentRuntimeError, Moved):
+            await self.backends.queue.settle(self.row.run_id, how)
 
     async def abandon(self) -> None:
         """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out."""
