@@ -14,19 +14,14 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._clock import SYSTEM, Clock
-from agent_runtime_core._engines.base import Engine
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.redis import RedisEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
-from agent_runtime_core.events.redis import RedisEventBus
+from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunResult
-from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
-from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
-from agent_runtime_core.state.redis import RedisStateStore
+from agent_runtime_core.state import get_state_store
 
 KINDS = ("memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis))
 #: The URL of the server, and the prefix, that the present test has for itself; see conftest.
@@ -58,19 +53,12 @@ def settings(**changes: Any) -> RunnerConfig:
     return RunnerConfig(**{"retry_backoff_base": 0, "grace_seconds": 0.5, **changes})
 
 
-KIND: dict[str, tuple[Any, Any, Any]] = {
-    "memory": (InMemoryQueue, InMemoryEventBus, InMemoryStateStore),
-    "sqlite": (SQLiteQueue, SQLiteEventBus, SQLiteStateStore),
-    "redis": (RedisQueue, RedisEventBus, RedisStateStore),
-}
-
-
-def opened(kind: str, path: Path, clock: Clock) -> Engine:
+def opened(kind: str, path: Path, clock: Clock) -> Any:
     match kind:
         case "memory":
             return MemoryEngine(clock)
         case "redis":
-            return RedisEngine.open(REDIS["url"], clock=clock)
+            return get_queue("redis", url=REDIS["url"], clock=clock).commits
         case _:
             return SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
 
@@ -92,11 +80,11 @@ class Store:
     def runner(self, config: RunnerConfig | None = None) -> AgentRunner:
         config = config or settings()
         engine, clock = self.engine, self.clock
-        queue, bus, state = KIND[engine.kind]
+        where: dict[str, Any] = {"backend": engine.kind, "engine": engine, "clock": clock}
         runner = AgentRunner(
-            queue(engine=engine, clock=clock, max_retries=config.max_retries),
-            bus(engine=engine, clock=clock),
-            state(engine=engine, clock=clock),
+            get_queue(**where, max_retries=config.max_retries),
+            get_event_bus(**where),
+            get_state_store(**where),
             config,
             registry=self.agents,
         )

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.redis import RedisEngine
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.queue.row import Moved
 from agent_runtime_core.runner import AgentRunner
@@ -263,7 +262,7 @@ def rows_of(path: Path, run_id: str) -> dict[str, int]:
         conn.close()
 
 
-def keys_of(engine: RedisEngine, run_id: str) -> dict[str, int]:
+def keys_of(engine: Any, run_id: str) -> dict[str, int]:
     """The keys that are of that run, or name it."""
     read = {b"hash": ("HKEYS",), b"zset": ("ZRANGE", 0, -1), b"set": ("SMEMBERS",)}
     found = {}
@@ -279,7 +278,7 @@ def keys_of(engine: RedisEngine, run_id: str) -> dict[str, int]:
 def tables_of(here: Store, path: Path, run_id: str) -> dict[str, int]:
     if isinstance(here.engine.tables if hasattr(here.engine, "tables") else None, dict):
         return {name: 1 for name, table in here.engine.tables.items() if run_id in table}
-    if isinstance(here.engine, RedisEngine):
+    if here.engine.kind == "redis":
         return keys_of(here.engine, run_id)
     return rows_of(path / "runs.db", run_id)
 
