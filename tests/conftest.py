@@ -8,10 +8,14 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
 from tests.servers import RedisServer
+
+#: They import the engine itself, which needs the redis package.
+collect_ignore = [] if find_spec("redis") else ["unit/test_engine_redis.py", "fault/test_redis_cuts.py"]
 
 LIMIT_SECONDS = 60.0
 SLOW_LIMIT_SECONDS = 300.0

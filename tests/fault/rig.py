@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from agent_runtime_core._clock import SYSTEM, Clock
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
+from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunResult
-from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
+from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
+from agent_runtime_core.state import get_state_store
 
-KINDS = ("memory", "sqlite")
+KINDS = ("memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis))
+#: The URL of the server, and the prefix, that the present test has for itself; see conftest.
+REDIS: dict[str, str] = {}
 Code = Callable[[Any], Awaitable[Any]]
 OnError = Callable[[Any, BaseException], Awaitable[ErrorInfo | None]]
 
@@ -49,17 +53,23 @@ def settings(**changes: Any) -> RunnerConfig:
     return RunnerConfig(**{"retry_backoff_base": 0, "grace_seconds": 0.5, **changes})
 
 
+def opened(kind: str, path: Path, clock: Clock) -> Any:
+    match kind:
+        case "memory":
+            return MemoryEngine(clock)
+        case "redis":
+            return get_queue("redis", url=REDIS["url"], clock=clock).commits
+        case _:
+            return SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
+
+
 class Store:
     """One store, and the runners on it, each as a worker process of its own would be."""
 
     def __init__(self, kind: str, path: Path, clock: Clock = SYSTEM) -> None:
         self.clock = clock
         self.agents = Registry()
-        self.engine: Any = (
-            MemoryEngine(clock)
-            if kind == "memory"
-            else SQLiteEngine.open(path / "runs.db", durability="normal", clock=clock)
-        )
+        self.engine: Any = opened(kind, path, clock)
         self._runners: list[AgentRunner] = []
 
     def agent(self, key: str, code: Code, on_error: OnError | None = None) -> Agent:
@@ -70,21 +80,14 @@ class Store:
     def runner(self, config: RunnerConfig | None = None) -> AgentRunner:
         config = config or settings()
         engine, clock = self.engine, self.clock
-        retries = config.max_retries
-        if isinstance(engine, MemoryEngine):
-            parts: Any = (
-                InMemoryQueue(engine=engine, max_retries=retries),
-                InMemoryEventBus(engine=engine),
-                InMemoryStateStore(engine=engine),
-            )
-        else:
-            parts = (
-                SQLiteQueue(engine=engine, clock=clock, max_retries=retries),
-                SQLiteEventBus(engine=engine, clock=clock),
-                SQLiteStateStore(engine=engine, clock=clock),
-            )
-        queue, bus, state = parts
-        runner = AgentRunner(queue, bus, state, config, registry=self.agents)
+        where: dict[str, Any] = {"backend": engine.kind, "engine": engine, "clock": clock}
+        runner = AgentRunner(
+            get_queue(**where, max_retries=config.max_retries),
+            get_event_bus(**where),
+            get_state_store(**where),
+            config,
+            registry=self.agents,
+        )
         self._runners.append(runner)
         return runner
 

@@ -41,6 +41,21 @@ async def test_a_forked_child_cannot_use_what_was_opened_before_and_frees_nothin
     conn.close()
 
 
+@pytest.mark.redis
+async def test_a_forked_child_cannot_use_what_was_opened_on_redis(redis_url: str) -> None:
+    with Child("forks", redis_url, RUN) as child:
+        said = [await child.aline() for _ in range(6)]
+        assert sorted(said) == sorted(
+            [*(f"{name}: StorageClosed" for name in ("read", "submit", "step", "emit")), "close: done", "own: 7"]
+        )
+        assert await child.aline() == "child ended: 0"
+        assert await child.aline() == "parent went on"
+        child.tell("end")
+        assert await child.aended() == 0
+    async with open_run(redis_url, RUN) as ctx:
+        assert [await ctx.step("first", lambda: 9), await ctx.step("second", lambda: 9)] == [1, 2]
+
+
 async def test_a_child_that_outlives_its_parent_keeps_neither_its_run_nor_the_file(tmp_path: Path) -> None:
     db = tmp_path / "jobs.db"
     with Child("forks", db, RUN, "inside") as child:

@@ -15,6 +15,7 @@ from agent_runtime_core.queue.row import Moved
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
+from tests.resp import Link
 
 from .rig import KINDS, Store, consistent, settings, status, store, until, until_status
 
@@ -67,7 +68,8 @@ async def ended_as(here: Store, runner: AgentRunner, how: str) -> tuple[str, lis
 
 async def until_expired(runner: AgentRunner, run_id: str) -> None:
     row = await runner.queue.must_get(run_id)
-    await until(lambda: runner.queue.lease_now() > row.lease_until)
+    # Where leases are in a server's time, it is this machine's.
+    await until(lambda: (runner.queue.lease_now() or runner.queue.clock.wall()) > row.lease_until)
 
 
 def brief(how: str) -> Any:
@@ -260,9 +262,24 @@ def rows_of(path: Path, run_id: str) -> dict[str, int]:
         conn.close()
 
 
+def keys_of(engine: Any, run_id: str) -> dict[str, int]:
+    """The keys that are of that run, or name it."""
+    read = {b"hash": ("HKEYS",), b"zset": ("ZRANGE", 0, -1), b"set": ("SMEMBERS",)}
+    found = {}
+    with Link(engine.place.port) as link:
+        for key in link.ask("KEYS", f"{engine.place.tag}:*"):
+            word, *span = read.get(link.ask("TYPE", key), ("EXISTS",))
+            inside = repr([key, link.ask(word, key, *span)])
+            if run_id in inside:
+                found[key.decode()] = 1
+    return found
+
+
 def tables_of(here: Store, path: Path, run_id: str) -> dict[str, int]:
     if isinstance(here.engine.tables if hasattr(here.engine, "tables") else None, dict):
         return {name: 1 for name, table in here.engine.tables.items() if run_id in table}
+    if here.engine.kind == "redis":
+        return keys_of(here.engine, run_id)
     return rows_of(path / "runs.db", run_id)
 
 

@@ -1,4 +1,7 @@
-"""Cancel against complete: one ending each, whoever comes first, and everybody is told the truth."""
+"""Cancel against complete: one ending each, whoever comes first, and everybody is told the truth.
+
+The long form, 10,000 races on each engine: pytest tests/fault/test_races.py -m slow
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from agent_runtime_core.status import TERMINAL, RunStatus
 
 from .rig import KINDS, consistent, eventually, settings, store, terminal_events, until_status
 
-RACES = {"memory": 1000, "sqlite": 200}
+RACES = {"memory": 1000, "sqlite": 300, "redis": 300}
 
 
 async def pause(turns: int) -> None:
@@ -48,6 +51,16 @@ async def ended_once(runner: AgentRunner, run_id: Any) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_cancel_against_complete(kind: str, tmp_path: Path) -> None:
+    await cancel_against_complete(kind, tmp_path, RACES[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancel_against_complete_10000_times(kind: str, tmp_path: Path) -> None:
+    await cancel_against_complete(kind, tmp_path, 10_000)
+
+
+async def cancel_against_complete(kind: str, tmp_path: Path, races: int) -> None:
     chance = random.Random(18)
     async with store(kind, tmp_path) as here:
 
@@ -71,15 +84,15 @@ async def test_cancel_against_complete(kind: str, tmp_path: Path) -> None:
             seen[status.value, bool(told)] += 1
             assert await ended_once(runner, run_id) == status
 
-        for start in range(0, RACES[kind], 20):
+        for start in range(0, races, 20):
             await asyncio.gather(*(race(n) for n in range(start, start + 20)))
         runner.stop()
         await working
-        assert sum(seen.values()) == RACES[kind]
+        assert sum(seen.values()) == races
         # Nobody is told "too late" of a run that was cancelled; a request may come just too late to be heard.
         assert set(seen) <= {("cancelled", True), ("succeeded", False), ("succeeded", True)}
         assert seen["cancelled", True] > 0
-        assert seen["succeeded", False] >= RACES[kind] // 10
+        assert seen["succeeded", False] >= races // 10
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,7 +61,7 @@ class Seed:
         agents = Registry()
         agents.register(Agent("a", self.code))
         queue, bus, state = open_url(url)
-        return AgentRunner(queue, bus, state, settings(park_after=0), registry=agents)
+        return AgentRunner(queue, bus, state, settings(park_after=0, lease_ttl_seconds=2.0), registry=agents)
 
     async def code(self, ctx: Any) -> Any:
         def effect(name: str) -> Callable[..., Any]:

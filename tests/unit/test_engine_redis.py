@@ -310,6 +310,8 @@ async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew()
         with pytest.raises(StorageBusy, match="whether the write landed is unknown, repeating it is safe"):
             await put(engine, "a", "2")
         assert await put(engine, "a", "2") == "2"
+        await asyncio.to_thread(server.restart)
+        assert await get(engine, "a") == ["2"], "what is only read is asked for again"
 
 
 async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(

@@ -11,11 +11,12 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
-from ..errors import InvalidArgument, LeaseLost, StorageClosed
+from ..errors import InvalidArgument, LeaseLost, StorageBusy, StorageClosed
 from .backed import Backed
 from .base import Concern, Engine, Guard, Op, every
 from .redis_bell import Bell
@@ -167,7 +168,13 @@ class RedisEngine(Engine):
             self._pipe.put([call])
 
     async def ask(self, what: str, *args: Any) -> Any:
-        """The answer of one reading operation."""
+        """The answer of one reading operation, which is asked for again if it gets lost."""
+        began = time.monotonic()
+        try:
+            return (await self.commit(None, [Op(what, args)]))[0]
+        except StorageBusy:
+            if time.monotonic() - began > self.patience / 3:
+                raise
         return (await self.commit(None, [Op(what, args)]))[0]
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:

@@ -37,8 +37,8 @@ applied['events.publish'] = function(run, rows)
 end
 
 ops['events.delete'] = function(run)
-  write('DEL', P .. 'events:' .. run, P .. 'ids:' .. run)
-  if call('EXISTS', P .. 'journal:' .. run) == 0 then write('DEL', P .. 'head:' .. run) end
+  write('DEL', P .. 'ids:' .. run)
+  forget(run, 'events:', 'journal:')
   return null
 end
 

@@ -68,9 +68,16 @@ ops['journal.append'] = function(run, seq, nev, claim, kind, key, body)
   return seq
 end
 
+-- Deletes one of a run's two streams, and its head with the last of them; both may go in one commit.
+local function forget(run, stream, other)
+  write('DEL', P .. stream .. run)
+  tx.gone = tx.gone or {}
+  tx.gone[stream .. run] = true
+  if tx.gone[other .. run] or call('EXISTS', P .. other .. run) == 0 then write('DEL', P .. 'head:' .. run) end
+end
+
 local function delete_journal(run)
-  write('DEL', P .. 'journal:' .. run)
-  if call('EXISTS', P .. 'events:' .. run) == 0 then write('DEL', P .. 'head:' .. run) end
+  forget(run, 'journal:', 'events:')
 end
 
 ops['journal.delete'] = function(run)
