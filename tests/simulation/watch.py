@@ -188,6 +188,9 @@ class Watch:
             self.stalls[run] = self.noted[run] = 0
         self.rows[run] = row
         if how.status == "running":
+            if how.renew:  # a claim of its own, of the same holder
+                self.owner[run] = row.claim_id
+                self.claimed_at[row.claim_id] = self.world.loop.now
             return
         if how.status == "dead" and self.stalls[run] < POISON:
             self.wrong(f"run {run} is dead after {self.stalls[run]} crashes in a row")

@@ -13,12 +13,14 @@ import pytest
 
 from agent_runtime_core import configure, register_runtime
 from agent_runtime_core._clock import Clock
+from agent_runtime_core._engines.base import Guard
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
     InvalidArgument,
+    LeaseLost,
     NotSupported,
     RunBusy,
     RunFailed,
@@ -28,6 +30,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
+from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig
@@ -900,3 +903,47 @@ async def test_a_long_run_tells_that_it_lives(place: Path | None) -> None:
     async with AgentRunner.open(place or "memory://", config=config) as runner:
         result = await runner.execute(Long(), "r")
         assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"told": ["timestamp"]})
+
+
+async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) -> None:
+    """So that what an attempt asked for, and got no answer to, cannot land in a later one."""
+    ledgers: list[Ledger] = []
+
+    async def body(ctx: Any) -> int:
+        ledgers.append(ctx.book.ledger)
+        await ctx.step("one", lambda: 1)
+        if len(ledgers) < 3:
+            raise OSError("not yet")
+        return len(ledgers)
+
+    async with Rig(tmp_path / "runs.db", max_retries=3) as rig:
+        assert await rig.value(body) == 3
+        claims = [ledger.claim_id for ledger in ledgers]
+        assert claims == sorted(set(claims)), "each above the one before"
+        assert {record.claim_id for record in await rig.records()} == set(claims)
+        done = [record for record in await rig.records() if record.kind == "done"]
+        assert [record.name for record in done] == ["one"]
+        with pytest.raises(LeaseLost):
+            await ledgers[0].state.commits.commit(Guard(ledgers[0].run_id, claims[0]), [])
+        assert (await rig.runner.get_run("r")).status == RunStatus.SUCCEEDED
+
+
+async def test_a_run_that_executes_again_is_still_kept_alive_and_still_heard_of(tmp_path: Path) -> None:
+    again = asyncio.Event()
+
+    async def body(ctx: Any) -> int:
+        if ctx.attempt == 1:
+            raise OSError("not yet")
+        again.set()
+        await ctx.sleep(3600)
+        return 1
+
+    async with Rig(tmp_path / "runs.db", Clock(), max_retries=3, lease_ttl_seconds=0.6, retry_backoff_base=0) as rig:
+        task = asyncio.ensure_future(rig.go(body))
+        await until(again)
+        row = await rig.runner.queue.must_get(str((await rig.runner.get_run("r")).run_id))
+        async with asyncio.timeout(10):
+            while (await rig.runner.queue.must_get(row.run_id)).lease_until <= row.lease_until:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await rig.runner.cancel("r")
+        assert (await task).status == RunStatus.CANCELLED

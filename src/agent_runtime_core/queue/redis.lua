@@ -417,7 +417,7 @@ end
 -- under a claim
 
 ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason, failures, crashes, stalls, mark,
-  output, failure, cursor)
+  output, failure, cursor, renew)
   local row = expect(run, {'running'})
   if row[CLAIM_ID] ~= claim_id or cursor >= 0 and cursor ~= row[MAIL_SEQ] then refuse('MOVED') end
   if row[CANCEL_AT] ~= null and (status == 'waiting' or status == 'pending') then
@@ -429,15 +429,22 @@ ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason
   row[FAILURES], row[CRASHES], row[STALLS], row[MARK] = failures, crashes, stalls, mark
   row[OUTPUT], row[ERROR] = output, failure
   row[ENDED_AT] = LIVE[status] and null or at
-  if status == 'running' then return told(changed(row)) end
+  if status == 'running' then
+    if renew ~= '' then
+      row[CLAIM_ID] = above(renew, claim_id)
+      fence(run, row[CLAIM_ID])
+    end
+    return told(changed(row))
+  end
   fence(run, nil)
   row[LEASE_UNTIL] = '0'
   if status == 'pending' and row[ORIGIN] ~= '' then enter(row) end
   return told(save(row))
 end
 
-applied['queue.settle'] = function(run, claim_id, status, at)
+applied['queue.settle'] = function(run, claim_id, status, at, _, _, _, _, _, _, _, _, _, _, renew)
   local row = get(run)
+  if renew ~= '' then claim_id = above(renew, claim_id) end
   if not row or row[CLAIM_ID] ~= claim_id or row[STATUS] ~= status or row[UPDATED_AT] ~= at then not_applied() end
   return told(row)
 end
@@ -572,5 +579,5 @@ end
 
 ops['queue.next_due'] = function()
   local first = call('ZRANGE', P .. 'due', 0, 0, 'WITHSCORES')
-  return first[2] or null
+  return first[2] and text(tonumber(first[2]) - (by_server and now or 0)) or null
 end

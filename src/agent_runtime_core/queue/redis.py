@@ -92,6 +92,12 @@ async def _news(engine: RedisEngine, run_ids: Sequence[str]) -> dict[str, News]:
     return {run_id: News(*news) for run_id, news in zip(run_ids, told, strict=True) if news}
 
 
+async def _next_due(engine: RedisEngine) -> float | None:
+    """By the clock of this process, which may go otherwise than the server's, by which the run will be due."""
+    left = await engine.ask("queue.next_due")
+    return None if left is None else float(left) + (engine.clock.wall() if engine.by_server else 0.0)
+
+
 def _asking(what: str) -> Callable[..., Any]:
     async def ask(engine: RedisEngine, *args: Any) -> Any:
         return await engine.ask(what, *args)
@@ -126,7 +132,6 @@ CONCERN = RedisConcern(
         "queue.row_by_key": Codec(unpack=_row),
         "queue.mail": Codec(unpack=_mail),
         "queue.children": Codec(unpack=_rows),
-        "queue.next_due": Codec(unpack=lambda answer: None if answer is None else float(answer)),
     },
     refusals={"MOVED": Moved},
 )
@@ -139,7 +144,8 @@ class RedisQueue(OnRedis, RunQueue):
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "find": _find,
         "news": _news,
-        **{what: _asking(f"queue.{what}") for what in ("row", "row_by_key", "children", "mail", "next_due")},
+        "next_due": _next_due,
+        **{what: _asking(f"queue.{what}") for what in ("row", "row_by_key", "children", "mail")},
     }
 
     def lease_now(self) -> float:

@@ -113,7 +113,8 @@ class ClaimRequest(NamedTuple):
 class Settle(NamedTuple):
     """How a claim leaves its run. `cursor` >= 0: refuse (Moved) if the mailbox has moved past it.
 
-    A run that was asked to cancel does not become waiting (Moved), and is pending without delay.
+    A run that was asked to cancel does not become waiting (Moved), and is pending without delay. With `renew`,
+    a ticket, one that stays running goes on under a new claim id, and all that the old one asked for is refused.
     """
 
     claim_id: str
@@ -129,6 +130,7 @@ class Settle(NamedTuple):
     output: str | None = None
     error: str | None = None
     cursor: int = -1
+    renew: str = ""
 
 
 class Mail(NamedTuple):

@@ -225,6 +225,9 @@ class Rows(ABC):
             how = how._replace(due_at=0.0)
         row = settled(row, how)
         if how.status == "running":
+            if how.renew:
+                row = row.changed(claim_id=above(how.renew, row.claim_id))
+                self.fence(run_id, row.claim_id)
             self.save(row)
             return row
         self.fence(run_id, None)
@@ -232,7 +235,7 @@ class Rows(ABC):
 
     def settle_applied(self, run_id: str, how: Settle) -> RunRow:
         row = self.get(run_id)
-        if row is None or (row.claim_id, row.status, row.updated_at) != (how.claim_id, how.status, how.now):
+        if row is None or (row.status, row.updated_at) != (how.status, how.now) or not _left_by(row, how):
             raise NotApplied
         return row
 
@@ -295,6 +298,11 @@ class Rows(ABC):
             raise Moved
         self.drop(row)
         self.fence(run_id, None)
+
+
+def _left_by(row: RunRow, how: Settle) -> bool:
+    """Whether the row's claim is the one of `how`, or what that went on as."""
+    return row.claim_id == (above(how.renew, how.claim_id) if how.renew else how.claim_id)
 
 
 OPS = ("insert", "claim", "take", "settle", "beat", "post", "end", "reopen", "delete")

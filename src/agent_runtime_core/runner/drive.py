@@ -14,6 +14,7 @@ from uuid import UUID
 
 from .._clock import Clock, aware
 from .._engines.base import Op
+from .._ids import new_ulid
 from .._json import decode, encode
 from ..backends import Backends
 from ..book import Book
@@ -152,7 +153,8 @@ class Drive:
         if self.inline or self.services.park_after is None or self.services.park_after > 0:
             ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
         loop = asyncio.get_running_loop()
-        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, self._lose, self._beaten, now))
+        lose = partial(self._lose, row.claim_id)
+        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, lose, self._beaten, now))
 
     # -- what the heart tells
 
@@ -163,8 +165,8 @@ class Drive:
         place.cancelled = True
         place.stop()
 
-    def _lose(self) -> None:
-        if not self.lost and not self.place.sealed and not self.leaving:
+    def _lose(self, claim_id: str) -> None:
+        if claim_id == self.row.claim_id and not self.lost and not self.place.sealed and not self.leaving:
             self.lost = self.place.sealed = True
             self.place.stop()
 
@@ -237,6 +239,13 @@ class Drive:
         how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
         row: RunRow = (await self.ledger.settle(how))[0]
         self.row = row.changed(parked=self.row.parked)
+
+    async def _renew(self, **changes: Any) -> None:
+        """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""
+        self.leaving = True  # until the heart knows
+        await self._keep(renew=new_ulid(self.clock), **changes)
+        self._hold()
+        self.leaving = False
 
     async def _begin(self, book: Book) -> None:
         row = self.row
@@ -391,6 +400,7 @@ class Drive:
         after = error.after * (1 + self.clock.random.uniform(0, POSTPONED_APART))
         log.info("%s is taken up again in %g s: %s", self._what, after, error)
         if self.inline:
+            await self._renew(stalls=self.row.stalls)
             await self._pause(after)
             self.row = self.row.changed(parked=1, reason=type(error).__name__)
             return _AGAIN
@@ -409,7 +419,7 @@ class Drive:
         log.info("attempt %d of %s failed (%s); again in %g s", self.row.attempt, self._what, error.message, delay)
         text = encode(error_payload(error))
         if self.inline:
-            await self._keep(failures=self.row.failures + 1, stalls=0, error=text)
+            await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
             self.row = self.row.changed(parked=0)
             await self._pause(delay)
             return _AGAIN

@@ -149,6 +149,24 @@ async def a_run_that_got_a_message_is_in_a_batch_once(make: Make) -> None:
 
 
 @case
+async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await add(queue, "a")
+        [row] = await queue.claim_rows("w", LEASE)
+        how = queue.keep(row, row.claim_id)._replace(status="running", failures=1, renew=new_ulid(clock))
+        renewed = await queue.settle(row.run_id, how)
+        same((renewed.status, renewed.failures, renewed.worker), ("running", 1, "w"), "the row it goes on with")
+        same(renewed.claim_id > row.claim_id, True, "that the new claim id is above the old one")
+        same(
+            (await queue.settle(row.run_id, how)).claim_id, renewed.claim_id, "the same once more, its answer was lost"
+        )
+        late = queue.keep(row, row.claim_id)._replace(status="failed")
+        with refused(LeaseLost, "an end by the old claim id"):
+            await queue.settle(row.run_id, late)
+        same((await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status, "failed", "its own end")
+
+
+@case
 async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = await add(queue, *["agent"] * 24)
