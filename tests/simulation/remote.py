@@ -139,7 +139,8 @@ class SimRemoteEngine(Bells, Engine):
         self.server: Server = world.server(place)
         self.host = HOST.get()
         self.context = world.labels[self.host].context
-        # The attempts of `execute` go on under one claim: no fence keeps out what an earlier one has given up.
+        # What `execute` gives up in its last attempt may land between its last look at the journal and its end, and
+        # where the log is elsewhere the event of such a record is not told: see "What is not promised".
         self.late = not self.host.startswith("executor")
         self._closed = False
         self._up_at = 0.0
