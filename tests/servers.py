@@ -183,12 +183,13 @@ class RedisServer:
         return True
 
     def _answers(self) -> bool:
-        # By its process id, for somebody else may have been first on this port; while it loads it refuses.
         try:
             with self.link(seconds=0.25) as link:
-                return fields(link.ask("INFO")).get("process_id") == str(self.pid)
+                info = fields(link.ask("INFO"))
         except (OSError, EOFError, Refused):
             return False
+        # Somebody else may have been first on this port; and INFO is answered while nothing else is.
+        return info.get("process_id") == str(self.pid) and info.get("loading") == "0"
 
 
 class RedisCluster:

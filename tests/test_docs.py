@@ -5,6 +5,7 @@ A comment line before a block directs it:
 
     <!-- docs: skip-run REASON -->    compile it only; REASON says why it cannot run here
     <!-- docs: setup FILE -->         run FILE (from the root of the repository) in the namespace first
+    <!-- docs: needs redis -->        run it with a real server in the place of localhost:6379, else compile it only
 """
 
 from __future__ import annotations
@@ -51,22 +52,25 @@ class Block:
     text: str
     skip_run: bool = False
     setup: list[str] = field(default_factory=list)
+    redis: bool = False
 
 
 def blocks_of(page: str) -> list[Block]:
     """The Python blocks of a page with their directives; DocsError for a directive that is unknown or stands alone."""
     found: list[Block] = []
-    skip_run = False
+    skip_run = redis = False
     setup: list[str] = []
     lines = iter(enumerate(page.splitlines(), 1))
     for number, line in lines:
         if directive := _DIRECTIVE.fullmatch(line.strip()):
             verb, rest = directive["verb"], directive["rest"]
-            if verb not in {"skip-run", "setup"} or not rest:
+            if verb not in {"skip-run", "setup", "needs"} or not rest or (verb == "needs" and rest != "redis"):
                 raise DocsError(
-                    f"line {number}: {line.strip()!r} is no directive: write 'skip-run REASON' or 'setup FILE'"
+                    f"line {number}: {line.strip()!r} is no directive: write 'skip-run REASON', 'setup FILE' "
+                    "or 'needs redis'"
                 )
             skip_run = skip_run or verb == "skip-run"
+            redis = redis or verb == "needs"
             if verb == "setup":
                 setup.append(rest)
             continue
@@ -74,11 +78,11 @@ def blocks_of(page: str) -> list[Block]:
         if fence:
             body = _body(lines, fence["fence"], len(fence["indent"]))
             if fence["info"].strip().split(" ")[0] in {"python", "py", "python3"}:
-                found.append(Block(number + 1, body, skip_run, setup))
-                skip_run, setup = False, []
-        if line.strip() and (skip_run or setup):
+                found.append(Block(number + 1, body, skip_run, setup, redis))
+                skip_run, setup, redis = False, [], False
+        if line.strip() and (skip_run or setup or redis):
             raise DocsError(f"line {number}: the directive above belongs to no Python block")
-    if skip_run or setup:
+    if skip_run or setup or redis:
         raise DocsError("the last directive belongs to no Python block")
     return found
 
@@ -99,8 +103,9 @@ def compiled(text: str, where: str, first_line: int) -> CodeType:
     return cast("CodeType", compile(padded, where, "exec", flags=flags, dont_inherit=True))
 
 
-def run_page(text: str, where: str, root: Path = ROOT) -> dict[str, object]:
-    """Run a page's blocks as the main module of this process; gives the namespace they leave."""
+def run_page(text: str, where: str, root: Path = ROOT, redis: str | None = None) -> dict[str, object]:
+    """Run a page's blocks as the main module of this process, those that need a Redis with that URL if there is one;
+    gives the namespace they leave."""
     main = ModuleType("__main__")
     before, sys.modules["__main__"] = sys.modules["__main__"], main
     try:
@@ -108,8 +113,9 @@ def run_page(text: str, where: str, root: Path = ROOT) -> dict[str, object]:
             for block in blocks_of(text):
                 for name in block.setup:
                     _run(compiled((root / name).read_text("utf-8"), name, 1), main, runner)
-                code = compiled(block.text, where, block.line)
-                if not block.skip_run:
+                body = block.text if redis is None else block.text.replace("redis://localhost:6379/0", redis)
+                code = compiled(body, where, block.line)
+                if not block.skip_run and (redis is not None or not block.redis):
                     _run(code, main, runner)
     finally:
         sys.modules["__main__"] = before
@@ -194,6 +200,15 @@ def _id(page: Path) -> str:
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_page(page.read_text("utf-8"), page.name)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("page", [each for each in PAGES if "docs: needs redis" in each.read_text("utf-8")], ids=_id)
+def test_every_block_runs_with_a_redis(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_page(page.read_text("utf-8"), page.name, redis=redis_url)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_id)

@@ -36,7 +36,8 @@ LAYERS: list[set[str]] = [
     {"agents"},
     {"registry", "backends"},
     {"runner"},
-    {"testing"},
+    {"testing", "cli"},
+    {"__main__"},
     {"__init__"},
 ]
 LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}

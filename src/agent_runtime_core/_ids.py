@@ -90,17 +90,22 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
         return UUID(value), None
     if not value:
         raise InvalidArgument("a run id is not empty: pass None for a fresh one")
+    return uuid5(_RUN_KEYS, storable("run id", value)), value
+
+
+def storable(what: str, value: str) -> str:
+    """The text itself, if every store can keep it; else InvalidArgument, which says that of `what`."""
     if len(value) > _MAX_KEY:
         raise InvalidArgument(
-            f"the run id {_shown(value)} has {len(value)} characters, at most {_MAX_KEY} are kept: pass a hash of it"
+            f"the {what} {_shown(value)} has {len(value)} characters, at most {_MAX_KEY} are kept: pass a hash of it"
         )
     found = _UNSTORABLE.search(value)
     if found is not None:
         raise InvalidArgument(
-            f"the run id {_shown(value)} holds {found[0]!a} at {found.start()}, which stores cannot keep: "
+            f"the {what} {_shown(value)} holds {found[0]!a} at {found.start()}, which stores cannot keep: "
             "leave out control characters and lone surrogates"
         )
-    return uuid5(_RUN_KEYS, value), value
+    return value
 
 
 def _uuid7(clock: Clock) -> UUID:

@@ -10,7 +10,7 @@ from typing import Any, Protocol, cast
 from ._ids import step_id
 from ._json import encode
 from .errors import JournalMismatch, StepExecutionError
-from .journal.record import DONE, STARTED, Record, count_events, with_start
+from .journal.record import DONE, STARTED, Record, count_events, is_copied, with_start
 from .ledger import Ledger
 
 Identity = tuple[str, str]  # (name, key)
@@ -129,6 +129,8 @@ class Book:
                 self.begun.pop(identity, None)
                 if record.kind == "failed" and record.info is not None and '"alone"' in record.info:
                     self._failure = record
+                    if is_copied(record):  # only where the code had gone on without the step
+                        self.given_up[identity] = record
                 self._ended_tries.add(identity)
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
@@ -144,7 +146,8 @@ class Book:
         return found
 
     def spent(self) -> dict[str, Any]:
-        """What the agent loops of this run have used by its journal, what is in doubt and its children included."""
+        """What the agent loops of this run have used by its journal, what is in doubt and its children included, and
+        what was copied from another run left out."""
         spent: dict[str, Any] = {}
 
         def add(usage: dict[str, Any]) -> None:
@@ -153,7 +156,7 @@ class Book:
                     spent[name] = spent.get(name, 0) + value
 
         for (name, _), record in self.done.items():
-            if name == "model" or name.startswith("call:"):
+            if (name == "model" or name.startswith("call:")) and not is_copied(record):
                 told = json.loads(record.result or "{}")
                 cost = told.get("cost_usd")
                 add(told.get("usage") or {})

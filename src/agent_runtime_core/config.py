@@ -216,4 +216,9 @@ def _misfit(name: str, value: Any) -> str:
 def _shown(name: str, value: Any) -> str:
     if name in _SECRETS:
         return "None" if value is None else "'***'"
-    return repr(_PASSWORD.sub("***", value) if isinstance(value, str) else value)
+    return repr(redacted(value) if isinstance(value, str) else value)
+
+
+def redacted(text: str) -> str:
+    """The text without the user and the password of a URL in it."""
+    return _PASSWORD.sub("***", text)

@@ -18,7 +18,7 @@ from .book import FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
-from .journal.record import FAILED, SKIPPED, Record
+from .journal.record import FAILED, SKIPPED, Record, is_copied
 from .limits import Budget, RunLimits
 from .queue.row import RunRow
 from .retry import Delay
@@ -46,7 +46,7 @@ class Context:
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
-        self.conversation_id: UUID | None = _uuid(input_.get("conversation_id"))
+        self.conversation_id: UUID | None = _conversation(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
         self._budget: Budget | None = None
@@ -227,9 +227,14 @@ class Context:
         return None if record.result is None else decode(record.result)
 
     def took(self, name: str, key: str) -> float:
-        """Seconds that the recorded step took."""
+        """Seconds that the recorded step took this run; none where another run's was copied."""
         record = self.book.recorded(name, f"k:{key}")
-        return 0.0 if record is None else record.ms / 1000
+        return 0.0 if record is None or is_copied(record) else record.ms / 1000
+
+    def copied(self, name: str, key: str) -> bool:
+        """Whether that step of an agent loop is recorded, and was paid for by the run that this one was forked from."""
+        record = self.book.recorded(name, f"k:{key}")
+        return record is not None and is_copied(record)
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
@@ -418,8 +423,14 @@ def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[obje
     return lambda value: record._replace(result=to_text(value))
 
 
-def _uuid(value: Any) -> UUID | None:
-    return value if value is None or isinstance(value, UUID) else UUID(str(value))
+def _conversation(value: Any) -> UUID | None:
+    """The id of a conversation; for a text that is no UUID, one that is always the same for it."""
+    if value is None or isinstance(value, UUID):
+        return value
+    try:
+        return UUID(str(value))
+    except ValueError:
+        return UUID(digest(f"conversation:{value}"))
 
 
 #: The name under which 0.5.2 knew the one concrete context class.

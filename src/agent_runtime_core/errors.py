@@ -117,17 +117,24 @@ class IdempotencyConflict(AgentRuntimeError):
 
 
 class RunBusy(AgentRuntimeError):
-    """Another live process holds the run.
+    """Another live process holds the run, or `run_id` is another run, which has the turn of `concurrency_key`.
 
-    `worker` names it; `since` is the wall time of its claim in seconds, or None.
+    `worker` names who holds it; `since` is the wall time of its claim in seconds, or None.
     """
 
-    def __init__(self, run_id: str, worker: str | None, since: float | None) -> None:
+    def __init__(
+        self, run_id: str, worker: str | None, since: float | None, concurrency_key: str | None = None
+    ) -> None:
         self.run_id: str = run_id
         self.worker: str | None = worker
         self.since: float | None = since
+        self.concurrency_key: str | None = concurrency_key
+        what = f"run {run_id} is held by {worker or 'another process'}"
+        if concurrency_key is not None:
+            by = f", held by {worker}" if worker else ""
+            what = f"concurrency key {concurrency_key!r} is busy with run {run_id}{by}"
         super().__init__(
-            f"run {run_id} is held by {worker or 'another process'}"
+            what
             + (f" since {since:.3f}" if since is not None else "")
             + "; wait for it with runner.wait(run_id), or cancel it"
         )

@@ -46,6 +46,7 @@ class Ledger:
         self._notes: list[Op] = []
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
+        self._torn = False  # a write was broken off when it was through on some of its engines
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
         """Carry the claim to the other engines, read the journal, and publish what an earlier claim could not.
@@ -54,7 +55,7 @@ class Ledger:
         """
         for target in self._distinct():
             if target is not self._queue:
-                await target.commit(None, [Op(INSTALL, (self.run_id, self.claim_id))])
+                await self._repeated(target, None, [Op(INSTALL, (self.run_id, self.claim_id))])
         records = [] if fresh else await self.state.records(self.run_id)
         self._seq = records[-1].seq + 1 if records else 0
         if not self._derives and records:
@@ -108,8 +109,12 @@ class Ledger:
             else:
                 parts.append((target, list(ops)))
         results: list[Any] = []
-        for target, ops in parts:
-            results += await self._commit(target, ops)
+        try:
+            for target, ops in parts:
+                results += await self._commit(target, ops)
+        except BaseException:
+            self._torn = self._torn or len(parts) > 1
+            raise
         first, second = len(state), len(state) + len(events)
         return [results[:first], results[first:second], results[second:]]
 
@@ -120,13 +125,17 @@ class Ledger:
             if any(op.name == "state.status" for op in ops):
                 queued = [op for op in queued if op.name != "state.status"]  # nobody can see it any more
             notes, ops = len(queued), [*queued, *ops]
+        return (await self._repeated(target, self.guard, ops))[notes:]
+
+    async def _repeated(self, target: Commits, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Commit, and again where there was no answer in time, as long as that keeps the order of the journal."""
         for _ in range(BUSY_TRIES):
             try:
-                return (await target.commit(self.guard, ops))[notes:]
+                return await target.commit(guard, ops)
             except StorageBusy:
                 if not self._newest(ops):
                     raise
-        return (await target.commit(self.guard, ops))[notes:]
+        return await target.commit(guard, ops)
 
     def _newest(self, ops: Sequence[Op]) -> bool:
         """Whether no record has a place after those in `ops`: a repeat would land behind it, out of its order."""
@@ -254,6 +263,9 @@ class Ledger:
 
         Moved refuses it all where one engine holds it all; elsewhere what went before is repeated or put right.
         """
+        if self._torn and not self._derives:  # after an end, no claim comes to put it right
+            await self._publish_missing(await self.state.records(self.run_id))
+            self._torn = False
         state, events = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
         done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])

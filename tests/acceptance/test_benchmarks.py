@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import run
 from benchmarks.floor import Line, Size
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import server
+from benchmarks.peers.bars import FOUR, IDLE, ROWS, SIXTEEN, Bar, Row
+from benchmarks.peers.contenders import QUEUES, Contender
+from benchmarks.peers.turns import Entry
 
 
 def _measured(name: str, where: Path) -> dict[str, Line]:
@@ -75,4 +81,70 @@ def test_check_fails_on_a_missed_bar_and_the_report_says_which(
 def test_an_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run.main(["nonsense"])
+    assert "nonsense" in capsys.readouterr().err
+
+
+def _beside_peers(where: Path, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What a tiny run says, by the name of a figure."""
+    report, folder = where / "report.json", where / "files"
+    folder.mkdir()
+    common = ["--tiny", "--rounds", "1", "--dir", str(folder), "--json", str(report)]
+    assert peers.main([*arguments, *common]) == 0
+    assert list(folder.iterdir()) == []
+    rows = json.loads(report.read_text(encoding="utf-8"))["rows"]
+    return {f"{row['row']} {row['shape']}, {row['who']}": row for row in rows}
+
+
+def test_ours_is_measured_as_its_peers_are(tmp_path: Path) -> None:
+    found = _beside_peers(tmp_path, "sqlite", "events", "--only", "ours, SQLite FULL")
+    shapes = sum(len(ROWS[name].shapes) for name in ("sqlite-drain", "sqlite-idle", "sqlite-enqueue", "events"))
+    assert len(found) == shapes
+    assert all(row["figure"] is not None and row["figure"] > 0 for row in found.values()), found
+    four = found[f"sqlite-drain {FOUR.name}, ours, SQLite FULL"]
+    assert four["of_one_process"] == pytest.approx(
+        four["figure"] / found[f"sqlite-drain {SIXTEEN.name}, ours, SQLite FULL"]["figure"]
+    )
+
+
+def test_a_peer_that_is_not_installed_says_how_it_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = Contender("absent", "absent:Queue", "sqlite", ("a_package_of_nobody",))
+    monkeypatch.setitem(ROWS, "sqlite-idle", Row("queue", (absent,), (IDLE,), {}))
+    (row,) = _beside_peers(tmp_path, "sqlite-idle").values()
+    assert row["figure"] is None
+    assert "a_package_of_nobody" in row["note"]
+    assert "requirements.txt" in capsys.readouterr().out
+
+
+def test_without_a_server_the_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> str:
+        raise server.NoServer("nobody serves here")
+
+    monkeypatch.setattr(server, "binary", nowhere)
+    ours = Contender("ours, Redis", "ours:Queue", "redis", ours=True)
+    monkeypatch.setitem(ROWS, "redis-idle", Row("queue", (ours,), (IDLE,), {}))
+    (row,) = _beside_peers(tmp_path, "redis-idle").values()
+    assert (row["figure"], row["note"]) == (None, "nobody serves here")
+
+
+@pytest.mark.parametrize(
+    ("bar", "held"),
+    [
+        (Bar("ours, Redis", "figure", least=5000), True),
+        (Bar("ours, Redis", "figure", least=7000), False),
+        (Bar("ours, Redis", "figure", most=5999), False),
+        (Bar("ours, Redis", "best", least=1.5), True),
+        (Bar("ours, Redis", "best", least=1.6), False),
+        (Bar("ours, Redis", "against", least=2), None),
+    ],
+)
+def test_a_bar_is_on_the_figure_or_on_a_ratio(bar: Bar, held: bool | None) -> None:
+    entry = Entry("redis-drain", SIXTEEN, QUEUES[0], figure=6000.0, best=4000.0, bars=[bar])
+    assert entry.judged() == [(bar, held)]
+
+
+def test_a_row_of_peers_that_is_unknown_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        peers.main(["nonsense"])
     assert "nonsense" in capsys.readouterr().err

@@ -63,23 +63,24 @@ class _ClaimsTwice(TheirRows):
 
 
 class _ForgetsDelay(TheirRows):
-    def promote(self, wall: float) -> None:
-        super().promote(float("inf"))
+    def promote(self, wall: float) -> Sequence[str]:
+        return super().promote(float("inf"))
 
 
 class _NeverDue(TheirRows):
-    def promote(self, wall: float) -> None:
-        return
+    def promote(self, wall: float) -> Sequence[str]:
+        return ()
 
 
 class _DelayLosesPlace(TheirRows):
-    def promote(self, wall: float) -> None:
+    def promote(self, wall: float) -> Sequence[str]:
         before = dict(self.tx.runs)
-        super().promote(wall)
+        lanes = super().promote(wall)
         for run_id, row in self.tx.runs.items():
             if row is not before[run_id]:
                 self.tx.arrived += 1
                 self.tx.runs[run_id] = row._replace(n=self.tx.arrived)
+        return lanes
 
 
 class _NoReclaim(TheirRows):
@@ -147,11 +148,13 @@ class _EndsAreNotFinal(TheirRows):
 
 
 class _SuccessIsReopened(TheirRows):
-    def take(self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest) -> tuple[str, RunRow | None]:
+    def take(
+        self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
+    ) -> tuple[str, RunRow | None]:
         there = self.get(row.run_id)
         if there is not None and there.status == "succeeded":
             self.save(there._replace(status="failed"))
-        return super().take(row, insert, reopen, want)
+        return super().take(row, insert, reopen, want, wait)
 
 
 class _LeavesMail(TheirRows):
@@ -162,6 +165,59 @@ class _LeavesMail(TheirRows):
 class _ForgetsLimits(TheirRows):
     def add(self, row: RunRow) -> RunRow:
         return super().add(row._replace(expires_at=None))
+
+
+class _HeldIsReady(TheirRows):
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        due = [row for row in self._wanted(want, "pending") if row.due_at == 0 and not row.origin]
+        return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
+
+
+class _NoHead(TheirRows):
+    def head(self, lane: str) -> RunRow | None:
+        return None
+
+
+class _OnlyRunningHasTheLane(TheirRows):
+    def head(self, lane: str) -> RunRow | None:
+        head = super().head(lane)
+        return head if head is not None and head.status == "running" else None
+
+
+class _OneLaneForAll(TheirRows):
+    def head(self, lane: str) -> RunRow | None:
+        return next((row for row in self.tx.runs.values() if row.lane and not row.held and row.ended_at is None), None)
+
+
+class _NobodyBehind(TheirRows):
+    def behind(self, lane: str) -> RunRow | None:
+        return None
+
+
+class _ArrivalOnly(TheirRows):
+    def behind(self, lane: str) -> RunRow | None:
+        return min((row for row in self._lane(lane, 1) if row.due_at == 0), key=lambda row: row.n, default=None)
+
+
+class _DelayIsNoPlace(TheirRows):
+    def promote(self, wall: float) -> Sequence[str]:
+        super().promote(wall)
+        return ()
+
+
+class _BehindBeforeItIsDue(TheirRows):
+    def behind(self, lane: str) -> RunRow | None:
+        return min(self._lane(lane, 1), key=lambda row: (-row.priority, row.n), default=None)
+
+
+class _NeverAside(TheirRows):
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        return []
+
+
+class _AsideAtOnce(TheirRows):
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        return super().lapsed(want._replace(lease_now=float("inf")))
 
 
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:
@@ -194,6 +250,19 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_SuccessIsReopened), queue.a_run_moves_only_along_the_table_of_transitions),
     (_with(_LeavesMail), queue.a_deleted_run_is_gone_with_its_mail_and_key),
     (_with(_ForgetsLimits), queue.times_and_limits_are_kept),
+    (_with(_HeldIsReady), queue.runs_of_one_key_go_one_at_a_time_in_order_of_arrival),
+    (_with(_NoHead), queue.runs_of_one_key_go_one_at_a_time_in_order_of_arrival),
+    (_with(_NoHead), queue.racing_claims_never_hold_two_runs_of_one_key),
+    (_with(_OnlyRunningHasTheLane), queue.a_park_a_retry_and_a_hand_back_keep_the_turn),
+    (_with(_OneLaneForAll), queue.keys_do_not_wait_for_each_other),
+    (_with(_NobodyBehind), queue.the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit),
+    (_with(_NobodyBehind), queue.cancelling_takes_a_run_out_of_its_lane),
+    (_with(_ArrivalOnly), queue.of_those_held_the_greatest_priority_goes_first),
+    (_with(_DelayIsNoPlace), queue.a_delayed_run_comes_into_its_lane_when_it_is_due),
+    (_with(_BehindBeforeItIsDue), queue.a_delayed_run_comes_into_its_lane_when_it_is_due),
+    (_with(_NeverAside), queue.an_inline_run_that_nobody_goes_on_with_stands_aside),
+    (_with(_AsideAtOnce), queue.an_inline_run_that_nobody_goes_on_with_stands_aside),
+    (_with(_AsideAtOnce), queue.take_waits_for_its_turn),
 ]
 
 # -- event buses

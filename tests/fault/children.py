@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 30.0  # seconds a child may take for anything
@@ -22,9 +23,11 @@ PATIENCE = 30.0  # seconds a child may take for anything
 class Child:
     """`python -m tests.fault.jobs.<job>`, talked to line by line; it does not outlive the block."""
 
+    package = "tests.fault.jobs."
+
     def __init__(self, job: str, *args: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.fault.jobs.{job}", *map(str, args)],
+            [sys.executable, "-m", f"{self.package}{job}", *map(str, args)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
         assert self.process.stdin is not None
@@ -32,7 +35,7 @@ class Child:
         self._stdin, self._stdout = self.process.stdin, self.process.stdout
         self._unread = b""
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -98,6 +101,12 @@ class Child:
 
     async def aended(self) -> int:
         return await asyncio.to_thread(self.ended)
+
+
+class Command(Child):
+    """`python -m <module>` with these arguments."""
+
+    package = ""
 
 
 def until(true: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
+from agent_runtime_core._engines.base import Concern, Op
 from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core.book import Book
 from agent_runtime_core.journal.record import Record
+from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.queue import rows
+from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.queue.memory import MemoryRows
 from agent_runtime_core.queue.row import ClaimRequest, RunRow, Settle
 from agent_runtime_core.queue.rows import Rows
@@ -18,9 +23,25 @@ from agent_runtime_core.queue.sqlite import SQLiteRows
 Patch = tuple[Any, str, Any]
 
 
-def _fence() -> list[Patch]:
-    """Any claim may write: the engines of the simulation leave the guard out."""
-    return []
+def weakened(concern: Concern, ablated: frozenset[str]) -> Concern:
+    """The concern as an engine of the simulation takes it, without what was taken away."""
+    ops = dict(concern.ops)
+    if "replay" in ablated and "journal.append" in ops:
+        ops["journal.append"] = _appended(ops["journal.append"])
+    if "absorb" in ablated and "events.publish" in ops:
+        ops["events.publish"] = _published(ops["events.publish"])
+    return concern if ops == concern.ops else replace(concern, ops=ops)
+
+
+def _appended(append: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever comes again is another record."""
+    return lambda tx, run_id, record: append(tx, run_id, record._replace(seq=-1))
+
+
+def _published(publish: Callable[..., Any]) -> Callable[..., Any]:
+    """Whatever comes again is another event."""
+    count = itertools.count()
+    return lambda tx, run_id, rows: publish(tx, run_id, [(f"{row[0]}#{next(count)}", *row[1:]) for row in rows])
 
 
 def _match() -> list[Patch]:
@@ -77,15 +98,95 @@ def _liveness() -> list[Patch]:
     return [(SQLiteRows, "_free_the_dead", lambda self, now: None)]
 
 
+def _expire() -> list[Patch]:
+    """A claim takes a run off the queue for good: what is claimed counts as done."""
+    none: Callable[..., list[RunRow]] = lambda self, want, limit: []  # noqa: E731
+    return [(MemoryRows, "expired", none), (SQLiteRows, "expired", none)]
+
+
+def _terminal() -> list[Patch]:
+    """Whoever ends a run that nobody holds does not look whether it has ended meanwhile."""
+
+    def expect(self: Rows, run_id: str, statuses: Sequence[str]) -> RunRow:
+        row = self.get(run_id)
+        assert row is not None
+        return row
+
+    return [(Rows, "_expect", expect)]
+
+
+def _publish() -> list[Patch]:
+    """What a crash between two engines left out of the log is not looked for."""
+
+    async def missing(self: Ledger, records: Sequence[Record]) -> None:
+        return None
+
+    return [(Ledger, "_publish_missing", missing)]
+
+
+def _submit() -> list[Patch]:
+    """An idempotency key is stored and never looked up."""
+    none: Callable[..., None] = lambda self, idem_key: None  # noqa: E731
+    return [(MemoryRows, "by_key", none), (SQLiteRows, "by_key", none)]
+
+
+def _order() -> list[Patch]:
+    """Over several engines the queue's row is written first."""
+    written: Callable[..., Any] = Ledger.write
+
+    async def write(
+        self: Ledger, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
+    ) -> list[list[Any]]:
+        if not queue or self._one:
+            return cast("list[list[Any]]", await written(self, state, events, queue))
+        first: list[list[Any]] = await written(self, (), (), queue)
+        # The fence of the queue may have fallen with its row; those of the other engines stand.
+        rest: list[list[Any]] = await written(self, state, events)
+        return [rest[0], rest[1], first[2]]
+
+    return [(Ledger, "write", write)]
+
+
+def _boot() -> list[Patch]:
+    """Leases are written in the wall time of whoever claims."""
+    return [(RunQueue, "lease_now", lambda self: self.clock.wall())]
+
+
+def _cancel() -> list[Patch]:
+    """A request to cancel is told to the holder of the run, and not kept for the next one."""
+    counted: Callable[..., RunRow] = vars(rows)["claimed"]
+
+    def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
+        return counted(row, ticket, want)._replace(cancel_at=None)
+
+    return [(rows, "claimed", claimed)]
+
+
+def _in_the_double() -> list[Patch]:
+    """The engines of the simulation leave it out by themselves."""
+    return []
+
+
 SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
-    "fence": _fence,
-    "match": _match,
+    "absorb": _in_the_double,
+    "beat": _in_the_double,
+    "boot": _boot,
+    "cancel": _cancel,
     "count": _count,
     "cursor": _cursor,
-    "rollback": _rollback,
-    "resume": _resume,
-    "once": _once,
+    "expire": _expire,
+    "fence": _in_the_double,
+    "install": _in_the_double,
     "liveness": _liveness,
+    "match": _match,
+    "once": _once,
+    "order": _order,
+    "publish": _publish,
+    "replay": _in_the_double,
+    "resume": _resume,
+    "rollback": _rollback,
+    "submit": _submit,
+    "terminal": _terminal,
 }
 
 

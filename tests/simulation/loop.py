@@ -31,8 +31,8 @@ class SimLoop(asyncio.BaseEventLoop):
     """Time jumps from timer to timer; which of the ready callbacks is next is up to the seed.
 
     Killing a host drops every callback of its context, so that no `finally` of it ever runs; stopping one
-    keeps them for later. Asyncio promises callbacks of one loop in order, so with `shuffle` off the seed
-    only chooses between hosts.
+    keeps them for later, and suspending one holds its timers back as well. Asyncio promises callbacks of
+    one loop in order, so with `shuffle` off the seed only chooses between hosts.
     """
 
     _ready: deque[Any]
@@ -42,6 +42,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.now = 0.0
         self.dead: set[str] = set()
         self.stopped: dict[str, list[Any]] = {}
+        self.asleep: dict[str, float] = {}  # hosts whose machine sleeps, and since when
         self.turns = 0
         self.fallen: list[str] = []
         self.digest = 0
@@ -70,12 +71,33 @@ class SimLoop(asyncio.BaseEventLoop):
     def kill(self, host: str) -> None:
         self.dead.add(host)
         self.stopped.pop(host, None)
+        self.asleep.pop(host, None)
 
     def stop_host(self, host: str) -> None:
         self.stopped.setdefault(host, [])
 
+    def suspend(self, host: str) -> None:
+        """As when its machine sleeps: the time until it is resumed does not count for its timers."""
+        self.stop_host(host)
+        self.asleep.setdefault(host, self.now)
+
     def resume_host(self, host: str) -> None:
-        self._ready.extend(self.stopped.pop(host, ()))
+        kept, since = self.stopped.pop(host, []), self.asleep.pop(host, None)
+        if since is None:
+            self._ready.extend(kept)
+            return
+        own = [entry for entry in self._timers if entry[2]._context.get(HOST, "") == host and entry[0] > since]
+        if own:
+            moved = {order for _, order, _ in own}
+            self._timers = [entry for entry in self._timers if entry[1] not in moved]
+            heapq.heapify(self._timers)
+            for when, _, timer in sorted(own):
+                self._push(when + self.now - since, timer)
+        for handle in kept:
+            if isinstance(handle, asyncio.TimerHandle) and handle.when() > since:
+                self._push(handle.when() + self.now - since, handle)
+            else:
+                self._ready.append(handle)
 
     # -- what a loop is made of
 
@@ -87,9 +109,13 @@ class SimLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
-        self._set += 1
-        heapq.heappush(self._timers, (when, self._set, timer))
+        self._push(when, timer)
         return timer
+
+    def _push(self, when: float, timer: Any) -> None:
+        self._set += 1
+        timer._when = when
+        heapq.heappush(self._timers, (when, self._set, timer))
 
     def _process_events(self, event_list: object) -> None:
         """There is no input or output."""

@@ -1,4 +1,4 @@
-"""A simulated world: one store, hosts that live and die on it, and the clock and chance they share."""
+"""A simulated world: its stores, the hosts that live and die on them, and the clock and chance they share."""
 
 from __future__ import annotations
 
@@ -7,107 +7,27 @@ import contextvars
 import random
 import shutil
 import tempfile
-import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core.backends import Backends
-from agent_runtime_core.events.memory import InMemoryEventBus
-from agent_runtime_core.events.sqlite import SQLiteEventBus
 from agent_runtime_core.interfaces import AgentRuntime
-from agent_runtime_core.queue.memory import InMemoryQueue
-from agent_runtime_core.queue.sqlite import SQLiteQueue
-from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner.core import AgentRunner
-from agent_runtime_core.runner.settings import RunnerConfig
-from agent_runtime_core.state.memory import InMemoryStateStore
-from agent_runtime_core.state.sqlite import SQLiteStateStore
 
+from .hosts import Host
 from .loop import HOST, SimLoop
-from .store import Faults, SimClock, SimMemoryEngine, SimSQLiteEngine
+from .remote import Server, SimRemoteEngine
+from .stores import SimSQLiteEngine
 from .watch import Watch
+from .wire import Faults, SimClock
 
 TRACE_LINES = 400
 SHARED_MEMORY = Path("/dev/shm")
 
 
-class Host:
-    """A process by its place; each start is a new incarnation with an engine and a runner of its own."""
-
-    def __init__(self, world: World, name: str, main: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
-        self.world, self.name, self._main = world, name, main
-        self.incarnation = -1
-        self.label = ""
-        self.up_since: float | None = None
-        self.engine: SimMemoryEngine | SimSQLiteEngine
-        self.runner: AgentRunner
-        self.context: contextvars.Context
-
-    def start(self) -> None:
-        self.incarnation += 1
-        self.label = f"{self.name}.{self.incarnation}"
-        self.up_since = self.world.loop.now
-        self.world.labels[self.label] = self
-        self.context = contextvars.copy_context()
-        self.context.run(self._start)
-
-    def _start(self) -> None:
-        HOST.set(self.label)
-        world = self.world
-        world.trace("start", self.label)
-        clock = SimClock(world.loop, world.chance.getrandbits(32), world.chance.uniform(-world.skew, world.skew))
-        backends = self._backends(clock)
-        config = RunnerConfig(
-            worker_id=self.name,
-            lease_ttl_seconds=world.lease,
-            heartbeat_interval_seconds=world.lease / 3,
-            max_retries=world.max_retries,
-            retry_backoff_base=0.2,
-            retry_backoff_max=0.5,
-            park_after=world.park_after,
-            grace_seconds=0.3,
-            run_timeout_seconds=600,
-        )
-        registry = Registry()
-        for agent in world.agents:
-            registry.register(agent)
-        self.runner = AgentRunner(*backends, config, registry=registry)
-        world.loop.create_task(self._main(self)).add_done_callback(self._returned)
-
-    def _returned(self, main: asyncio.Task[None]) -> None:
-        if not main.cancelled() and (error := main.exception()) is not None:
-            told = "".join(traceback.format_exception(error)[-3:])
-            self.world.watch.wrong(f"{self.label} fell: {error!r}\n{told}")
-
-    def _backends(self, clock: SimClock) -> Backends:
-        if self.world.backend == "memory":
-            memory = SimMemoryEngine(clock, self.world)
-            self.engine = memory
-            return Backends(
-                InMemoryQueue(engine=memory, max_retries=self.world.max_retries),
-                InMemoryEventBus(engine=memory),
-                InMemoryStateStore(engine=memory),
-            )
-        sqlite = SimSQLiteEngine(str(self.world.path), clock, self.world)
-        self.engine = sqlite
-        backends = Backends(
-            SQLiteQueue(engine=sqlite, max_retries=self.world.max_retries),
-            SQLiteEventBus(engine=sqlite),
-            SQLiteStateStore(engine=sqlite),
-        )
-        self.world.keep_template(sqlite)
-        return backends
-
-    @property
-    def alive(self) -> bool:
-        return self.up_since is not None
-
-
 class World:
-    """One seed's world."""
+    """One seed's world; `layout` names the places of queue, events and state, the same name for the same place."""
 
     _templates: ClassVar[dict[str, bytes]] = {}
 
@@ -115,7 +35,7 @@ class World:
         self,
         seed: int,
         *,
-        backend: str = "memory",
+        layout: tuple[str, str, str] = ("memory-a", "memory-a", "memory-a"),
         faults: Faults = Faults(),  # noqa: B008 - frozen
         liveness: bool = True,
         lease: float = 2.5,
@@ -123,54 +43,96 @@ class World:
         park_after: float = 0.2,
         max_retries: int = 3,
         skew: float = 0.0,
+        hours: int = 0,
         shuffle: bool = True,
         ablated: Sequence[str] = (),
     ) -> None:
         self.loop = SimLoop(seed, shuffle=shuffle)
         self.chance = random.Random(f"world {seed}")
-        self.backend, self.faults, self.liveness = backend, faults, liveness
+        self.layout, self.faults, self.liveness = layout, faults, liveness
         self.lease, self.poll, self.park_after, self.max_retries = lease, poll, park_after, max_retries
-        self.skew = skew
+        self.skew, self.hours = skew, hours
         self.ablated = frozenset(ablated)
         self.agents: list[AgentRuntime] = []
-        self.tables: dict[str, dict[Any, Any]] = {}
+        self.tables: dict[str, dict[str, dict[Any, Any]]] = {}
         self.watch = Watch(self)
         self.hosts: dict[str, Host] = {}
         self.labels: dict[str, Host] = {}
         self.died: dict[str, float] = {}
+        self.woke: dict[str, float] = {}
+        self.outside = contextvars.copy_context()
+        self.outside.run(HOST.set, "")
         self.lines: deque[tuple[float, str, str, Any]] = deque(maxlen=TRACE_LINES)
         self.over = asyncio.Event()
         self.some_ended = asyncio.Event()
         self.calm = False
-        self.unbreakable = "client"
         self.restart_after = 1.0
+        self._machines: dict[str, tuple[float, float]] = {}
+        self._servers: dict[str, Server] = {}
         self._faulty_claims: list[float] = []
-        self._bells: dict[str, set[str]] = {}
-        self.migrated = False
-        if backend == "sqlite":
-            home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
-            self.directory = Path(tempfile.mkdtemp(prefix="sim-", dir=home))
-            self.path = self.directory / "runs.db"
-            self._from_template()
+        self._bells: dict[tuple[str, str], set[str]] = {}
+        self._files: dict[str, Path] = {}
+        self._migrated: set[str] = set()
+        self.directory: Path | None = None
 
-    def _from_template(self) -> None:
-        """A file with its tables made: making them would be most of a short world's time."""
-        template = self._templates.get("sqlite")
-        if template is not None:
-            self.path.write_bytes(template)
-            self.migrated = True
+    # -- its stores
+
+    @property
+    def kind(self) -> str:
+        """Of the queue's engine."""
+        return self.layout[0].partition("-")[0]
+
+    @property
+    def undoes_claims(self) -> bool:
+        return "sqlite" in self.kind
+
+    def guards(self, place: str) -> bool:
+        """Whether the fence of that engine stands."""
+        return "fence" not in self.ablated and ("install" not in self.ablated or place == self.layout[0])
+
+    def server(self, place: str) -> Server:
+        """The server at that place, which has a clock of its own."""
+        server = self._servers.get(place)
+        if server is None:
+            server = self._servers[place] = Server(self.machine_clock(place), self, place)
+        return server
+
+    def file(self, place: str) -> Path:
+        """The database file of that place, with its tables made: making them would be most of a short world's time."""
+        path = self._files.get(place)
+        if path is None:
+            if self.directory is None:
+                home = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+                self.directory = Path(tempfile.mkdtemp(prefix="sim-", dir=home))
+            path = self._files[place] = self.directory / f"{place}.db"
+            template = self._templates.get("sqlite")
+            if template is not None:
+                path.write_bytes(template)
+                self._migrated.add(place)
+        return path
+
+    def migrated(self, place: str) -> bool:
+        return place in self._migrated
 
     def keep_template(self, engine: SimSQLiteEngine) -> None:
-        if not self.migrated:
-            self._templates["sqlite"] = engine.writer.conn.serialize()
-            self.migrated = True
+        self._templates["sqlite"] = engine.writer.conn.serialize()
+        self._migrated.add(engine.place)
+
+    def machine_clock(self, name: str) -> SimClock:
+        """Each host of a remote store is a machine of its own; all others share one, and differ in what they see."""
+        if name not in self._machines:
+            skew = self.chance.uniform(-self.skew, self.skew) + 3600 * self.hours * self.chance.choice((-1, 0, 1))
+            self._machines[name] = skew, self.chance.uniform(0, 1e6) if self.kind == "remote" else 0.0
+        skew, booted = self._machines[name]
+        return SimClock(self.loop, self.chance.getrandbits(32), skew, booted)
 
     # -- trace
 
     def trace(self, what: str, about: Any = "") -> None:
         host = HOST.get()
         text = about if isinstance(about, str) else " ".join(op.name for op in about)
-        self.lines.append((self.loop.now, host, what, about))
+        if not self.over.is_set():  # what went wrong is the last that is told
+            self.lines.append((self.loop.now, host, what, about))
         self.loop.note(f"{self.loop.now!r} {host} {what} {text}")
 
     def last_lines(self, count: int = 40) -> list[str]:
@@ -186,6 +148,10 @@ class World:
         host.start()
         return host
 
+    def unbreakable(self, label: str) -> bool:
+        """Clients are driven from outside, and live on."""
+        return label.startswith("client")
+
     def kill(self, label: str) -> None:
         """As `kill -9` does: nothing of it runs any more."""
         host = self.labels[label]
@@ -193,15 +159,12 @@ class World:
             return
         self.trace("kill", label)
         self.loop.kill(label)
-        host.up_since = None
-        host.engine.die()
+        host.die()
         self.died[label] = self.loop.now
         self.restart(host, self.chance.uniform(0.05, self.restart_after))
 
     def restart(self, host: Host, seconds: float) -> None:
-        outside = contextvars.copy_context()
-        outside.run(HOST.set, "")
-        self.loop.call_later(seconds, host.start, context=outside)
+        self.loop.call_later(seconds, host.start, context=self.outside.copy())
 
     def pause(self, host: Host) -> None:
         """As SIGSTOP does."""
@@ -209,12 +172,35 @@ class World:
             self.trace("pause", host.label)
             self.loop.stop_host(host.label)
 
+    def suspend(self, host: Host) -> None:
+        """The machine sleeps: on one that all share, everybody does, but for the world outside."""
+        for each in [host] if self.kind == "remote" else self.hosts.values():
+            if each.alive:
+                self.trace("suspend", each.label)
+                self.loop.suspend(each.label)
+
     def go_on(self, host: Host) -> None:
-        if host.label in self.loop.stopped:
-            self.trace("go on", host.label)
-            self.loop.resume_host(host.label)
-            if host.alive:
-                host.up_since = self.loop.now
+        if host.label in self.loop.stopped and host.label not in self.loop.asleep:
+            self._resume(host)
+
+    def wake(self, host: Host) -> None:
+        """The machine wakes up."""
+        for each in [host] if self.kind == "remote" else self.hosts.values():
+            if each.label in self.loop.asleep:
+                self._resume(each)
+
+    def _resume(self, host: Host) -> None:
+        self.trace("go on", host.label)
+        self.loop.resume_host(host.label)
+        self.woke[host.label] = self.loop.now
+        host.up_since = self.loop.now
+
+    def cut(self, host: Host, seconds: float) -> None:
+        """Nothing gets from this host to any remote store, or back, for so long."""
+        for engine in host.engines.values():
+            if isinstance(engine, SimRemoteEngine) and host.alive:
+                self.trace("cut off", host.label)
+                engine.cut(seconds)
 
     def workers_since(self) -> float | None:
         """Since when some worker has been up without a break."""
@@ -233,26 +219,31 @@ class World:
     def ring(self, engine: Any, topics: set[str]) -> None:
         if not topics:
             return
-        engine.hear(topics)
+        place = engine.place
+        if not isinstance(engine, Server):
+            engine.hear(topics)
         for host in self.hosts.values():
-            if host.engine is engine or not host.alive or not topics & host.engine.listeners.keys():
+            peer = host.engines.get(place)
+            if peer is None or peer is engine or not host.alive or not topics & peer.listeners.keys():
                 continue
-            underway = self._bells.get(host.label)
+            if isinstance(peer, SimRemoteEngine) and peer.deaf:
+                continue  # it will look when it can again
+            underway = self._bells.get((host.label, place))
             if underway is not None:
                 underway |= topics
                 continue
-            self._bells[host.label] = set(topics)
+            self._bells[host.label, place] = set(topics)
             late = self.chance.random() < self.faults.late_bell
             seconds = 0.5 if late else self.delay()
-            self.loop.call_later(seconds, self._heard, host, host.label, context=host.context)
+            self.loop.call_later(seconds, self._heard, host, host.label, place, context=host.context)
 
-    def _heard(self, host: Host, label: str) -> None:
-        topics = self._bells.pop(label, set())
+    def _heard(self, host: Host, label: str, place: str) -> None:
+        topics = self._bells.pop((label, place), set())
         if host.label == label and host.alive:
-            host.engine.hear(topics)
+            host.engines[place].hear(topics)
 
     def unanswered(self, ops: Sequence[Op]) -> None:
-        """A claim that nobody heard of is nobody's until its lease is over."""
+        """A claim that never came costs a poll, one that nobody heard of is nobody's until its lease is over."""
         if any(op.name in ("queue.claim", "queue.take") for op in ops):
             self._faulty_claims.append(self.loop.now)
 
@@ -268,15 +259,20 @@ class World:
         self.over.set()
 
     def calm_down(self) -> None:
-        """From here on nothing goes wrong any more."""
+        """From here on nothing goes wrong any more, and clocks that were hours apart agree on the latest."""
         self.calm = True
         self.faults = Faults(latency=self.faults.latency)
+        if self.hours:
+            latest = 3600.0 * self.hours + 60
+            self._machines = {name: (latest, booted) for name, (_, booted) in self._machines.items()}
+            for host in self.hosts.values():
+                host.clock.skew = latest
 
     def close(self) -> None:
         for host in self.hosts.values():
-            host.engine.die()
+            host.die()
         self.loop.bury()
-        if self.backend == "sqlite":
+        if self.directory is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -29,7 +29,7 @@ async def test_a_path_or_url_of_a_file_is_three_backends_on_one_engine(tmp_path:
         assert queue.max_retries == 7
         assert places.durable
         await places.close()
-        assert SQLiteEngine._open == {}
+        assert str(path) not in SQLiteEngine._open
 
 
 async def test_a_relative_url_is_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read_is_not_kept_open(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense" * 1000)
     with pytest.raises(StorageCorrupt):
         open_url(path)
-    assert SQLiteEngine._open == {}
+    assert str(path) not in SQLiteEngine._open
 
 
 async def test_the_configuration_decides_what_is_not_handed_in(tmp_path: Path) -> None:

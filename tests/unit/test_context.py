@@ -1013,3 +1013,18 @@ async def test_a_failed_transaction_fails_again_where_the_code_went_on_without_i
         assert (await rig.go(body)).status == RunStatus.FAILED
         assert await rig.value(body) == "fallback"
         assert tried == ["t", "again"]
+
+
+async def test_a_conversation_may_have_any_name(tmp_path: Path) -> None:
+    async with Rig(tmp_path / "runs.db") as rig:
+        ids = [
+            await rig.value(_conversation_of, f"r{n}", input_data={"conversation_id": name})
+            for n, name in enumerate(("support-7", "support-7", "support-8", "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce", 7))
+        ]
+        assert ids[0] == ids[1] != ids[2]
+        assert ids[3] == "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
+        assert len(set(ids)) == 4
+
+
+async def _conversation_of(ctx: Any) -> str:
+    return str(ctx.conversation_id)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("redis")
+
 from agent_runtime_core._engines import redis_bell, redis_line
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
 from agent_runtime_core._engines.redis import RedisEngine
@@ -830,13 +832,13 @@ def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answe
     line = Line(redis_place(redis_server.url), lambda line: None)
     line.use("return {ARGV[1]}")
     assert line.evaluate("k", "0") == [b"0"]
-    conn, send = line._conn, line._conn.send_command
+    conn, send = line._conn, line._conn.send_packed_command
 
     def broken(*args: Any) -> None:
-        conn.send_command = send
+        conn.send_packed_command = send
         raise OSError("cut")
 
-    conn.send_command = broken
+    conn.send_packed_command = broken
     line.send("k", "1")
     assert not line.up
     line.send("k", "2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -162,6 +163,61 @@ async def test_what_a_crash_left_out_is_published_by_the_next_claim() -> None:
     names = [event.payload["step_name"] for event in await backends.bus.get_events("r")]
     assert names == ["a", "b"]
     assert again.next_seq() == 2
+
+
+async def test_what_was_published_for_a_record_that_never_landed_hides_no_other() -> None:
+    backends = Watched(apart=True)
+    ledger = await backends.claimed()
+    await ledger.open()
+    lost = record(ledger, name="lost")
+    await ledger.write(events=[ledger._publish(ledger._rows(lost))])
+    backends.queue.clock.advance(61)  # type: ignore[attr-defined]
+    again = await backends.again()
+    assert await again.open() == []
+    how, last = ended(again)
+    assert last.seq == lost.seq
+    await again.settle(how, [last])
+    assert await backends.kinds() == ["step.completed", "run.succeeded"]
+
+
+async def test_an_end_published_under_no_claim_is_not_published_again() -> None:
+    backends = Watched(apart=True)
+    ledger = await backends.claimed()
+    last = Record(-1, "ended", "cancelled", attempt=1, t=5.0, result="{}", info="{}", nev=1)
+    await backends.state.engine.commit(None, [Op("journal.append", (ledger.run_id, last))])
+    await backends.bus.publish(ledger.run_id, "run.cancelled", {}, event_id="end:1")
+    await ledger.open()
+    assert await backends.kinds() == ["run.cancelled"]
+
+
+async def test_an_end_publishes_what_an_interrupted_write_left_out() -> None:
+    backends = Watched(apart=True)
+    ledger = await backends.claimed()
+    await ledger.open()
+    publish, backends.bus.engine.commit = backends.bus.engine.commit, never  # type: ignore[method-assign]
+    writing = asyncio.ensure_future(ledger.append(record(ledger)))
+    while not await backends.state.records(ledger.run_id):  # noqa: ASYNC110 - nobody rings for it
+        await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait({writing})
+    backends.bus.engine.commit = publish  # type: ignore[method-assign]
+    how, last = ended(ledger)
+    await ledger.settle(how, [last])
+    assert await backends.kinds() == ["step.completed", "run.succeeded"]
+
+
+async def never(guard: Guard | None, ops: Sequence[Op]) -> Any:
+    await asyncio.Event().wait()
+
+
+async def test_records_are_read_in_the_order_of_the_journal_however_late_they_came(apart: bool) -> None:
+    backends = Watched(apart)
+    ledger = await backends.claimed()
+    await ledger.open()
+    first, second = record(ledger), record(ledger, name="b")
+    await ledger.append(second)
+    await ledger.append(first)
+    assert [each.name for each in await backends.state.records(ledger.run_id)] == ["a", "b"]
 
 
 async def test_a_moved_row_refuses_the_whole_commit_on_one_engine() -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from agent_runtime_core import configure, register_runtime
 from agent_runtime_core._clock import Clock
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -20,14 +22,18 @@ from agent_runtime_core.errors import (
     NotSupported,
     RunBusy,
     RunFailed,
+    StorageBusy,
     UnknownAgent,
     UnknownRun,
 )
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig
 from agent_runtime_core.runner import core as runner_core
+from agent_runtime_core.runner.drive import Drive
+from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Rig, Script, soon, until
@@ -632,6 +638,41 @@ async def test_three_crashes_without_progress_are_a_dead_letter(place: Path | No
         await asyncio.wait(zombies)
 
 
+async def test_a_crash_before_a_park_is_not_one_of_those_in_a_row_after_it(place: Path | None) -> None:
+    clock, lives = VirtualClock(), list[str]()
+
+    async def body(ctx: Any) -> str:
+        lives.append("begun")
+        if len(lives) in (1, 3, 4):
+            await asyncio.Event().wait()
+        await ctx.step("a", answer_step)
+        await ctx.wait_for_signal("go")
+        return "through"
+
+    async with Rig(place, clock, max_retries=9, park_after=0, run_timeout_seconds=1e6) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        zombies = []
+        for life in range(1, 5):
+            working = asyncio.ensure_future(rig.another(worker_id=f"w{life}").run_once())
+            await soon(lambda life=life: len(lives) == life)  # type: ignore[misc]
+            if life == 2:  # it gets through to the signal, and parks
+                assert await working
+                await rig.runner.signal("r", "go")
+            else:
+                zombies.append(working)
+                clock.advance(61)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": "through"}
+        for zombie in zombies:
+            zombie.cancel()
+        await asyncio.wait(zombies)
+
+
+async def answer_step() -> int:
+    return 42
+
+
 async def test_progress_between_crashes_keeps_a_run_alive(place: Path | None) -> None:
     """A zombie loses each time to the next worker, after one more step."""
     clock, inside = VirtualClock(), asyncio.Event()
@@ -797,6 +838,52 @@ async def test_a_runner_that_was_closed_is_not_used_again(tmp_path: Path) -> Non
     await runner.close()
     with pytest.raises(Exception, match="closed"):
         await runner.submit("script")
+
+
+async def test_a_stream_whose_queue_does_not_answer_breaks_off_and_does_not_end() -> None:
+    async with Rig() as rig:
+        await rig.runner.submit("script", run_id="r")
+        read = rig.runner.queue.engine.read  # type: ignore[attr-defined]
+        looks = 0
+
+        async def cut(fn: Any, *args: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            if looks > 1:
+                raise StorageBusy("no answer")
+            return await read(fn, *args)
+
+        rig.runner.queue.read = lambda what, *args: cut(rig.runner.queue.reads[what], *args)  # type: ignore[attr-defined, method-assign]
+        with pytest.raises(StorageBusy, match="no answer"):
+            [event async for event in rig.runner.stream("r")]
+
+
+async def test_no_heartbeat_comes_after_the_end() -> None:
+    """On a bus of its own, whose fence stands, nothing else would refuse it."""
+    engines = [MemoryEngine() for _ in range(3)]
+    backends = Backends(
+        InMemoryQueue(engine=engines[0]), InMemoryEventBus(engine=engines[1]), InMemoryStateStore(engine=engines[2])
+    )
+    drives: list[Drive] = []
+
+    class Watched(AgentRunner):
+        def _drive(self, *args: Any, **options: Any) -> Drive:
+            drives.append(super()._drive(*args, **options))
+            return drives[0]
+
+    runner = Watched(*backends)
+    settle = engines[0].commit
+
+    async def beats_first(guard: Any, ops: Any) -> Any:
+        if any(op.name == "queue.settle" for op in ops):
+            drives[0]._beaten()
+        return await settle(guard, ops)
+
+    engines[0].commit = beats_first  # type: ignore[method-assign]
+    await runner.execute(Script(answer), "r")
+    kinds = [event.event_type for event in await backends.bus.get_events("r")]
+    assert kinds == ["run.started", "run.succeeded"]
+    await runner.close()
 
 
 async def test_a_long_run_tells_that_it_lives(place: Path | None) -> None:

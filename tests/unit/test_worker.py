@@ -16,7 +16,7 @@ import pytest
 from agent_runtime_core._clock import Clock
 from agent_runtime_core.errors import InvalidArgument, StorageBusy
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.runner.drive import Drive
+from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Rig, soon, until
@@ -253,8 +253,40 @@ async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
         await soon(lambda: "could not be driven" in caplog.text)
         good = await rig.runner.submit("script")
         assert (await rig.runner.wait(good, 10)).status == RunStatus.SUCCEEDED
-        assert (await rig.runner.get_run(bad)).status == RunStatus.RUNNING
+        # Put off, at no cost: that a store was away is no crash of the run.
+        info = await rig.runner.get_run(bad)
+        assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
+        assert 0 < (await rig.runner.queue.must_get(bad)).due_at - rig.clock.wall() <= AFTER_OUTAGE
         await stopped(rig.runner, loop)
+
+
+async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(ctx: Any) -> int:
+        return int(await ctx.step("one", lambda: 1))
+
+    async with Rig() as rig:
+        rig.register(body)
+        read, away = rig.runner.state_store.read, True
+
+        async def flaky(what: str, *args: Any) -> Any:
+            if away:
+                raise StorageBusy("the journal is away")
+            return await read(what, *args)
+
+        monkeypatch.setattr(rig.runner.state_store, "read", flaky)
+        run_id = await rig.runner.submit("script")
+        row = (await rig.runner.queue.claim_rows("w", 60))[0]
+        rig.clock.advance(61)  # type: ignore[attr-defined] # that worker is gone: from now on there is a journal to read
+        for _ in range(POISON + 2):
+            with pytest.raises(StorageBusy):
+                await rig.runner.run_once()
+            assert not await rig.runner.run_once(), "it is not tried again at once"
+            rig.clock.advance(AFTER_OUTAGE + 0.1)  # type: ignore[attr-defined]
+        away = False
+        assert await rig.runner.run_once()
+        result = await rig.runner.wait(run_id, 10)
+        assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"value": 1})
+        assert (await rig.runner.get_run(run_id)).attempt == row.attempt + 1, "only the first one was a crash"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ class MemoryTx:
 
     def __init__(self, tables: dict[str, dict[Any, Any]]) -> None:
         self.tables: dict[str, dict[Any, Any]] = tables
-        self.undo: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.undo: list[tuple[dict[Any, Any] | list[Any], Any, Any]] = []
         self.rings: list[str] = []
 
     def put(self, table: dict[Any, Any], key: Any, value: Any) -> None:
@@ -32,6 +33,12 @@ class MemoryTx:
     def drop(self, table: dict[Any, Any], key: Any) -> None:
         if key in table:
             self.undo.append((table, key, table.pop(key)))
+
+    def pop(self, heap: list[Any]) -> Any:
+        """The least entry of a heap, which comes back with a rollback."""
+        least = heapq.heappop(heap)
+        self.undo.append((heap, None, least))
+        return least
 
     def ring(self, topic: str) -> None:
         self.rings.append(topic)
@@ -49,7 +56,9 @@ class MemoryTx:
 
     def rollback(self) -> None:
         for table, key, old in reversed(self.undo):
-            if old is _MISSING:
+            if isinstance(table, list):
+                heapq.heappush(table, old)
+            elif old is _MISSING:
                 table.pop(key, None)
             else:
                 table[key] = old

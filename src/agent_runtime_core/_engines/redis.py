@@ -15,15 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from redis.exceptions import ResponseError
-
 from .._clock import SYSTEM, Clock
 from ..errors import InvalidArgument, LeaseLost, StorageBusy, StorageClosed
 from .backed import Backed
 from .base import Concern, Engine, Guard, Op, every
 from .redis_bell import Bell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
-from .redis_line import Line, Unsent, refused
+from .redis_line import Line, Unsent, driver, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
@@ -70,6 +68,7 @@ class RedisEngine(Engine):
 
     @classmethod
     def open(cls, url: str, *, clock: Clock = SYSTEM) -> RedisEngine:
+        driver()  # said before anything else
         place = redis_place(url)
         key = (place, id(clock), os.getpid())
         with cls._open_lock:
@@ -204,7 +203,7 @@ class RedisEngine(Engine):
         info = parsed_info(line.ask("INFO"))
         try:
             settings = parsed_config(*(line.ask("CONFIG GET", name) for name in ASKED))
-        except ResponseError:  # it tells nobody
+        except driver().said:  # it tells nobody
             settings = None
         if self._met and info.get("role") == "slave":
             raise Unsent(f"{self.place} is a replica now, and the master is not known here")

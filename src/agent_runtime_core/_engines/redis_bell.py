@@ -7,10 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from redis import RedisError
-
 from .._clock import Clock
-from .redis_line import connection, pause
+from .redis_line import connection, driver, pause
 from .redis_url import Place
 
 QUIET = 5.0  # seconds without a word, after which the server is asked for one
@@ -61,7 +59,7 @@ class Bell:
                 self._hung.set()
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
-            except (RedisError, OSError):
+            except driver().broken:
                 pause(0.2)
             finally:
                 with contextlib.suppress(Exception):

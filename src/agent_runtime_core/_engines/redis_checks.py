@@ -112,7 +112,7 @@ def parsed_info(reply: bytes | str) -> dict[str, str]:
 
 
 def parsed_config(*replies: object) -> dict[str, str]:
-    """The settings in replies of CONFIG GET: names and values in turn (RESP2), or mappings (RESP3)."""
+    """The settings in replies of CONFIG GET: names and values in turn (RESP2), or mappings (RESP3), but no errors."""
     settings: dict[str, str] = {}
     for reply in replies:
         if isinstance(reply, Mapping):

@@ -12,14 +12,10 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from redis import RedisError
-from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
-from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, ResponseError
-from redis.retry import Retry
-
+from .._load import load
 from ..errors import StorageError, StorageFull
 from .redis_url import Place
 
@@ -32,6 +28,30 @@ _WORDS = {
     "MasterDownError": "MASTERDOWN", "ReadOnlyError": "READONLY", "NoScriptError": "NOSCRIPT",
     "OutOfMemoryError": "OOM",
 }  # fmt: skip
+
+
+class Driver(NamedTuple):
+    """What is used of redis-py."""
+
+    connections: Any  # its module of connections
+    no_retry: Any
+    broken: tuple[type[Exception], ...]  # what goes wrong on the way
+    said: type[Exception]  # what the server itself says
+    loading: type[Exception]
+    shut_out: tuple[type[Exception], ...]
+
+
+@cache
+def driver() -> Driver:
+    """redis-py; MissingDependency."""
+    connections: Any = load("redis.connection", needed_by="a Redis backend")
+    wrong: Any = load("redis.exceptions")
+    retry: Any = load("redis.retry:Retry")
+    pause: Any = load("redis.backoff:NoBackoff")
+    return Driver(
+        connections, retry(pause(), 0), (wrong.RedisError, OSError), wrong.ResponseError, wrong.BusyLoadingError,
+        (wrong.AuthenticationError, wrong.NoPermissionError),
+    )  # fmt: skip
 
 
 class Unsent(Exception):
@@ -50,13 +70,13 @@ def connection(place: Place, **options: Any) -> Any:
     """A Connection of redis-py (whose methods have no types) that never tries anything again by itself."""
     about: dict[str, Any] = {
         "db": place.db, "username": place.username, "password": place.password, "socket_timeout": ANSWER,
-        "socket_connect_timeout": ANSWER, "retry": Retry(NoBackoff(), 0), "health_check_interval": 0, "protocol": 2,
+        "socket_connect_timeout": ANSWER, "retry": driver().no_retry, "health_check_interval": 0, "protocol": 2,
         "client_name": "agent-runtime", **options,
     }  # fmt: skip
+    made = driver().connections
     if place.unix_socket is not None:
-        on_socket: Any = UnixDomainSocketConnection
-        return on_socket(path=place.unix_socket, **about)
-    kind = SSLConnection if place.tls else Connection
+        return made.UnixDomainSocketConnection(path=place.unix_socket, **about)
+    kind = made.SSLConnection if place.tls else made.Connection
     return kind(host=place.host, port=place.port, socket_keepalive=True, **about)
 
 
@@ -87,7 +107,8 @@ class Line:
         conn = self._conn
         if conn is not None and not self._cut:
             try:
-                conn.send_command("EVALSHA", self._sha, 1, *args)
+                # In one piece: redis-py would send the large ones of its arguments one by one.
+                conn.send_packed_command([b"".join(conn.pack_command("EVALSHA", self._sha, 1, *args))])
             except Exception:  # noqa: BLE001 - it is told by `answers`
                 # Not sent to again, or it would connect by itself and its next answer be taken for this one's.
                 self._cut = True
@@ -98,7 +119,7 @@ class Line:
         try:
             answers: list[bytes] = self._read()
             return answers
-        except ResponseError as error:
+        except driver().said as error:
             said = in_full(error)
             if said.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
                 raise NotCarriedOut(said) from error
@@ -139,19 +160,19 @@ class Line:
             return True
         try:
             return not self._conn.can_read(0)
-        except (RedisError, OSError):
+        except driver().broken:
             return False
 
     # -- other commands
 
     def ask(self, *command: Any) -> Any:
-        """One command and its answer; ResponseError is the server's own word."""
+        """One command and its answer; `driver().said` is the server's own word."""
         if not self.up:
             self.drop()
             self._connect()
         try:
             self._conn.send_command(*command)
-        except (RedisError, OSError) as error:
+        except driver().broken as error:
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         return self._read()
@@ -165,9 +186,9 @@ class Line:
             answer = conn.read_response()
             self._used = time.monotonic()
             return answer
-        except ResponseError:
+        except driver().said:
             raise
-        except BusyLoadingError as error:
+        except driver().loading as error:
             self.drop()
             raise Unsent(f"{self.place} is still loading its data") from error
         except Exception as error:
@@ -182,10 +203,10 @@ class Line:
         conn = connection(self.place)
         try:
             conn.connect()
-        except (AuthenticationError, NoPermissionError) as error:
+        except driver().shut_out as error:
             conn.disconnect()
             raise StorageError(f"{self.place} does not let us in: {error}; is the user or password right?") from error
-        except (RedisError, OSError) as error:
+        except driver().broken as error:
             conn.disconnect()
             self.place = self._home
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
@@ -207,7 +228,7 @@ class Line:
                 conn.disconnect()
 
 
-def in_full(error: ResponseError) -> str:
+def in_full(error: Exception) -> str:
     """What a server said, with its first word, whatever version of redis-py heard it."""
     said, word = str(error), _WORDS.get(type(error).__name__, "")
     return said if said.startswith(word) else f"{word} {said}"

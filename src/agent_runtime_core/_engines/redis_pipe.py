@@ -91,9 +91,10 @@ class Pipe:
             if not self._under_way and not self._line.fresh():
                 return False
             self._under_way.append(batch)
-            # Before anything else can go wrong: whatever becomes of it, the thread finds out.
-            self._inbox.put(None)
-            self._line.send(*self._first, joined(batch))
+            try:
+                self._line.send(*self._first, joined(batch))
+            finally:
+                self._inbox.put(None)  # whatever became of it, the thread finds out
         return True
 
     def close(self) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from .._engines.base import Concern
 from .._engines.memory import MemoryTx
 from ..errors import LeaseLost
 from .record import ENDED, Record, numbered
+
+_SEQ = itemgetter(0)
 
 
 def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
@@ -54,7 +58,8 @@ def delete(tx: MemoryTx, run_id: str) -> None:
 
 def records(tx: MemoryTx, run_id: str, after: int = -1) -> list[Record]:
     journal = tx.tables["journal"].get(run_id, {})
-    return [record for seq, record in journal.items() if seq > after]
+    # A write that came late stands behind later ones.
+    return sorted((record for seq, record in journal.items() if seq > after), key=_SEQ)
 
 
 def ending(tx: MemoryTx, run_id: str) -> Record | None:

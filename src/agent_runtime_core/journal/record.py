@@ -26,6 +26,9 @@ FAILED: Final = "failed"  # the last try failed
 SKIPPED: Final = "skipped"  # recorded steps were answered from here
 RESET: Final = "reset"  # an executor was told to begin anew: earlier records of that scope no longer count
 ENDED: Final = "ended"  # the run ended: name is the status
+FORKED: Final = "forked"  # what follows was copied from another run, whose checkpoint then is the state
+
+COPIED: Final = "fork:"  # how the claim id of a record begins that was copied; the run it is from follows
 
 _EVENT_OF_STATUS = {
     "succeeded": "run.succeeded",
@@ -83,6 +86,11 @@ def with_start(info: str | None, start: Record) -> str:
 
 def carries_start(record: Record) -> bool:
     return record.kind == DONE and record.info is not None and '"began":' in record.info
+
+
+def is_copied(record: Record) -> bool:
+    """Whether another run paid for what this record tells."""
+    return record.claim_id.startswith(COPIED)
 
 
 def count_events(kind: str, *, total: int, carries_next: bool = False) -> int:
@@ -191,5 +199,10 @@ def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tupl
 
 
 def event_id(record: Record, index: int) -> str:
-    """The id under which a derived event is published where the journal and the bus are apart."""
-    return f"j{record.seq}.{index}"
+    """The id under which a derived event is published where the journal and the bus are apart.
+
+    It names the claim: one that died may have published for a record at this place that never landed.
+    """
+    if record.kind == ENDED and not record.claim_id:
+        return f"end:{record.attempt}"  # as whoever cancelled it under no claim published it
+    return f"j{record.seq}.{index}.{record.claim_id[-16:]}"

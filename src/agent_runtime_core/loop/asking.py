@@ -73,11 +73,12 @@ class Asking:
                 raise
         else:
             talk.worked(talk.steps.took("model", key))
-            if doubted := recorded.get("doubted"):
+            if (doubted := recorded.get("doubted")) and not talk.steps.copied("model", key):
                 self._doubted(doubted)
         talk.said = []
         response = cast("dict[str, Any]", recorded)
-        talk.budget.used(response["usage"], response["cost_usd"])
+        if not talk.steps.copied("model", key):
+            talk.budget.used(response["usage"], response["cost_usd"])
         self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
         return response
 

@@ -39,8 +39,9 @@ class Calling:
         answers: dict[int, dict[str, Any]] = {}
         try:
             talk.check("tools")
-            talk.budget.before_tools(len(calls))
-            talk.budget.tool(len(calls))
+            own = sum(not talk.steps.copied("tool", f"{key}:{place}") for place in range(len(calls)))
+            talk.budget.before_tools(own)
+            talk.budget.tool(own)
             await self._in_order(key, calls, answers)
         finally:
             # Whatever ends it: a call without an answer would be refused by the model when the history is sent again.
@@ -179,14 +180,15 @@ class Calling:
         told = {"tool_name": call.name, "tool_call_id": call.id}
         await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
         talk.pause()
+        paid = talk.steps.copied(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
         try:
             result = await self._child(agent, input_, f"{key}:child")
         except RunFailed as failure:
             ended = failure.result if isinstance(failure.result, RunResult) else RunResult()
-            talk.budget.bring_back(given, ended.usage)
+            talk.budget.bring_back(given, {} if paid else ended.usage)
             answer = {"content": f"Error: {failure}", "ok": False, "result": None, "error": "failed"}
         else:
-            talk.budget.bring_back(given, result.usage)
+            talk.budget.bring_back(given, {} if paid else result.usage)
             if handoff:
                 self.child = result
             said = result.final_output.get("response", result.final_output)

@@ -71,6 +71,7 @@ class _Loop:
         self.calling: Calling = Calling(talk)
         self.output: Output | None = output
         self.repairs: int = 0
+        self.turns: int = 0  # of the conversation, those of a run that this one was forked from included
 
     async def run(self) -> LoopResult:
         try:
@@ -104,16 +105,18 @@ class _Loop:
 
     async def _turn(self) -> LoopResult | None:
         talk = self.talk
-        budget, number = talk.budget, talk.budget.turns
-        talk.check(f"turn {number + 1}")
-        budget.before_turn()
+        key = f"{talk.name}:{self.turns}"
+        talk.check(f"turn {self.turns + 1}")
+        talk.budget.before_turn()
         talk.begin_turn()
-        response = await self.asking.answer(f"{talk.name}:{number}")
-        budget.turn()
+        response = await self.asking.answer(key)
+        self.turns += 1
+        if not talk.steps.copied("model", key):
+            talk.budget.turn()
         talk.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
-            await self.calling.run(f"{talk.name}:{number}", calls)
+            await self.calling.run(key, calls)
         talk.end_turn()
         if self.calling.child is not None:
             return self._handed_off(self.calling.child)

@@ -34,6 +34,9 @@ class _Unjournaled:
     def took(self, name: str, key: str) -> float:
         return 0.0
 
+    def copied(self, name: str, key: str) -> bool:
+        return False
+
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         return None
 

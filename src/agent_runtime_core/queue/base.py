@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import new_ulid, run_uuid
+from .._ids import new_ulid, run_uuid, storable
 from .._json import decode, digest, encode
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -73,6 +73,8 @@ class RunQueue(ABC):
        lease ran out is claimed anew, which counts as a crash then and there.
     4. Terminal states absorb: only `reopen` or `take` begin a new generation.
     5. A message posted to a live run is kept, once per `msg_id`, and wakes a waiting one.
+    6. Of the runs with one concurrency key, one at a time is claimed or waits; the others are held, and
+       go by priority, then in order of arrival. A retry, a park and a worker's hand-back keep the turn.
 
     A backend brings two methods and inherits the rest: `commit(guard, ops)` applies operations named
     `queue.*` (see `rows.Rows`, which decides them over any row store), all or nothing, refusing with
@@ -130,6 +132,7 @@ class RunQueue(ABC):
         expires_in: float | None = None,
         deadline: _dt.datetime | float | None = None,
         parent_run_id: UUID | str | None = None,
+        concurrency_key: str | None = None,
         origin: str = "",
     ) -> RunRow:
         """The row of a new run, checked and encoded; nothing is stored yet."""
@@ -141,6 +144,8 @@ class RunQueue(ABC):
             raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
         if idempotency_key is not None and not 0 < len(idempotency_key) <= 512:
             raise InvalidArgument(f"an idempotency key has 1 to 512 characters, not {idempotency_key!r:.80}")
+        if not isinstance(concurrency_key, str | None):
+            raise InvalidArgument(f"a concurrency key is a text of 1 to 512 characters, not {concurrency_key!r:.80}")
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
         text = encode(dict(input))
@@ -159,6 +164,7 @@ class RunQueue(ABC):
             run_key=run_key,
             idem_key=idempotency_key,
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
+            lane=storable("concurrency key", concurrency_key) if concurrency_key else None,
             origin=origin,
         )
 
@@ -174,7 +180,8 @@ class RunQueue(ABC):
         """Store a run and return it once it is durable; the one stored before under that id or key, if any.
 
         `options`: delay and expires_in in seconds, deadline (wall time), idempotency_key,
-        parent_run_id. Another agent or input under the same id or key is an IdempotencyConflict.
+        parent_run_id, concurrency_key (None or "": none). Another agent or input under the same id or
+        key is an IdempotencyConflict.
         """
         row = self.new_row(run_id, agent_key, input, metadata, priority, **options)
         stored: RunRow = (await self.commits.commit(None, [Op("queue.insert", (row,))]))[0]
@@ -235,15 +242,19 @@ class RunQueue(ABC):
         return runs if limit > 1 else (runs[0] if runs else None)
 
     async def take(
-        self, row: RunRow, worker_id: str, lease_seconds: float, *, insert: bool, reopen: bool
+        self, row: RunRow, worker_id: str, lease_seconds: float, *, insert: bool, reopen: bool, wait: bool = False
     ) -> tuple[str, RunRow | None]:
         """Claim that one run for this process, storing it first if new.
 
         Answers ("claimed", row), ("held", row) by a live process, ("ended", row), ("conflict", row)
-        with another agent or input, or ("unknown", None).
+        with another agent or input, ("unknown", None), or ("behind", the row that has its lane). With
+        `wait` a run that is behind is stored and keeps its place in the lane for `rows.PLACE` seconds:
+        whoever waits takes it again before that. Without, nothing is written.
         """
         want = self.want(worker_id, lease_seconds, None, 1)
-        answer: tuple[str, RunRow | None] = await self._granted(want, Op("queue.take", (row, insert, reopen, want)))
+        answer: tuple[str, RunRow | None] = await self._granted(
+            want, Op("queue.take", (row, insert, reopen, want, wait))
+        )
         return answer
 
     # -- under a claim

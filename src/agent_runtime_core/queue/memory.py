@@ -10,10 +10,10 @@ from .._engines.backed import OnMemory
 from .._engines.base import Concern
 from .._engines.memory import MemoryTx
 from .base import RunQueue
-from .row import ClaimRequest, Mail, News, RunFilter, RunRow
+from .row import BEHIND, LIVE, ClaimRequest, Mail, News, RunFilter, RunRow
 from .rows import Rows, concern
 
-TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail")
+TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline")
 
 
 class MemoryRows(Rows):
@@ -40,8 +40,10 @@ class MemoryRows(Rows):
 
     def save(self, row: RunRow) -> None:
         tables = self.tx.tables
+        if row.lane is not None:
+            self._place(row, row.lane)
         self.tx.put(tables["runs"], row.run_id, row)
-        if row.status == "pending" and row.due_at == 0:
+        if row.status == "pending" and row.due_at == 0 and not row.held:
             heapq.heappush(tables["ready"].setdefault(row.agent, []), (-row.priority, row.n, row.run_id))
         elif row.status in ("pending", "waiting") and row.due_at > 0:
             heapq.heappush(tables["due"].setdefault("", []), (row.due_at, row.run_id))
@@ -50,19 +52,37 @@ class MemoryRows(Rows):
         else:
             self.tx.drop(tables["running"], row.run_id)
 
+    def _place(self, row: RunRow, lane: str) -> None:
+        """Keep the row where its lane looks for it."""
+        tables, head = self.tx.tables, row.status in LIVE and not row.held
+        if head:
+            self.tx.put(tables["heads"], lane, row.run_id)
+        elif tables["heads"].get(lane) == row.run_id:
+            self.tx.drop(tables["heads"], lane)
+        if head and row.origin:
+            self.tx.put(tables["inline"], row.run_id, None)
+        else:
+            self.tx.drop(tables["inline"], row.run_id)
+        if _behind(row) and not _behind(self.get(row.run_id)):
+            heapq.heappush(tables["behind"].setdefault(lane, []), (-row.priority, row.n, row.run_id))
+
     def drop(self, row: RunRow) -> None:
         for table in ("runs", "mail", "children"):
             self.tx.drop(self.tx.tables[table], row.run_id)
         if row.idem_key is not None:
             self.tx.drop(self.tx.tables["keys"], row.idem_key)
 
-    def promote(self, wall: float) -> None:
+    def promote(self, wall: float) -> Sequence[str]:
         due = self.tx.tables["due"].get("", [])
+        lanes: dict[str, None] = {}
         while due and due[0][0] <= wall:
-            at, run_id = heapq.heappop(due)
+            at, run_id = self.tx.pop(due)
             row = self.get(run_id)
             if row is not None and row.due_at == at and row.status in ("pending", "waiting"):
                 self.save(row.changed(status="pending", due_at=0.0))
+                if row.lane is not None and row.held == BEHIND:
+                    lanes[row.lane] = None
+        return tuple(lanes)
 
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         running = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["running"])
@@ -76,20 +96,39 @@ class MemoryRows(Rows):
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         heaps = self.tx.tables["ready"]
-        found: list[RunRow] = []
+        found: dict[str, RunRow] = {}  # a run that was saved twice has two entries
         while len(found) < limit:
             tops = [heap for agent in (want.agents or tuple(heaps)) if (heap := self._tidy(heaps.get(agent)))]
             if not tops:
                 break
-            found.append(self.tx.tables["runs"][heapq.heappop(min(tops))[2]])
-        return found
+            run_id = self.tx.pop(min(tops))[2]
+            found[run_id] = self.tx.tables["runs"][run_id]
+        return [*found.values()]
+
+    def head(self, lane: str) -> RunRow | None:
+        return self.get(self.tx.tables["heads"].get(lane, ""))
+
+    def behind(self, lane: str) -> RunRow | None:
+        heap = self.tx.tables["behind"].get(lane, [])
+        while heap:
+            row = self.get(heap[0][2])
+            if row is not None and _behind(row) and row.n == heap[0][1]:
+                return row
+            self.tx.pop(heap)
+        return None
+
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        inline = (self.tx.tables["runs"][run_id] for run_id in self.tx.tables["inline"])
+        return [row for row in inline if row.status != "waiting" and row.lease_until < want.lease_now]
 
     def _tidy(self, heap: list[tuple[int, int, str]] | None) -> list[tuple[int, int, str]] | None:
         while heap:
             row = self.get(heap[0][2])
-            if row is not None and (row.status, row.due_at, row.n, row.origin) == ("pending", 0, heap[0][1], ""):
+            if row is not None and (row.status, row.due_at, row.held, row.n, row.origin) == (
+                "pending", 0, 0, heap[0][1], "",
+            ):  # fmt: skip
                 break
-            heapq.heappop(heap)
+            self.tx.pop(heap)
         return heap
 
     def mailed(self, run_id: str, msg_id: str) -> int | None:
@@ -98,6 +137,10 @@ class MemoryRows(Rows):
     def add_mail(self, run_id: str, mail: Mail) -> None:
         box = self.tx.tables["mail"]
         self.tx.put(box, run_id, (*box.get(run_id, ()), mail))
+
+
+def _behind(row: RunRow | None) -> bool:
+    return row is not None and row.held == BEHIND and row.due_at == 0
 
 
 def _get(tx: MemoryTx, run_id: str) -> RunRow | None:

@@ -2,23 +2,38 @@
 -- its cells are their places. Times are texts, so that they come back as they were.
 --
 -- run:<id> is the row as JSON. Sorted sets say where rows are to be found: `runs` and `status:<status>` by order of
--- arrival, `ready:<agent>` in the order of claims, `due` by wall time, `lease:<agent>` by the end of the lease.
+-- arrival, `ready:<agent>` in the order of claims, `due` by wall time, `lease:<agent>` by the end of the lease;
+-- `lane:<key>` has the run that has a lane, `behind:<key>` those behind it, `inline` heads that somebody executes.
 
 local LIVE = {pending = true, running = true, waiting = true}
 local DIGITS = '0123456789ABCDEFGHJKMNPQRSTVWXYZ'
 local MANY = 256
 
--- Where a row is to be found: key, score, member and so on.
+-- A place among those of equal score, by order of arrival.
+local function in_order(row)
+  return string.format('%016d:', row[N]) .. row[RUN_ID]
+end
+
+-- Where a row is to be found: four times a key, score and member, or three times false.
 local function places(row)
-  local found = {P .. 'status:' .. row[STATUS], row[N], row[RUN_ID]}
-  local mine = row[ORIGIN] == ''
+  local found = {P .. 'status:' .. row[STATUS], row[N], row[RUN_ID], false, false, false, false, false, false, false}
+  local mine, pending, running = row[ORIGIN] == '', row[STATUS] == 'pending', row[STATUS] == 'running'
   if row[DUE_AT] ~= '0' then
     found[4], found[5], found[6] = P .. 'due', row[DUE_AT], row[RUN_ID]
-  elseif row[STATUS] == 'pending' and mine then
-    local member = string.format('%016d:', row[N]) .. row[RUN_ID]
-    found[4], found[5], found[6] = P .. 'ready:' .. row[AGENT], -row[PRIORITY], member
-  elseif row[STATUS] == 'running' and mine then
+  elseif pending and mine and row[HELD] == 0 then
+    found[4], found[5], found[6] = P .. 'ready:' .. row[AGENT], -row[PRIORITY], in_order(row)
+  elseif running and mine then
     found[4], found[5], found[6] = P .. 'lease:' .. row[AGENT], row[LEASE_UNTIL], row[RUN_ID]
+  end
+  if row[LANE] ~= null and LIVE[row[STATUS]] then
+    if row[HELD] == 0 then
+      found[7], found[8], found[9] = P .. 'lane:' .. row[LANE], row[N], row[RUN_ID]
+      if not mine and (pending or running) then
+        found[10], found[11], found[12] = P .. 'inline', row[LEASE_UNTIL], row[RUN_ID]
+      end
+    elseif row[HELD] == BEHIND and pending and row[DUE_AT] == '0' then
+      found[7], found[8], found[9] = P .. 'behind:' .. row[LANE], -row[PRIORITY], in_order(row)
+    end
   end
   return found
 end
@@ -79,7 +94,9 @@ local function drop(row)
   write('DEL', P .. 'run:' .. run, P .. 'mail:' .. run, P .. 'messages:' .. run, P .. 'children:' .. run)
   write('ZREM', P .. 'runs', run)
   local was = tx.rows[run].was
-  for i = 1, #was, 3 do write('ZREM', was[i], was[i + 2]) end
+  for i = 1, 10, 3 do
+    if was[i] then write('ZREM', was[i], was[i + 2]) end
+  end
   if row[IDEM_KEY] ~= null then write('HDEL', P .. 'idem', row[IDEM_KEY]) end
   if row[PARENT_ID] ~= null then write('ZREM', P .. 'children:' .. row[PARENT_ID], run) end
   tx.rows[run] = false
@@ -88,7 +105,7 @@ end
 local function keep(known)
   local was, is = known.was, places(known.row)
   write('SET', P .. 'run:' .. known.row[RUN_ID], told(known.row).raw)
-  for i = 1, math.max(#was, #is), 3 do
+  for i = 1, 10, 3 do
     local same = was[i] == is[i] and was[i + 2] == is[i + 2]
     if was[i] and not same then write('ZREM', was[i], was[i + 2]) end
     if is[i] and not (same and was[i + 1] == is[i + 1]) then write('ZADD', is[i], is[i + 1], is[i + 2]) end
@@ -101,10 +118,66 @@ flushes[#flushes + 1] = function()
   end
 end
 
--- Rings for a row that was changed.
+-- lanes: of the live runs of one, at most one, its head, has HELD 0
+
+local function is_head(row, lane)
+  return row[LANE] == lane and LIVE[row[STATUS]] and row[HELD] == 0
+end
+
+-- The head of a lane, as this commit leaves it; not the row `except`.
+local function head_of(lane, except)
+  for _, run in ipairs(call('ZRANGE', P .. 'lane:' .. lane, 0, -1)) do get(run) end
+  for _, known in pairs(tx.rows) do
+    if known and known.row ~= except and is_head(known.row, lane) then return known.row end
+  end
+end
+
+local function before(a, b)
+  if a[PRIORITY] ~= b[PRIORITY] then return a[PRIORITY] > b[PRIORITY] end
+  return a[N] < b[N]
+end
+
+local function first_behind(lane)
+  local first
+  for _, member in ipairs(call('ZRANGE', P .. 'behind:' .. lane, 0, 7)) do get(string.sub(member, 18)) end
+  for _, known in pairs(tx.rows) do
+    local row = known and known.row
+    if row and row[LANE] == lane and row[STATUS] == 'pending' and row[HELD] == BEHIND and row[DUE_AT] == '0'
+      and (not first or before(row, first)) then
+      first = row
+    end
+  end
+  return first
+end
+
+-- Lets the next run of a lane go, if no other has it.
+local function release(lane)
+  if head_of(lane) then return end
+  local row = first_behind(lane)
+  if row then
+    row[HELD] = 0
+    changed(row)
+    ring('work')
+  end
+end
+
+-- A pending row as it comes into its lane.
+local function enter(row)
+  if row[LANE] == null then return row end
+  if row[ORIGIN] ~= '' then
+    row[HELD] = ASIDE
+  else
+    row[HELD] = (row[DUE_AT] ~= '0' or head_of(row[LANE], row)) and BEHIND or 0
+  end
+  return row
+end
+
+-- Rings for a row that was changed, and lets the next one of its lane go.
 local function save(row)
   ring(LIVE[row[STATUS]] and 'work' or 'done')
-  return changed(row)
+  changed(row)
+  if row[LANE] ~= null and (row[HELD] ~= 0 or not LIVE[row[STATUS]]) then release(row[LANE]) end
+  return row
 end
 
 local function expect(run, statuses)
@@ -148,18 +221,21 @@ local function claim(row, ticket, want)
   end
   row[STATUS], row[CLAIM_ID] = 'running', above(ticket, row[CLAIM_ID])
   row[WORKER], row[HOLDER], row[LEASE_UNTIL] = want.worker, want.holder, want.lease_until
-  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT] = want.wall, want.wall, '0'
+  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT], row[HELD] = want.wall, want.wall, '0', 0
   if row[STARTED_AT] == null then row[STARTED_AT] = want.wall end
   fence(row[RUN_ID], row[CLAIM_ID])
   return changed(row)
 end
 
--- Rows whose time has come are pending, whatever becomes of this commit: it is about to look for them.
+-- Rows whose time has come are pending, whatever becomes of this commit: it is about to look for them. The lanes of
+-- those that are behind in theirs.
 local function promote(wall)
+  local lanes = {}
   for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'due', '-inf', wall, 'LIMIT', 0, MANY)) do
     if not (tx.rows and tx.rows[run]) then
       local row = get(run)
       row[STATUS], row[DUE_AT] = 'pending', '0'
+      if row[HELD] == BEHIND then lanes[#lanes + 1] = row[LANE] end
       changed(row)
       local noted = tx.writes
       tx.writes = {}
@@ -169,6 +245,7 @@ local function promote(wall)
       tx.rows[run] = nil
     end
   end
+  return lanes
 end
 
 local function expired(want, limit)
@@ -185,26 +262,54 @@ local function expired(want, limit)
   return found
 end
 
-local function is_ready(row)
-  return row[STATUS] == 'pending' and row[DUE_AT] == '0' and row[ORIGIN] == ''
-end
-
-local function ready(want, limit)
+-- Rows with a lane that somebody executes, and whose lease is over.
+local function lapsed(want)
   local found = {}
-  for _, agent in ipairs(want.agents) do
-    local full = #found + limit
-    -- A few more: this commit may have changed some.
-    for _, member in ipairs(call('ZRANGE', P .. 'ready:' .. agent, 0, limit + 7)) do
-      local row = #found < full and get(string.sub(member, 18))
-      if row and is_ready(row) then found[#found + 1] = row end
+  for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'inline', '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
+    local row = get(run)
+    if row and row[ORIGIN] ~= '' and row[HELD] == 0 and (row[STATUS] == 'pending' or row[STATUS] == 'running') then
+      found[#found + 1] = row
     end
   end
-  if #want.agents > 1 then
-    table.sort(found, function(a, b)
-      if a[PRIORITY] ~= b[PRIORITY] then return a[PRIORITY] > b[PRIORITY] end
-      return a[N] < b[N]
-    end)
+  return found
+end
+
+-- An inline run that its process let fall gets out of the way of its lane until somebody takes it again.
+local function step_aside(row, want)
+  if row[STATUS] == 'running' then
+    fence(row[RUN_ID], nil)
+    row[CRASHES], row[STALLS], row[PARKED] = row[CRASHES] + 1, row[STALLS] + 1, 0
   end
+  row[STATUS], row[HELD], row[LEASE_UNTIL], row[UPDATED_AT] = 'pending', ASIDE, '0', want.wall
+  save(row)
+end
+
+local function is_ready(row)
+  return row[STATUS] == 'pending' and row[DUE_AT] == '0' and row[ORIGIN] == '' and row[HELD] == 0
+end
+
+-- The first ready rows of the wanted agents, as this commit leaves them.
+local function ready(want, limit)
+  local found, wanted_agent, seen = {}, {}, {}
+  local function see(row)
+    if row and not seen[row] and wanted_agent[row[AGENT]] and is_ready(row) then
+      seen[row] = true
+      found[#found + 1] = row
+      return true
+    end
+  end
+  for _, agent in ipairs(want.agents) do
+    local left = limit
+    wanted_agent[agent] = true
+    -- A few more: this commit may have changed some.
+    for _, member in ipairs(call('ZRANGE', P .. 'ready:' .. agent, 0, limit + 7)) do
+      if left > 0 and see(get(string.sub(member, 18))) then left = left - 1 end
+    end
+  end
+  for _, known in pairs(tx.rows or {}) do
+    if known and known.dirty then see(known.row) end
+  end
+  table.sort(found, before)
   return found
 end
 
@@ -217,8 +322,10 @@ ops['queue.claim'] = function(cells)
     end
   end
   if not want.light then
-    promote(want.wall)
-    take(expired(want, free))
+    for _, lane in ipairs(promote(want.wall)) do release(lane) end
+    local fallen = expired(want, free)
+    for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
+    take(fallen)
   end
   if #got < free then take(ready(want, free - #got)) end
   return all_told(got)
@@ -239,7 +346,7 @@ end
 ops['queue.insert'] = function(row)
   local found = there(row)
   if not found then
-    found = add(row)
+    found = add(enter(row))
     ring('work')
   end
   return told(found)
@@ -263,22 +370,45 @@ local function answer(word, row)
   return raw('["' .. word .. '",' .. (row and told(row).raw or 'null') .. ']')
 end
 
-ops['queue.take'] = function(mine, insert, reopen, asked)
-  local want = wanted(asked)
-  local row = get(mine[RUN_ID])
+local function over(row, want)
+  return tonumber(row[LEASE_UNTIL]) < want.lease_now
+end
+
+-- The run that keeps `row` from its lane; one that its own process let fall does not.
+local function front(row, want)
+  while row[LANE] ~= null do
+    local first = head_of(row[LANE])
+    if not first or first[RUN_ID] == row[RUN_ID] then return nil end
+    if first[ORIGIN] == '' or first[STATUS] == 'waiting' or not over(first, want) then return first end
+    step_aside(first, want)
+  end
+end
+
+ops['queue.take'] = function(mine, insert, reopen, asked, wait)
+  local want, ended = wanted(asked), false
+  local row = insert and there(mine) or get(mine[RUN_ID])
   if not row then
     if not insert then return answer('unknown') end
-    row = there(mine)
-    if row then return answer('conflict', row) end
-    row = add(mine)
-    ring('work')
-  elseif insert and mine[DIGEST] ~= row[DIGEST] then
+  elseif row[RUN_ID] ~= mine[RUN_ID] or insert and row[DIGEST] ~= mine[DIGEST] then
     return answer('conflict', row)
-  end
-  if row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) >= want.lease_now then return answer('held', row) end
-  if not LIVE[row[STATUS]] then
+  elseif row[STATUS] == 'running' and not over(row, want) then
+    return answer('held', row)
+  elseif not LIVE[row[STATUS]] then
     if row[STATUS] == 'succeeded' or not reopen then return answer('ended', row) end
+    ended = true
+  end
+  local first = front(row or mine, want)
+  if first and not wait then return answer('behind', first) end
+  row = row or add(mine)
+  if ended then
     reopened(row, want.wall)
+    row[ORIGIN] = mine[ORIGIN]
+  end
+  if first then
+    row[HELD], row[DUE_AT], row[HOLDER], row[LEASE_UNTIL] = BEHIND, '0', want.holder, text(want.lease_now + PLACE)
+    if row[ORIGIN] ~= '' then row[ORIGIN] = mine[ORIGIN] end
+    if ended then save(row) else changed(row) end
+    return answer('behind', first)
   end
   row[ORIGIN] = mine[ORIGIN]
   return answer('claimed', claim(row, want.tickets[1], want))
@@ -302,6 +432,7 @@ ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason
   if status == 'running' then return told(changed(row)) end
   fence(run, nil)
   row[LEASE_UNTIL] = '0'
+  if status == 'pending' and row[ORIGIN] ~= '' then enter(row) end
   return told(save(row))
 end
 
@@ -346,6 +477,7 @@ ops['queue.post'] = function(run, kind, name, payload, id, at)
   if kind == 'cancel' and row[CANCEL_AT] == null then
     -- No later claim runs its code: any worker may end it, should its own process be gone or let go of it.
     row[CANCEL_AT], row[ORIGIN] = at, ''
+    if row[HELD] == ASIDE then enter(row) end
   end
   if was == 'waiting' then row[STATUS], row[DUE_AT] = 'pending', '0' end
   save(row)
@@ -363,14 +495,15 @@ ops['queue.end'] = function(run, statuses, status, at, reason)
   local row = expect(run, statuses)
   fence(run, nil)
   ring('mail')
-  row[STATUS], row[DUE_AT], row[REASON], row[ENDED_AT], row[UPDATED_AT] = status, '0', reason, at, at
+  row[STATUS], row[HELD], row[DUE_AT], row[REASON] = status, 0, '0', reason
+  row[ENDED_AT], row[UPDATED_AT] = at, at
   return told(save(row))
 end
 
 ops['queue.reopen'] = function(run, statuses, at)
   local row = reopened(expect(run, statuses), at)
   row[ORIGIN] = ''
-  return told(save(row))
+  return told(save(enter(row)))
 end
 
 ops['queue.delete'] = function(run)

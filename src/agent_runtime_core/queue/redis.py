@@ -9,7 +9,8 @@ from .._engines.base import Concern
 from .._engines.redis import OnRedis
 from .._engines.redis_script import Codec, RedisConcern, as_list, part
 from .base import RunQueue
-from .row import Mail, Moved, News, RunFilter, RunRow, Settle
+from .row import ASIDE, BEHIND, Mail, Moved, News, RunFilter, RunRow, Settle
+from .rows import PLACE
 
 if TYPE_CHECKING:
     from .._engines.redis import RedisEngine
@@ -102,8 +103,11 @@ def _mail(answer: Any) -> list[Mail]:
     return [Mail(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in answer]
 
 
-#: The places of a row's cells, by their names, as the script knows them.
-_NAMES = f"local {', '.join(RunRow._fields).upper()} = {', '.join(map(str, range(1, len(RunRow._fields) + 1)))}"
+#: What the script knows by name: the places of a row's cells, and what is decided in Python elsewhere.
+_KNOWN = {name.upper(): place for place, name in enumerate(RunRow._fields, 1)} | {
+    "BEHIND": BEHIND, "ASIDE": ASIDE, "PLACE": PLACE
+}  # fmt: skip
+_NAMES = f"local {', '.join(_KNOWN)} = {', '.join(map(repr, _KNOWN.values()))}"
 
 CONCERN = RedisConcern(
     "queue",

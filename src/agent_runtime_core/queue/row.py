@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 LIVE = ("pending", "running", "waiting")
+BEHIND, ASIDE = 1, 2  # see RunRow.held
 
 
 class Moved(Exception):
@@ -27,7 +28,9 @@ class RunRow(NamedTuple):
     run_key: str | None = None
     idem_key: str | None = None
     parent_id: str | None = None
+    lane: str | None = None  # the concurrency key: of its live runs one at a time is not held
     origin: str = ""  # "inline": only its own process or an explicit call may take it
+    held: int = 0  # pending, and BEHIND the one that has its lane, or ASIDE: inline, and nobody waits to go on with it
     status: str = "pending"
     generation: int = 1
     failures: int = 0
@@ -152,6 +155,7 @@ def claimed(row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         started_at=row.started_at or want.wall,
         updated_at=want.wall,
         due_at=0.0,
+        held=0,
         crashes=row.crashes + crash,
         stalls=row.stalls + crash,
         parked=0 if crash else row.parked,
@@ -163,6 +167,15 @@ def reopened(row: RunRow, now: float) -> RunRow:
     return row.changed(
         status="pending", generation=row.generation + 1, failures=0, crashes=0, stalls=0, mark=-1, parked=0,
         reason="", ended_at=None, expires_at=None, cancel_at=None, output=None, error=None, due_at=0.0, updated_at=now,
+    )  # fmt: skip
+
+
+def aside(row: RunRow, now: float) -> RunRow:
+    """The row of an inline run that its process let fall, out of the way of its lane until somebody takes it again."""
+    crash = 1 if row.status == "running" else 0
+    return row.changed(
+        status="pending", held=ASIDE, lease_until=0.0, updated_at=now, crashes=row.crashes + crash,
+        stalls=row.stalls + crash, parked=0 if crash else row.parked,
     )  # fmt: skip
 
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from .._engines.base import Concern, NotApplied, always
 from .._ids import above
-from .row import LIVE, ClaimRequest, Mail, Moved, RunRow, Settle, claimed, reopened, settled
+from .row import ASIDE, BEHIND, LIVE, ClaimRequest, Mail, Moved, RunRow, Settle, aside, claimed, reopened, settled
+
+PLACE = 5.0  # seconds that an inline run keeps its place in its lane after it was last asked for
 
 
 class Rows(ABC):
@@ -16,7 +18,10 @@ class Rows(ABC):
 
     Its abstract methods only move rows; whatever they see and write must be one transaction, all or
     nothing. `save` replaces what may change of the row with that `n`, and keeps the row where
-    `ready`, `expired` and `promote` look for it.
+    `ready`, `expired`, `promote`, `head`, `behind` and `lapsed` look for it.
+
+    The live runs of a lane: at most one, its *head*, has `held` 0. Whenever there is none, nothing is
+    behind either; only what is not due yet, or stands aside, is held without a head.
     """
 
     def __init__(self, tx: Any) -> None:
@@ -42,8 +47,8 @@ class Rows(ABC):
         """Delete the row and its mailbox."""
 
     @abstractmethod
-    def promote(self, wall: float) -> None:
-        """Make delayed and waiting rows whose `due_at` has come pending, with `due_at` 0."""
+    def promote(self, wall: float) -> Sequence[str]:
+        """Make delayed and waiting rows whose `due_at` has come pending, with `due_at` 0; the lanes of those BEHIND."""
 
     @abstractmethod
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
@@ -51,7 +56,22 @@ class Rows(ABC):
 
     @abstractmethod
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        """Pending rows with no origin, of the wanted agents, that are due: greatest priority first, then smallest n."""
+        """Pending rows with no origin, of the wanted agents, that are due and not held.
+
+        Greatest priority first, then smallest n.
+        """
+
+    @abstractmethod
+    def head(self, lane: str) -> RunRow | None:
+        """The live row of that lane that is not held."""
+
+    @abstractmethod
+    def behind(self, lane: str) -> RunRow | None:
+        """Of the rows of that lane that are BEHIND and due: the greatest priority, then the smallest n."""
+
+    @abstractmethod
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        """Rows with a lane and an origin, pending or running, not held, whose lease is over."""
 
     @abstractmethod
     def mailed(self, run_id: str, msg_id: str) -> int | None:
@@ -75,7 +95,23 @@ class Rows(ABC):
     def _save(self, row: RunRow) -> RunRow:
         self.save(row)
         self.ring("work" if row.status in LIVE else "done")
+        if row.lane is not None and (row.held or row.status not in LIVE):
+            self._release(row.lane)
         return row
+
+    def _release(self, lane: str) -> None:
+        """Let the next run of a lane go, if no other has the lane."""
+        if self.head(lane) is None and (row := self.behind(lane)) is not None:
+            self.save(row.changed(held=0))
+            self.ring("work")
+
+    def _enter(self, row: RunRow) -> RunRow:
+        """A pending row as it comes into its lane."""
+        if row.lane is None:
+            return row
+        if row.origin:
+            return row.changed(held=ASIDE)
+        return row.changed(held=BEHIND if row.due_at > 0 or self.head(row.lane) is not None else 0)
 
     def _expect(self, run_id: str, statuses: Sequence[str]) -> RunRow:
         row = self.get(run_id)
@@ -89,7 +125,7 @@ class Rows(ABC):
         if there is not None:
             return there
         self.ring("work")
-        return self.add(row)
+        return self.add(self._enter(row))
 
     def _there(self, row: RunRow) -> RunRow | None:
         there = self.get(row.run_id)
@@ -111,8 +147,11 @@ class Rows(ABC):
         """Claim as many runs as there are tickets: first those whose holder let them fall."""
         found: list[RunRow] = []
         if not want.light:
-            self.promote(want.wall)
+            for lane in self.promote(want.wall):
+                self._release(lane)
             found = self.expired(want, len(want.tickets))
+            for row in self.lapsed(want):
+                self._step_aside(row, want)
         if len(found) < len(want.tickets):
             found = found + self.ready(want, len(want.tickets) - len(found))
         return [self._claim(row, ticket, want) for row, ticket in zip(found, want.tickets, strict=False)]
@@ -121,24 +160,58 @@ class Rows(ABC):
         # What it got is not known any more: its caller gives back whatever the tickets hold.
         return []
 
-    def take(self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest) -> tuple[str, RunRow | None]:
-        """Claim that one run, storing it first if new: ("claimed", "held", "ended", "conflict" or "unknown", row)."""
-        there = self.get(row.run_id)
+    def take(
+        self, row: RunRow, insert: bool, reopen: bool, want: ClaimRequest, wait: bool = False
+    ) -> tuple[str, RunRow | None]:
+        """Claim that one run, storing it first if new.
+
+        Answers ("claimed", "held", "ended", "conflict" or "unknown", the row), or "behind" and the row that has
+        its lane; then nothing is written, unless it shall `wait`: it is stored, with a place in its lane.
+        """
+        there = self._there(row) if insert else self.get(row.run_id)
         if there is None:
             if not insert:
                 return ("unknown", None)
-            there = self.insert(row)
-            if there.run_id != row.run_id:
-                return ("conflict", there)
-        elif insert and row.digest != there.digest:
+            mine = row
+        elif there.run_id != row.run_id or (insert and row.digest != there.digest):
             return ("conflict", there)
-        if there.status == "running" and there.lease_until >= want.lease_now and not self.dead(there.holder):
+        elif there.status == "running" and not self._over(there, want):
             return ("held", there)
-        if there.status not in LIVE:
-            if there.status == "succeeded" or not reopen:
-                return ("ended", there)
-            there = reopened(there, want.wall)
-        return ("claimed", self._claim(there.changed(origin=row.origin), want.tickets[0], want))
+        elif there.status in LIVE:
+            mine = there
+        elif there.status == "succeeded" or not reopen:
+            return ("ended", there)
+        else:
+            mine = reopened(there, want.wall).changed(origin=row.origin)
+        front = self._front(mine, want)
+        if front is not None:
+            if wait:
+                mine = mine.changed(
+                    held=BEHIND, due_at=0.0, origin=mine.origin and row.origin, holder=want.holder,
+                    lease_until=want.lease_now + PLACE,
+                )  # fmt: skip
+                _ = self.add(mine) if there is None else self.save(mine)
+            return ("behind", front)
+        if there is None:
+            mine = self.add(mine)
+        return ("claimed", self._claim(mine.changed(origin=row.origin), want.tickets[0], want))
+
+    def _over(self, row: RunRow, want: ClaimRequest) -> bool:
+        """Whether the lease of that row is over, or its holder dead."""
+        return row.lease_until < want.lease_now or self.dead(row.holder)
+
+    def _front(self, row: RunRow, want: ClaimRequest) -> RunRow | None:
+        """The run that keeps `row` from its lane; one that its own process let fall does not."""
+        while row.lane is not None and (head := self.head(row.lane)) is not None and head.run_id != row.run_id:
+            if not head.origin or head.status == "waiting" or not self._over(head, want):
+                return head
+            self._step_aside(head, want)
+        return None
+
+    def _step_aside(self, row: RunRow, want: ClaimRequest) -> None:
+        if row.status == "running":
+            self.fence(row.run_id, None)
+        self._save(aside(row, want.wall))
 
     def settle(self, run_id: str, how: Settle) -> RunRow:
         """Leave a claimed run as `how` says."""
@@ -150,13 +223,12 @@ class Rows(ABC):
             if how.status == "waiting":
                 raise Moved
             how = how._replace(due_at=0.0)
-        if how.status != "running":
-            self.fence(run_id, None)
+        row = settled(row, how)
         if how.status == "running":
-            row = settled(row, how)
             self.save(row)
             return row
-        return self._save(settled(row, how))
+        self.fence(run_id, None)
+        return self._save(self._enter(row) if row.status == "pending" and row.origin else row)
 
     def settle_applied(self, run_id: str, how: Settle) -> RunRow:
         row = self.get(run_id)
@@ -189,6 +261,8 @@ class Rows(ABC):
         if mail.kind == "cancel" and row.cancel_at is None:
             # No later claim runs its code: any worker may end it, should its own process be gone or let go of it.
             after = after.changed(cancel_at=mail.t, origin="")
+            if after.held == ASIDE:
+                after = self._enter(after)
         if row.status == "waiting":
             after = after.changed(status="pending", due_at=0.0)
         self._save(after)
@@ -206,11 +280,11 @@ class Rows(ABC):
         row = self._expect(run_id, expect)
         self.fence(run_id, None)
         self.ring("mail")
-        return self._save(row.changed(status=status, due_at=0.0, reason=reason, ended_at=now, updated_at=now))
+        return self._save(row.changed(status=status, held=0, due_at=0.0, reason=reason, ended_at=now, updated_at=now))
 
     def reopen(self, run_id: str, expect: Sequence[str], now: float) -> RunRow:
         """Make an ended run pending in a new generation."""
-        return self._save(reopened(self._expect(run_id, expect), now).changed(origin=""))
+        return self._save(self._enter(reopened(self._expect(run_id, expect), now).changed(origin="")))
 
     def delete(self, run_id: str) -> None:
         """Forget an ended run."""

@@ -19,17 +19,22 @@ MIGRATIONS = (
     """CREATE TABLE arc_runs (
     run_id TEXT NOT NULL UNIQUE, agent TEXT NOT NULL, input TEXT NOT NULL, digest TEXT NOT NULL, metadata TEXT NOT NULL,
     priority INTEGER NOT NULL, created_at REAL NOT NULL, due_at REAL NOT NULL, expires_at REAL, deadline REAL,
-    run_key TEXT, idem_key TEXT, parent_id TEXT, origin TEXT NOT NULL, status TEXT NOT NULL,
+    run_key TEXT, idem_key TEXT, parent_id TEXT, lane TEXT,
+    origin TEXT NOT NULL, held INTEGER NOT NULL, status TEXT NOT NULL,
     generation INTEGER NOT NULL, failures INTEGER NOT NULL, crashes INTEGER NOT NULL, stalls INTEGER NOT NULL,
     mark INTEGER NOT NULL, parked INTEGER NOT NULL, reason TEXT NOT NULL, claim_id TEXT NOT NULL, worker TEXT NOT NULL,
     holder TEXT NOT NULL, lease_until REAL NOT NULL, claimed_at REAL, started_at REAL, ended_at REAL,
     updated_at REAL NOT NULL, cancel_at REAL, output TEXT, error TEXT, mail_seq INTEGER NOT NULL,
     n INTEGER PRIMARY KEY AUTOINCREMENT);
 CREATE INDEX arc_runs_ready ON arc_runs (agent, priority DESC, n)
-    WHERE status = 'pending' AND due_at = 0 AND origin = '';
+    WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0;
 CREATE INDEX arc_runs_due ON arc_runs (due_at) WHERE due_at > 0;
 CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running';
 CREATE UNIQUE INDEX arc_runs_idem ON arc_runs (idem_key) WHERE idem_key IS NOT NULL;
+CREATE UNIQUE INDEX arc_runs_head ON arc_runs (lane) WHERE lane IS NOT NULL AND held = 0 AND ended_at IS NULL;
+CREATE INDEX arc_runs_behind ON arc_runs (lane, priority DESC, n) WHERE held = 1 AND due_at = 0;
+CREATE INDEX arc_runs_lapsed ON arc_runs (lease_until)
+    WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running');
 CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL;
 CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
@@ -37,11 +42,15 @@ CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
 )
 
 _INSERT = (
-    "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL) RETURNING n"
+    "INSERT INTO arc_runs"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL) RETURNING n"
 )
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
-_PROMOTE = "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
+_PROMOTE = (
+    "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
+    " RETURNING CASE WHEN held = 1 THEN lane END"
+)
 _EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' LIMIT ?"
 _EXPIRED_OF = (
     "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' AND agent = ? LIMIT ?"
@@ -49,16 +58,22 @@ _EXPIRED_OF = (
 _HOLDERS = "SELECT DISTINCT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
 _FREE = "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?"
 _READY = (
-    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = ''"
+    "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
     " ORDER BY priority DESC, n LIMIT ?"
 )
 _NEXT_AGENT = (
-    "SELECT agent FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' AND agent > ?"
+    "SELECT agent FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND agent > ?"
     " ORDER BY agent LIMIT 1"
 )
+_HEAD = "SELECT * FROM arc_runs WHERE lane = ? AND held = 0 AND ended_at IS NULL"
+_BEHIND = "SELECT * FROM arc_runs WHERE lane = ? AND held = 1 AND due_at = 0 ORDER BY priority DESC, n LIMIT 1"
+_LAPSED = (
+    "SELECT * FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
+    " AND lease_until < ?"
+)
 _SAVE = (
-    "UPDATE arc_runs SET due_at=?, expires_at=?, origin=?, status=?, generation=?, failures=?, crashes=?, stalls=?,"
-    " mark=?, parked=?, reason=?, claim_id=?, worker=?, holder=?, lease_until=?, claimed_at=?, started_at=?,"
+    "UPDATE arc_runs SET due_at=?, expires_at=?, origin=?, held=?, status=?, generation=?, failures=?, crashes=?,"
+    " stalls=?, mark=?, parked=?, reason=?, claim_id=?, worker=?, holder=?, lease_until=?, claimed_at=?, started_at=?,"
     " ended_at=?, updated_at=?, cancel_at=?, output=?, error=?, mail_seq=? WHERE n=?"
 )
 _BEAT = (
@@ -95,14 +110,15 @@ class SQLiteRows(Rows):
         return row.changed(n=n)
 
     def save(self, row: RunRow) -> None:
-        self.tx.execute(_SAVE, (row.due_at, row.expires_at, *row[13:]))
+        self.tx.execute(_SAVE, (row.due_at, row.expires_at, *row[14:]))
 
     def drop(self, row: RunRow) -> None:
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.n,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
-    def promote(self, wall: float) -> None:
-        self.tx.execute(_PROMOTE, (wall,))
+    def promote(self, wall: float) -> Sequence[str]:
+        due = self.tx.execute(_PROMOTE, (wall,)).fetchall()
+        return tuple(dict.fromkeys(lane for (lane,) in due if lane is not None))
 
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         self._free_the_dead(want.lease_now)
@@ -138,6 +154,15 @@ class SQLiteRows(Rows):
         while row := self.tx.execute(_NEXT_AGENT, (after,)).fetchone():
             found.append(after := row[0])
         return found
+
+    def head(self, lane: str) -> RunRow | None:
+        return _one(self.tx.execute(_HEAD, (lane,)))
+
+    def behind(self, lane: str) -> RunRow | None:
+        return _one(self.tx.execute(_BEHIND, (lane,)))
+
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        return _fetch(self.tx.execute(_LAPSED, (want.lease_now,)))
 
     def mailed(self, run_id: str, msg_id: str) -> int | None:
         row = self.tx.execute("SELECT seq FROM arc_mail WHERE run_id = ? AND msg_id = ?", (run_id, msg_id)).fetchone()

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
-from .._engines.base import FORGET, Op
+from .._engines.base import Op
 from .._ids import run_uuid
 from .._json import decode, encode
 from ..backends import Backends, configured, open_url, traced
@@ -20,8 +20,7 @@ from ..config import get_config
 from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
-from ..journal.record import ENDED, Record
-from ..outcome import decode_result, encode_result, payload_of
+from ..outcome import decode_result
 from ..portal import call, in_thread
 from ..queue.base import RunQueue, same_run
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
@@ -32,15 +31,42 @@ from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from ..waits import Services
-from .drive import Drive
+from .cancelling import cancel_tree
+from .drive import TURNS, Drive
+from .forking import fork
 from .heart import Heart
+from .retention import forget, vacuum
 from .settings import RunInfo, RunnerConfig
+from .watching import LOOK_EVERY, events_until_ended, until_ended
 from .worker import Worker
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-LOOK_EVERY = 1.0  # seconds between looks at a run that is waited for, behind the bell
 _warned: set[str] = set()
+
+
+def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+    """The concurrency key of a run: as given, else that of its conversation.
+
+    A child has none: its parent, which waits for it, may have the turn.
+    """
+    if key is not None or parent is not None or not isinstance(input, Mapping):
+        return key
+    conversation = input.get("conversation_id")
+    if not conversation:
+        return None
+    with contextlib.suppress(ValueError):
+        conversation = UUID(str(conversation))
+    return f"conversation:{conversation}"
+
+
+def busy(outcome: str, there: RunRow) -> RunBusy:
+    """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
+    worker = there.worker if there.status == "running" else None
+    return RunBusy(
+        there.run_key or there.run_id, worker, there.claimed_at if worker else None,
+        there.lane if outcome == "behind" else None,
+    )  # fmt: skip
 
 
 class AgentRunner:
@@ -154,13 +180,16 @@ class AgentRunner:
         if_running: str = "wait",
         recover: str = "inline",
         parent_run_id: UUID | str | None = None,
+        concurrency_key: str | None = None,
     ) -> RunResult:
         """Run now, in this process, retrying as a worker would; a RunResult for every ending.
 
         The same id returns the record after a success, resumes after a crash or a failure, and waits for
         the result while another live process holds the run (`if_running="raise"`: RunBusy). Another agent
         or input under it is an IdempotencyConflict. With `recover="worker"` workers take the run over if
-        this process dies; otherwise the next `execute` does.
+        this process dies; otherwise the next `execute` does. While another run has the turn of its
+        `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way; within a run of
+        that key it is part of that run's turn.
         """
         if if_running not in ("wait", "raise"):
             raise InvalidArgument(f"if_running is 'wait' or 'raise', not {if_running!r}")
@@ -170,8 +199,14 @@ class AgentRunner:
         input_ = {**(input_data or {})}
         if params:
             input_["params"] = {**input_.get("params", {}), **params}
+        lane = _lane(concurrency_key, input_, parent_run_id)
+        if lane and (mine := await self._around(lane)) is not None:
+            if concurrency_key:
+                raise busy("behind", mine)
+            lane = None
         row = self.queue.new_row(
             run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
+            concurrency_key=lane,
             origin="inline" if recover == "inline" else "",
         )  # fmt: skip
         result = await self._execute(row, runtime, if_running)
@@ -180,7 +215,7 @@ class AgentRunner:
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
         reopen = True
         while True:
-            outcome, there = await self.take(row, reopen=reopen)
+            outcome, there = await self.take(row, reopen=reopen, wait=if_running == "wait")
             # An end that comes from now on is the answer, and no reason to begin anew.
             reopen = False
             if outcome == "claimed":
@@ -193,17 +228,28 @@ class AgentRunner:
                 return await self._result(there)
             else:
                 assert there is not None
-                if if_running == "raise":
-                    raise RunBusy(there.run_key or there.run_id, there.worker, there.claimed_at)
-                ended = await self._until_ended(row.run_id, at_most=LOOK_EVERY)
-                if ended is not None:
+                if if_running == "raise" or there.run_id in TURNS.get({}).values():
+                    raise busy(outcome, there)
+                if outcome == "behind":
+                    with contextlib.suppress(UnknownRun):  # ended, and deleted since
+                        await self._until_ended(there.run_id, at_most=LOOK_EVERY)
+                elif (ended := await self._until_ended(row.run_id, at_most=LOOK_EVERY)) is not None:
                     return await self._result(ended)
 
-    async def take(self, row: RunRow, *, reopen: bool = True) -> tuple[str, RunRow | None]:
-        """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict."""
+    async def _around(self, lane: str) -> RunRow | None:
+        """The run that has the turn of that key and that this task is part of: to wait for it would be for ever."""
+        run_id = TURNS.get({}).get(lane)
+        row = await self.queue.row(run_id) if run_id is not None else None
+        return row if row is not None and row.status == "running" else None
+
+    async def take(self, row: RunRow, *, reopen: bool = True, wait: bool = False) -> tuple[str, RunRow | None]:
+        """Claim `row` for this process: "claimed", "held" or "ended", and what is stored; IdempotencyConflict.
+
+        Or "behind", and the row in front; with `wait` it has a place in its lane until it is taken again.
+        """
         config = self.config
         outcome, there = await self.queue.take(
-            row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen
+            row, config.worker_id, config.lease_ttl_seconds, insert=True, reopen=reopen, wait=wait
         )
         if outcome == "conflict":
             assert there is not None
@@ -244,17 +290,21 @@ class AgentRunner:
         deadline: _dt.datetime | float | None = None,
         parent_run_id: UUID | str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        concurrency_key: str | None = None,
     ) -> UUID:
         """Store a run for a worker, and give its id once it is durable.
 
         Greater `priority` first; `delay` and `expires_in` are seconds from now (a run not begun by then is
         not begun), `deadline` a wall time at which it is stopped. The same id or idempotency key gives
         the run there is. An agent nobody here registered stays queued for a worker that knows it.
+        Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that is the
+        conversation of an input with a `conversation_id`, but not for a child run; "" is none.
         """
         key = agent_key if isinstance(agent_key, str) else agent_key.key
         run = await self.queue.enqueue(
             run_id, key, input or {}, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
+            concurrency_key=_lane(concurrency_key, input or {}, parent_run_id),
         )  # fmt: skip
         return run.run_id
 
@@ -311,27 +361,7 @@ class AgentRunner:
         return await self._result(ended)
 
     async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        """The run's row once it has ended; None after `at_most` seconds."""
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(done.set)
-
-        stop = self.queue.listen("done", wake)
-        try:
-            for _ in range(2) if at_most is not None else iter(int, 1):
-                row = await self.queue.must_get(run_id)
-                if row.status not in LIVE:
-                    return row
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(at_most or LOOK_EVERY):
-                        await done.wait()
-                done.clear()
-            return None
-        finally:
-            if stop is not None:
-                stop()
+        return await until_ended(self.queue, run_id, at_most)
 
     async def _result(self, row: RunRow) -> RunResult:
         record = await self.state_store.ending(row.run_id)
@@ -348,31 +378,9 @@ class AgentRunner:
     async def stream(self, run_id: UUID | str, since_sequence: int = 0) -> AsyncIterator[Event]:
         """The run's events from `since_sequence` on, replayed and then live, until the run has ended."""
         key = (await self._row(run_id)).run_id
-        events = self.event_bus.subscribe(key, since_sequence)
-        ended = asyncio.ensure_future(self._until_ended(key))
-        upcoming: asyncio.Task[Event] | None = None
-        cursor = since_sequence
-        try:
-            while True:
-                upcoming = upcoming or asyncio.ensure_future(anext(events))
-                await asyncio.wait(
-                    {upcoming} if ended.done() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not upcoming.done():
-                    if cursor >= await self.event_bus.head(key):
-                        return
-                    await asyncio.wait({upcoming})
-                event, upcoming = upcoming.result(), None
-                cursor = event.sequence + 1
+        async with contextlib.aclosing(events_until_ended(self.queue, self.event_bus, key, since_sequence)) as events:
+            async for event in events:
                 yield event
-                if ended.done() and cursor >= await self.event_bus.head(key):
-                    return
-        finally:
-            ended.cancel()
-            if upcoming is not None:
-                upcoming.cancel()
-                await asyncio.wait({upcoming})
-            await events.aclose()
 
     # -- acting on runs
 
@@ -387,7 +395,7 @@ class AgentRunner:
             if row.status not in LIVE:
                 break
             with contextlib.suppress(Moved):
-                recorded = await self._cancel_tree(row)
+                recorded = await cancel_tree(self.backends, row)
             if recorded:
                 break
         if not wait:
@@ -395,55 +403,6 @@ class AgentRunner:
         status = (await self.wait(run_id)).status
         assert status is not None
         return status
-
-    async def _cancel_tree(self, row: RunRow) -> bool:
-        """Cancel a run and what it called; False if it ended meanwhile, Moved if it is elsewhere by now."""
-        tree = [row]
-        for each in tree:
-            tree += [child for child in await self.queue.children(each.run_id) if child.status in LIVE]
-        now = self.queue.clock.wall()
-        ends, queue_ops = [], []
-        for each in tree:
-            if each.status == "running":
-                queue_ops.append(self.queue.post_op(each.run_id, "cancel", "", "null", f"cancel:{each.generation}"))
-                continue
-            queue_ops.append(Op("queue.end", (each.run_id, (each.status,), "cancelled", now, "cancel")))
-            result = RunResult(status=RunStatus.CANCELLED, run_id=UUID(each.run_id))
-            if each is row and each.parent_id is not None:
-                mail_id = f"end:{each.run_id}:{each.generation}"
-                payload = encode(payload_of(result))
-                queue_ops.append(self.queue.post_op(each.parent_id, "child", each.run_id, payload, mail_id))
-            ends.append((each, result))
-        state_ops, event_ops = [], []
-        for each, result in ends:
-            record = Record(
-                -1, ENDED, "cancelled", attempt=each.generation, t=now, result=encode_result(result), info="{}", nev=1
-            )
-            state_ops.append(Op("journal.append", (each.run_id, record)))
-            state_ops.append(Op("state.status", (each.run_id, "cancelled", now)))
-            if not self._derives:
-                event_ops.append(
-                    Op("events.publish", (each.run_id, ((f"end:{each.generation}", "run.cancelled", "{}", now),)))
-                )
-        first = (await self._write_freely(queue_ops, state_ops, event_ops))[0]
-        return row.status != "running" or first[0] in LIVE
-
-    @property
-    def _derives(self) -> bool:
-        return self.event_bus.derives and self.event_bus.commits is self.state_store.commits
-
-    async def _write_freely(self, queue: list[Op], state: list[Op], events: list[Op]) -> list[Any]:
-        """Commit under no claim: the queue decides first, on one engine all together. The queue's results."""
-        parts: list[tuple[Any, list[Op]]] = []
-        for target, ops in (
-            (self.queue.commits, queue), (self.state_store.commits, state), (self.event_bus.commits, events),
-        ):  # fmt: skip
-            if parts and parts[-1][0] is target:
-                parts[-1][1].extend(ops)
-            elif ops:
-                parts.append((target, list(ops)))
-        results = [await target.commit(None, ops) for target, ops in parts]
-        return cast("list[Any]", results[0])
 
     async def signal(
         self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
@@ -500,34 +459,43 @@ class AgentRunner:
         Live runs are never deleted. Without `retention` the config's is used; a status it does not name is kept.
         """
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        deleted, now = 0, self.queue.clock.wall()
-        for status, age in kept.items():
-            while True:
-                wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
-                rows = await self.queue.find(wanted)
-                if not rows:
-                    break
-                for row in rows:
-                    with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
-                        await self._forget(row.run_id)
-                        deleted += 1
-        for backend in self.backends:
-            compact = getattr(backend.commits, "compact", None)
-            if deleted and compact is not None:
-                await compact()
-        return deleted
+        return await vacuum(self.backends, kept)
 
-    async def _forget(self, run_id: str) -> None:
-        # The queue's row goes last: a crash in between leaves it to be found again.
-        queue = self.queue.commits
-        last = [Op("queue.delete", (run_id,))]
-        for backend, name in ((self.state_store, "state.delete"), (self.event_bus, "events.delete")):
-            op, commits = Op(name, (run_id,)), backend.commits
-            if commits is queue:
-                last.append(op)
-            else:
-                await commits.commit(None, [op, Op(FORGET, (run_id,))])
-        await queue.commit(None, last)
+    async def discard(self, run_id: UUID | str) -> None:
+        """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
+
+        IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
+        """
+        row = await self._row(run_id)
+        try:
+            if row.status in LIVE:
+                raise Moved
+            await forget(self.backends, row.run_id)
+        except Moved:
+            status = (await self._row(run_id)).status
+            raise IllegalTransition(
+                f"run {run_id} is {status}: only one that has ended is deleted; cancel it first"
+            ) from None
+
+    async def fork(
+        self,
+        run_id: UUID | str,
+        after_step: str | tuple[str, str | int] | None = None,
+        *,
+        new_run_id: UUID | str | None = None,
+        input: Mapping[str, Any] | None = None,
+    ) -> UUID:
+        """Store a new run that begins where this one was right after a step; its id, once it is durable.
+
+        `after_step` is a step's name (the last of that name), a (name, key or occurrence) or a step id;
+        None copies all that is recorded, also of a run that still goes on. Results are copied by value,
+        those of waits and children too, with the checkpoint and the state of that point; what was in
+        flight is not. The new run has new idempotency keys, uses nothing yet, and is pending; its
+        metadata says what it was `forked_from`. With another `input` recorded results stay as they are.
+        Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
+        not recorded, IdempotencyConflict where `new_run_id` is another run's.
+        """
+        return await fork(self.backends, await self._row(run_id), after_step, new_run_id, input)
 
     # -- without a loop
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from .._engines.base import Op
 from ..book import Book
 from ..context import Context
-from ..errors import IllegalTransition, LeaseLost, Postponed, RunBusy, RunFailed
+from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..journal.record import Record
 from ..ledger import Ledger
@@ -20,7 +20,7 @@ from ..outcome import error_payload
 from ..portal import call
 from ..queue.row import RunRow
 from ..status import RunStatus
-from .core import AgentRunner
+from .core import AgentRunner, busy
 from .drive import Drive, describe, used
 from .settings import RunnerConfig
 
@@ -122,15 +122,18 @@ async def _open(
     metadata: Mapping[str, Any] | None,
     config: RunnerConfig | None,
     durability: str | None,
+    concurrency_key: str | None,
 ) -> tuple[AgentRunner, _Door, Context]:
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
     runner = AgentRunner.open(path_or_url, config=config, durability=durability)
     try:
-        row = runner.queue.new_row(run_id, AGENT, input or {}, metadata, origin="inline")
+        row = runner.queue.new_row(
+            run_id, AGENT, input or {}, metadata, concurrency_key=concurrency_key, origin="inline"
+        )
         outcome, there = await runner.take(row)
         assert there is not None
-        if outcome == "held":
-            raise RunBusy(there.run_key or there.run_id, there.worker, there.claimed_at)
+        if outcome in ("held", "behind"):
+            raise busy(outcome, there)
         door = _door(runner, there)
         try:
             return runner, door, await door.enter(outcome == "ended")
@@ -165,15 +168,17 @@ async def open_run(
     metadata: Mapping[str, Any] | None = None,
     config: RunnerConfig | None = None,
     durability: str | None = None,
+    concurrency_key: str | None = None,
 ) -> AsyncIterator[Context]:
     """A run of your own code: `async with open_run("jobs.db", run_id="nightly") as ctx`.
 
     A clean exit commits succeeded, an exception failed; the same id opens the run again, its recorded
     steps kept, also after it succeeded (then nothing can be added). Cancelling gives the run back.
-    RunBusy(worker, since) while another live process holds it, IdempotencyConflict with another input.
-    There is no time limit but your own. `durability` as in `AgentRunner.open`.
+    RunBusy(worker, since) while another live process holds it, or another run has the turn of its
+    `concurrency_key`; IdempotencyConflict with another input. There is no time limit but your own.
+    `durability` as in `AgentRunner.open`.
     """
-    runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config, durability)
+    runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:
         yield ctx
     except BaseException as error:
@@ -207,9 +212,10 @@ def open_run_sync(
     metadata: Mapping[str, Any] | None = None,
     config: RunnerConfig | None = None,
     durability: str | None = None,
+    concurrency_key: str | None = None,
 ) -> Iterator[SyncRun]:
     """`open_run` for callers without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
-    runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability)
+    runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:
         yield SyncRun(ctx)
     except BaseException as error:

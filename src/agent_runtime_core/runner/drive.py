@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, cast
 from uuid import UUID
@@ -32,6 +33,7 @@ from ..errors import (
     StepCancelledError,
     StepInDoubt,
     StorageBusy,
+    StorageError,
     UnknownPrice,
     UnserialisableResult,
 )
@@ -50,12 +52,17 @@ from .settings import RunnerConfig
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 POISON = 3  # crashes in a row without a new record, after which a run is dead
+AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on
 POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: Another attempt would only fail the same way.
 FINAL_ERRORS = (
     JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
     OutputMismatch, MissingDependency, IdempotencyConflict,
 )  # fmt: skip
+
+
+#: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
+TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
 
 
 class Drive:
@@ -103,9 +110,11 @@ class Drive:
             log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
             return None
         except (Exception, asyncio.CancelledError) as error:
-            # A worker keeps the lease after an error: it is the pause before the run is tried again.
+            # After an error of our own a worker keeps the lease: it is the pause before the run is tried again.
             if self.inline or isinstance(error, asyncio.CancelledError):
                 await self.abandon()
+            elif isinstance(error, StorageError):
+                await self._put_off(error)
             raise
         finally:
             self.place.sealed = True
@@ -160,7 +169,7 @@ class Drive:
             self.place.stop()
 
     def _beaten(self) -> None:
-        if not self.place.sealed:
+        if not self.place.sealed and not self.leaving:  # on a bus of its own it would come after the end
             now = self.clock.wall()
             self.ledger.told_alive(now, encode({"timestamp": aware(now).isoformat()}))
 
@@ -174,9 +183,10 @@ class Drive:
     async def _run(self) -> RunResult | None:
         while True:
             # A run at its very first claim has no journal: nothing to read, nothing to wait for. One that was claimed
-            # before, and given back without a trace, may have one.
+            # before, and given back without a trace, may have one; one that was forked off has, and its mark counts it.
             row = self.row
-            first = row.attempt == 1 and row.generation == 1 and not row.parked and row.started_at == row.claimed_at
+            anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
+            first = anew and not row.parked and row.started_at == row.claimed_at
             records = await self.ledger.open(fresh=first)
             book = Book(self.ledger, records)
             early = await self._before(book)
@@ -214,9 +224,9 @@ class Drive:
         return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline}, ctx)
 
     async def _poisoned(self, recorded: int) -> bool:
-        """Count a crash as one more in a row, or as the first since the run got further."""
+        """Count a crash as one more in a row, or as the first since the run got further; a wake-up is none."""
         row = self.row
-        stalls = 1 if recorded > max(row.mark, 0) else row.stalls
+        stalls = int(not row.parked) if recorded > max(row.mark, 0) else row.stalls
         if stalls >= POISON and not self.inline:
             return True
         await self._keep(stalls=stalls, mark=recorded)
@@ -238,8 +248,7 @@ class Drive:
     async def _attempt(self, book: Book) -> Any:
         """One attempt of the agent's `run`, and what came of it."""
         ctx = Context(self.row, book, self.services, self.place)
-        task = asyncio.ensure_future(self.agent.run(ctx))
-        self.place.task = task
+        self.place.task = task = self._enter(ctx)
         if self.place.cancelled or self.lost or self.handing_back:
             task.cancel()
         try:
@@ -265,6 +274,14 @@ class Drive:
         if isinstance(error, (LeaseLost, KeyboardInterrupt, SystemExit)):
             raise error
         return await self._raised(ctx, error)
+
+    def _enter(self, ctx: Context) -> asyncio.Task[Any]:
+        """The task of the agent's code, which knows whose turn it is part of."""
+        if self.row.lane is None:
+            return asyncio.ensure_future(self.agent.run(ctx))
+        around = copy_context()
+        around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
+        return around.run(asyncio.ensure_future, self.agent.run(ctx))
 
     async def _not_on_time(self, ctx: Context, task: asyncio.Task[Any]) -> RunResult | None:
         place = self.place
@@ -424,6 +441,19 @@ class Drive:
         self.leaving = True
         how = self._settle("pending")._replace(parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
         await self.ledger.settle(how)
+
+    async def _put_off(self, error: StorageError) -> None:
+        """Give the run back for later: that a store was away is no crash of the run.
+
+        Only the queue is told: it may be another store, and answer.
+        """
+        self.leaving = True
+        how = self._settle("pending")._replace(
+            due_at=self.clock.wall() + AFTER_OUTAGE, parked=int(self.begun), stalls=self.row.stalls,
+            reason=type(error).__name__,
+        )  # fmt: skip
+        with contextlib.suppress(AgentRuntimeError, Moved):
+            await self.backends.queue.settle(self.row.run_id, how)
 
     async def abandon(self) -> None:
         """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out."""

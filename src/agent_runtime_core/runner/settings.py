@@ -107,6 +107,9 @@ class RunInfo:
     worker: str | None
     parent_run_id: UUID | None
     cancel_requested: bool
+    concurrency_key: str | None
+    #: It is pending behind another run of its concurrency key.
+    held: bool
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -132,4 +135,6 @@ class RunInfo:
             worker=row.worker or None,
             parent_run_id=None if row.parent_id is None else UUID(row.parent_id),
             cancel_requested=row.cancel_at is not None,
+            concurrency_key=row.lane,
+            held=row.held > 0,
         )

@@ -78,9 +78,7 @@ class Worker:
         self._drives.pop(task, None)
         self._busy -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error(
-                "a run could not be driven: %s; its lease runs out and it is claimed again", error, exc_info=error
-            )
+            log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
         self._ring()
 
     def _ring(self) -> None:

@@ -33,8 +33,8 @@ class Store:
 
     def copy(self) -> Store:
         copy = Store()
-        copy.runs, copy.mail, copy.claims = dict(self.runs), dict(self.mail), dict(self.claims)
-        copy.arrived = self.arrived
+        copy.runs, copy.mail = dict(self.runs), dict(self.mail)
+        copy.claims, copy.arrived = dict(self.claims), self.arrived
         return copy
 
 
@@ -61,10 +61,10 @@ class TheirRows(Rows):
         del self.tx.runs[row.run_id]
         self.tx.mail.pop(row.run_id, None)
 
-    def promote(self, wall: float) -> None:
-        for row in self.tx.runs.values():
-            if row.status in ("pending", "waiting") and 0 < row.due_at <= wall:
-                self.tx.runs[row.run_id] = row._replace(status="pending", due_at=0.0)
+    def promote(self, wall: float) -> Sequence[str]:
+        due = [row for row in self.tx.runs.values() if 0 < row.due_at <= wall]
+        self.tx.runs.update((row.run_id, row._replace(status="pending", due_at=0.0)) for row in due)
+        return list(dict.fromkeys(row.lane for row in due if row.lane and row.held == 1))
 
     def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
         rows = [row for row in self.tx.runs.values() if row.status == status]
@@ -75,8 +75,22 @@ class TheirRows(Rows):
         return [row for row in running if row.origin == "" and row.lease_until < want.lease_now][:limit]
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
-        due = [row for row in self._wanted(want, "pending") if row.due_at == 0]
+        due = [row for row in self._wanted(want, "pending") if (row.origin, row.due_at, row.held) == ("", 0, 0)]
         return sorted(due, key=lambda row: (-row.priority, row.n))[:limit]
+
+    def _lane(self, lane: str, held: int) -> list[RunRow]:
+        return [row for row in self.tx.runs.values() if (row.lane, row.held, row.ended_at) == (lane, held, None)]
+
+    def head(self, lane: str) -> RunRow | None:
+        return next(iter(self._lane(lane, 0)), None)
+
+    def behind(self, lane: str) -> RunRow | None:
+        due = [row for row in self._lane(lane, 1) if row.due_at == 0]
+        return min(due, key=lambda row: (-row.priority, row.n), default=None)
+
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        rows = [row for row in self.tx.runs.values() if row.lane and row.origin and not row.held]
+        return [row for row in rows if row.status in ("pending", "running") and row.lease_until < want.lease_now]
 
     def mailed(self, run_id: str, msg_id: str) -> int | None:
         return next((mail.seq for mail in self.tx.mail.get(run_id, ()) if mail.msg_id == msg_id), None)
@@ -85,9 +99,8 @@ class TheirRows(Rows):
         self.tx.mail[run_id] = (*self.tx.mail.get(run_id, ()), mail)
 
     def fence(self, run_id: str, token: str | None) -> None:
-        if token is None:
-            self.tx.claims.pop(run_id, None)
-        else:
+        self.tx.claims.pop(run_id, None)
+        if token is not None:
             self.tx.claims[run_id] = token
 
     def ring(self, topic: str) -> None:

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from ...errors import IdempotencyConflict, NotSupported
+from ...errors import IdempotencyConflict, IllegalTransition, NotSupported, UnknownRun
 from ...events.base import EventBus
 from ...interfaces import AgentRuntime, RunResult
 from ...queue.base import RunQueue
@@ -482,3 +482,66 @@ async def what_is_old_is_forgotten_everywhere(make: Make) -> None:
         same((await bench.state.records(run_id), await bench.state.get_checkpoint(run_id)), ([], None), "its state")
         same(await bench.bus.get_events(run_id), [], "its events")
         same((await runner.get_run(live)).status, RunStatus.PENDING, "a live run")
+
+
+@case
+async def an_ended_run_is_discarded_and_a_live_one_is_not(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            await ctx.checkpoint({"n": 1})
+            await ctx.step("one", lambda: 1)
+            return await ctx.wait_for_signal("go")
+
+        runner = bench.runner(Scripted("agent", body))
+        run_id = await runner.submit("agent")
+        await runner.run_once()
+        with refused(IllegalTransition, "discard of a run that has not ended"):
+            await runner.discard(run_id)
+        same(await bench.state.get_checkpoint(run_id), {"n": 1}, "the checkpoint of a run that was not discarded")
+        await runner.signal(run_id, "go", 1)
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", 1)
+        await runner.discard(run_id)
+        with refused(UnknownRun, "discard of a run that is gone"):
+            await runner.discard(run_id)
+        same((await bench.state.records(run_id), await bench.state.get_checkpoint(run_id)), ([], None), "its state")
+        same(await bench.bus.get_events(run_id), [], "its events")
+
+
+@case
+async def a_fork_goes_on_from_a_step(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[str] = []
+
+        async def body(ctx: Any) -> Any:
+            results = await StepExecutor(ctx).run(steps(log, "one", "two"))
+            await ctx.checkpoint({"n": 2})
+            told = await ctx.wait_for_signal("go")
+            await ctx.step("three", log.append, "three")
+            await ctx.checkpoint({"n": 3})
+            return {**results, "told": told}
+
+        runner = bench.runner(Scripted("agent", body))
+        source = await runner.submit("agent")
+        await runner.signal(source, "go", "on")
+        await runner.run_once()
+        answer = {"one": "one", "two": "two", "told": "on"}
+        await bench.ended(source, "succeeded", answer)
+        before = (await bench.state.records(source), await bench.told(source))
+        for after, ran, kept in (
+            ("one", ["two", "three"], None),
+            ("signal:go", ["three"], {"n": 2}),
+            (None, [], {"n": 3}),
+        ):
+            log.clear()
+            new = await runner.fork(source, after)
+            same(await runner.fork(source, after, new_run_id=new), new, "the same fork again")
+            same(await bench.state.get_checkpoint(new), kept, f"the checkpoint of a fork after {after}")
+            same(await bench.told(new), [], "the events of a fork that was not begun")
+            await runner.signal(new, "go", "on")
+            same(await runner.run_once(), True, "run_once with a fork to do")
+            await bench.ended(new, "succeeded", answer)
+            same(log, ran, f"the steps that ran after {after}")
+            same((await bench.told(new))[0], "run.started", "the first event of a fork")
+        same((await bench.state.records(source), await bench.told(source)), before, "the run that was forked")

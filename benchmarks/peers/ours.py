@@ -1,0 +1,56 @@
+"""This library: runs of two agents through `AgentRunner.open`."""
+
+from __future__ import annotations
+
+from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
+from agent_runtime_core.queue.row import RunFilter
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+
+from . import base
+
+# A run that failed is no run that was drained.
+_OPEN = tuple(each.value for each in RunStatus if each is not RunStatus.SUCCEEDED)
+
+
+class _Nothing(AgentRuntime):
+    key = "nothing"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        base.nothing()
+        return RunResult()
+
+
+class _Tell(AgentRuntime):
+    key = "tell"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        base.tell()
+        return RunResult()
+
+
+def place(where: str) -> str:
+    """What our doors are given for a Redis URL, or for the path of a SQLite file."""
+    return f"{where}?prefix=bench" if "://" in where else where
+
+
+class Queue(base.Queue):
+    def __init__(self, where: str, durability: str = "full") -> None:
+        super().__init__(where)
+        registry = Registry()
+        registry.register(_Nothing())
+        registry.register(_Tell())
+        self.runner = AgentRunner.open(place(where), registry=registry, durability=durability)
+
+    async def enqueue(self, job: str) -> None:
+        await self.runner.submit(job)
+
+    async def left(self, at_most: int) -> int:
+        return len(await self.runner.queue.find(RunFilter(_OPEN, limit=at_most)))
+
+    async def work(self, concurrency: int) -> None:
+        await self.runner.run_loop(concurrency=concurrency)
+
+    async def close(self) -> None:
+        await self.runner.close()

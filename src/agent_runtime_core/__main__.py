@@ -1,0 +1,10 @@
+"""`python -m agent_runtime_core` is `agent-runtime`."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

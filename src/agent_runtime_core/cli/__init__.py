@@ -1,0 +1,1 @@
+"""The command `agent-runtime`: workers, dead letters, and where runs stand."""

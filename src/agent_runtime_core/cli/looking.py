@@ -1,0 +1,111 @@
+"""`agent-runtime runs`, `show` and `cancel`: where runs stand, and having one stopped."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from .._ids import step_id
+from ..journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
+from ..queue.row import RunRow
+from .place import about, looked_at, row_of, rows_of
+from .text import field, say, table, tell, warn, when
+
+_RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
+_STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
+_EVENTS = ("sequence", "at", "type", "payload")
+
+
+async def runs(args: Namespace) -> int:
+    async with looked_at(args) as runner:
+        last = deque[RunRow](maxlen=args.limit)
+        async for row in rows_of(runner, args.status, args.agent):
+            last.append(row)
+        found = [await about(runner, row) for row in last]
+    if args.json:
+        tell(found)
+    else:
+        table(found, _RUNS)
+    return 0
+
+
+async def show(args: Namespace) -> int:
+    async with looked_at(args) as runner:
+        row = await row_of(runner, args.id)
+        told = await about(runner, row, error=True)
+        told["input"], told["metadata"] = json.loads(row.input), json.loads(row.metadata)
+        told["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
+        if args.events:
+            told["events"] = [
+                {
+                    "sequence": each.sequence,
+                    "at": each.timestamp.isoformat(),
+                    "type": each.event_type,
+                    "payload": each.payload,
+                }
+                for each in await runner.event_bus.get_events(row.run_id)
+            ]
+    if args.json:
+        tell(told)
+    else:
+        _write(told)
+    return 0
+
+
+def _write(told: dict[str, Any]) -> None:
+    error = told["error"]
+    shown = {**told, "error": error and f"{error.get('type')}: {error.get('message')}"}
+    for name, value in shown.items():
+        if name in ("steps", "events"):
+            say("")
+            say(name if value else f"no {name}")
+            lines = [{**each, "payload": json.dumps(each.get("payload"), default=str)} for each in value]
+            if value:
+                table(lines, _STEPS if name == "steps" else _EVENTS)
+        elif value not in (None, False):
+            field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
+
+
+def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The steps, waits and calls of a run in the order they began, each as its last record has it."""
+    open_ = "running" if row.status == "running" else "waiting" if row.status == "waiting" else "in doubt"
+    states = {DONE: "done", STARTED: open_, RETRYING: "retrying", FAILED: "failed"}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        if record.kind not in states:
+            continue
+        state = "copied" if is_copied(record) else states[record.kind]
+        info = json.loads(record.info) if record.info else {}
+        found[record.name, record.key] = _step(row, record.name, record.key, state) | {
+            "tries": record.attempt, "ms": record.ms if record.kind == DONE else None, "at": when(record.t),
+            "error": info.get("error"),
+        }  # fmt: skip
+        if record.next is not None:
+            after = json.loads(record.next)
+            found.setdefault((after["name"], after["key"]), _step(row, after["name"], after["key"], open_))
+    return list(found.values())
+
+
+def _step(row: RunRow, name: str, key: str, state: str) -> dict[str, Any]:
+    return {"state": state, "name": name, "key": key.partition(":")[2], "step_id": step_id(row.run_id, name, key)}
+
+
+async def cancel(args: Namespace) -> int:
+    async with looked_at(args) as runner:
+        row = await row_of(runner, args.id)
+        recorded = await runner.cancel(row.run_id)
+        status = (await row_of(runner, args.id)).status
+    if args.json:
+        tell({"id": row.run_id, "recorded": bool(recorded), "status": status})
+    elif recorded:
+        say(
+            f"run {args.id} is cancelled"
+            if status == "cancelled"
+            else f"run {args.id} is asked to stop; it is {status}"
+        )
+    if not recorded:
+        warn(f"run {args.id} is over: it is {status}")
+    return 0 if recorded else 1

@@ -1,0 +1,128 @@
+"""The command line: what it takes, and how it ends.
+
+Exit codes: 0 done; 1 a run was not there, or not as it had to be; 2 nothing was done, one line on stderr says why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from ..config import redacted
+from ..errors import AgentRuntimeError, UnknownRun
+from ..status import RunStatus
+from .letters import discarded, listed, requeued
+from .looking import cancel, runs, show
+from .text import warn
+from .worker import work
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells of a wrong call in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands; `command` is the coroutine function that a call names."""
+    top = _Parser(prog="agent-runtime", description="Work off, look at and repair durable agent runs.")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--url", help="where runs are kept: agents.db, sqlite:///agents.db; default: AGENT_RUNTIME_BACKEND_URL"
+    )
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    told = argparse.ArgumentParser(add_help=False, parents=[common])
+    told.add_argument("--json", action="store_true", help="write JSON")
+    _worker(commands, common)
+    _dead(commands, told)
+    _looking(commands, told)
+    return top
+
+
+def _worker(commands: Any, common: argparse.ArgumentParser) -> None:
+    told = commands.add_parser("worker", parents=[common], help="work off runs until told to stop")
+    told.add_argument("target", metavar="module:attr", help="an agent, a list of agents, a Registry, an AgentRunner, "
+                      "or a function that returns one of these")  # fmt: skip
+    told.add_argument("--concurrency", type=_whole, default=1, help="runs at once (1)")
+    told.add_argument("--agent-path", metavar="DIR", default=".", help="where the module is found (this directory)")
+    told.add_argument("--grace", type=_seconds, metavar="SECONDS", help="for running work when told to stop (25)")
+    told.add_argument("--poll", type=_moment, metavar="SECONDS", default=1.0, help="between looks for work (1)")
+    told.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="(info)")
+    told.set_defaults(command=work)
+
+
+def _dead(commands: Any, told: argparse.ArgumentParser) -> None:
+    dead = commands.add_parser("dead", help="dead letters: runs that killed their process, or failed for good")
+    verbs = dead.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    status = argparse.ArgumentParser(add_help=False, parents=[told])
+    status.add_argument("--status", choices=("dead", "failed"), default="dead", help="which runs (dead)")
+    verbs.add_parser("list", parents=[status], help="list them").set_defaults(command=listed)
+    for verb, command, what in (
+        ("requeue", requeued, "have workers take them up again; completed steps are kept"),
+        ("discard", discarded, "delete them, with their journal and their events"),
+    ):
+        each = verbs.add_parser(verb, parents=[status], help=what)
+        each.add_argument("ids", nargs="*", metavar="ID")
+        each.add_argument("--all", action="store_true", help="all of that status")
+        each.set_defaults(command=command)
+
+
+def _looking(commands: Any, told: argparse.ArgumentParser) -> None:
+    listing = commands.add_parser("runs", parents=[told], help="list runs, the last ones last")
+    listing.add_argument("--status", choices=[each.value for each in RunStatus], metavar="STATUS")
+    listing.add_argument("--agent", metavar="KEY")
+    listing.add_argument("--limit", type=_whole, default=50, metavar="N", help="only the last N (50)")
+    listing.set_defaults(command=runs)
+    one = commands.add_parser("show", parents=[told], help="where a run stands: its steps and its error")
+    one.add_argument("id", metavar="ID")
+    one.add_argument("--events", action="store_true", help="its events too")
+    one.set_defaults(command=show)
+    stop = commands.add_parser("cancel", parents=[told], help="ask for a run and its children to be cancelled")
+    stop.add_argument("id", metavar="ID")
+    stop.set_defaults(command=cancel)
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds of at least 0")
+
+
+def _moment(text: str) -> float:
+    if not (seconds := _seconds(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Carry out one command; its exit code."""
+    args = parser().parse_args(argv)
+    try:
+        code: int = asyncio.run(args.command(args))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Nobody reads on; the interpreter would fail once more when it closes what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except (AgentRuntimeError, OSError) as error:
+        if args.debug:
+            raise
+        warn(redacted(str(error)))
+        return 1 if isinstance(error, UnknownRun) else 2
+    return code

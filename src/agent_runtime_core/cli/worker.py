@@ -1,0 +1,59 @@
+"""`agent-runtime worker`: one process that works off runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from typing import Any
+
+from ..config import get_config
+from ..errors import InvalidArgument
+from ..runner.core import AgentRunner
+from ..runner.settings import RunnerConfig
+from .place import in_memory, named, open_place
+from .target import agents_of
+from .text import say
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+
+async def work(args: Namespace) -> int:
+    """Say that it is ready, work until SIGTERM or SIGINT, let running work finish; a second signal skips the wait."""
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    async with _runner(args) as runner:
+        await runner.queue.next_due()  # a store that cannot be read is told of before it says that it is ready
+        working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
+        await asyncio.sleep(0)  # it handles signals from here on
+        if not working.done():
+            keys = runner.registry.keys()
+            say(
+                f"worker {runner.config.worker_id} is ready: {named(runner, args.url)}, "
+                f"{'agent' if len(keys) == 1 else 'agents'} {', '.join(keys)}, concurrency {args.concurrency}"
+            )
+            sys.stdout.flush()
+        await working
+    log.info("worker %s has stopped", runner.config.worker_id)
+    return 0
+
+
+def _runner(args: Namespace) -> AgentRunner:
+    found = agents_of(args.target, args.agent_path)
+    changes: dict[str, Any] = {} if args.grace is None else {"grace_seconds": args.grace}
+    if not isinstance(found, AgentRunner):
+        config = RunnerConfig.of(get_config())
+        name = f"{platform.node() or 'worker'}-{os.getpid()}"
+        return open_place(args.url, found, replace(config, worker_id=name, **changes))
+    if args.url is not None:
+        raise InvalidArgument(f"{args.target} is a runner, which has a store of its own: leave out --url")
+    if in_memory(found):
+        raise InvalidArgument(
+            f"{args.target} is a runner that keeps its runs in memory, where no other process can submit any: "
+            "make it with AgentRunner.open('agents.db')"
+        )
+    found.config = replace(found.config, **changes)
+    return found

@@ -1,0 +1,200 @@
+"""A new run that begins where another one stood after a step: what was recorded until then, under ids of its own.
+
+The copies are quiet: they tell no events, and nothing that they cost counts for the new run. Where state and
+queue share an engine, all of it is one commit. Elsewhere the journal goes first: without its row in the
+queue a run is not there for anybody, and the same call writes the same again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
+from uuid import UUID
+
+from .._engines.base import INSTALL, Op
+from .._ids import step_id
+from .._json import decode, encode
+from ..backends import Backends
+from ..book import Book
+from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost
+from ..journal.record import COPIED, DONE, FAILED, FORKED, RESET, Record, is_copied
+from ..ledger import Ledger
+from ..queue.row import RunRow
+
+After = str | tuple[str, str | int] | None
+
+FORKED_FROM: Final = "forked_from"  # in the metadata of the new run
+_NOBODY: Final = "0" * 26  # a fence below that of every claim: what is claimed by then is not written to
+_LOOKS: Final = 5  # at a run that goes on meanwhile
+_NAMED: Final = 12  # steps that an error lists
+_ENDS: Final = ("step.completed", "tool.result")
+
+
+async def fork(
+    backends: Backends, source: RunRow, after: After, new_run_id: UUID | str | None, input: Mapping[str, Any] | None
+) -> UUID:
+    """See `AgentRunner.fork`."""
+    records, cut, checkpoint = await _closed(backends, source, after)
+    copies = _copies(
+        backends, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint
+    )
+    row = _row(backends, source, cut, new_run_id, input)
+    row = row.changed(mark=sum(each.kind == DONE for each in copies))
+    stored = await backends.queue.row(row.run_id)
+    if stored is None:
+        stored = await _stored(backends, row, copies, checkpoint)
+    if stored is None:
+        raise _taken(row, "was begun as another fork, and never finished")
+    if not _same(row, stored, after):
+        raise _taken(row, "is another run's")
+    return UUID(row.run_id)
+
+
+async def _closed(backends: Backends, source: RunRow, after: After) -> tuple[list[Record], Record | None, str | None]:
+    """The journal, the record it is copied up to, and the checkpoint of that point."""
+    state, run_id = backends.state, source.run_id
+    for _ in range(_LOOKS):
+        records = await state.records(run_id)
+        checkpoint = (await state.state(run_id)).checkpoint
+        if after is not None or not await state.records(run_id, records[-1].seq if records else -1):
+            break
+    cut = _cut(run_id, records, after)
+    if after is not None and cut is not None:
+        checkpoint = await _checkpoint_at(
+            backends, run_id, records, [each for each in records if each.seq >= cut.seq], checkpoint
+        )
+    return records, cut, checkpoint
+
+
+def _cut(run_id: str, records: Sequence[Record], after: After) -> Record | None:
+    """The record of that step; of several, the last one."""
+    done = [each for each in records if each.kind == DONE]
+    if after is None:
+        return done[-1] if done else None
+    name, key = after if isinstance(after, tuple) and len(after) == 2 else (after, None)
+    if not isinstance(name, str) or (key is not None and (isinstance(key, bool) or not isinstance(key, (str, int)))):
+        raise InvalidArgument(
+            f"after_step is a step's name or id, a pair (name, key or occurrence), or None, not {after!r:.80}"
+        )
+    found = [each for each in done if each.name == name and (key is None or _is_key(each.key, str(key)))]
+    if not found and key is None:
+        found = [each for each in done if step_id(run_id, each.name, each.key) == name]
+    if not found:
+        raise InvalidArgument(_unrecorded(run_id, done, name, key))
+    return found[-1]
+
+
+def _is_key(recorded: str, asked: str) -> bool:
+    """Keys are recorded behind what they are of: `k:` a caller's own, `s:` an occurrence, `m:` an item."""
+    return asked in (recorded, recorded.partition(":")[2])
+
+
+def _unrecorded(run_id: str, done: Sequence[Record], name: str, key: str | int | None) -> str:
+    names = list(dict.fromkeys(each.name for each in done))
+    if key is not None and name in names:
+        keys = [each.key.partition(":")[2] for each in done if each.name == name]
+        return f"step {name!r} of run {run_id} has no record with the key {str(key)!r}: there is {_listed(keys)}"
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+    hint = f"did you mean {near[0]!r}? there is" if near else "there is"
+    return f"no step {name!r} is recorded in run {run_id}: {hint} {_listed(names)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (", ".join(map(repr, names[:_NAMED])) or "nothing yet") + more
+
+
+async def _checkpoint_at(
+    backends: Backends, run_id: str, records: Sequence[Record], later: Sequence[Record], stored: str | None
+) -> str | None:
+    """The last checkpoint before the first of the records `later`, or of those of them that tell events."""
+    found = records[0].state if records[0].kind == FORKED else None
+    if is_copied(later[0]):
+        return found  # all events came after it
+    ends = {step_id(run_id, each.name, each.key) for each in later if each.kind == DONE}
+    for event in await backends.bus.get_events(run_id):
+        if event.event_type in _ENDS and event.payload.get("step_id") in ends:
+            return found
+        if event.event_type == "state.checkpoint":
+            found = encode(event.payload["state"])
+    return stored
+
+
+def _copies(backends: Backends, source: RunRow, records: Sequence[Record], checkpoint: str | None) -> list[Record]:
+    """What of these records another run can go on from: results, and failures that the code went on without."""
+    book = Book(Ledger(source, *backends, backends.queue.clock), records)
+    given_up = {each.seq for each in book.given_up.values()}
+    kept = [each for each in records if each.kind in (DONE, RESET) or (each.kind == FAILED and each.seq in given_up)]
+    claim = f"{COPIED}{source.run_id}"
+    forked = Record(0, FORKED, claim_id=claim, t=backends.queue.clock.wall(), state=checkpoint)
+    return [
+        forked,
+        *(
+            each._replace(seq=seq, claim_id=claim, info=_unmailed(each.info), next=None, ev=-1, nev=0)
+            for seq, each in enumerate(kept, 1)
+        ),
+    ]
+
+
+def _unmailed(info: str | None) -> str | None:
+    """Without the number of the message that was consumed: in the new mailbox that is another message."""
+    if info is None or '"mail"' not in info:
+        return info
+    told = cast("dict[str, Any]", decode(info))
+    if told.pop("mail", None) is None:
+        return info
+    return encode(told) if told else None
+
+
+def _row(
+    backends: Backends, source: RunRow, cut: Record | None, new_run_id: UUID | str | None,
+    input: Mapping[str, Any] | None,
+) -> RunRow:  # fmt: skip
+    about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None}
+    if cut is not None:
+        about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
+    metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
+    given = cast("dict[str, Any]", decode(source.input)) if input is None else input
+    return backends.queue.new_row(
+        new_run_id, source.agent, given, metadata, source.priority, concurrency_key=source.lane
+    )
+
+
+def _same(row: RunRow, stored: RunRow, after: After) -> bool:
+    """Whether the stored run is the fork that was asked for; a fork of all is that of what there was then."""
+    mine, theirs = (cast("dict[str, Any]", decode(each.metadata)).get(FORKED_FROM) for each in (row, stored))
+    if row.digest != stored.digest or not isinstance(theirs, dict) or mine is None:
+        return False
+    told = ("run_id",) if after is None else ("run_id", "step_id")
+    return all(mine[each] == theirs.get(each) for each in told)
+
+
+async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:
+    """Store the new run, unless somebody was quicker: what is stored then, None under another fork's journal."""
+    there = await backends.state.records(row.run_id)
+    if [each[:4] + each[7:9] for each in there] == [each[:4] + each[7:9] for each in copies[: len(there)]]:
+        with contextlib.suppress(LeaseLost):
+            return await _write(backends, row, copies, checkpoint)
+    return await backends.queue.row(row.run_id)
+
+
+def _taken(row: RunRow, why: str) -> IdempotencyConflict:
+    return IdempotencyConflict(f"run id {row.run_key or row.run_id} {why}: use another new_run_id")
+
+
+async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow:
+    """Store the new run; what is stored under its id then."""
+    key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
+    ops = [Op(INSTALL, (key, _NOBODY)), *(Op("journal.append", (key, each)) for each in copies)]
+    if checkpoint is not None:
+        ops.append(Op("state.checkpoint", (key, checkpoint, None, row.created_at)))
+    insert = Op("queue.insert", (row,))
+    if state is queue:
+        ops.append(insert)
+    else:
+        await state.commit(None, ops)
+        ops = [insert]
+    stored: RunRow = (await queue.commit(None, ops))[-1]
+    return stored

@@ -1,0 +1,46 @@
+"""Deleting runs that have ended."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from .._engines.base import FORGET, Op
+from ..backends import Backends
+from ..queue.row import Moved, RunFilter
+from ..status import RunStatus
+
+
+async def vacuum(backends: Backends, retention: Mapping[str, float]) -> int:
+    """Delete ended runs older than their status's retention (seconds), and give space back; how many."""
+    queue = backends.queue
+    deleted, now = 0, queue.clock.wall()
+    for status, age in retention.items():
+        while True:
+            wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
+            rows = await queue.find(wanted)
+            if not rows:
+                break
+            for row in rows:
+                with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
+                    await forget(backends, row.run_id)
+                    deleted += 1
+    for backend in backends:
+        compact = getattr(backend.commits, "compact", None)
+        if deleted and compact is not None:
+            await compact()
+    return deleted
+
+
+async def forget(backends: Backends, run_id: str) -> None:
+    """Delete an ended run with all that was kept of it; Moved if it lives."""
+    # The queue's row goes last: a crash in between leaves it to be found again.
+    queue = backends.queue.commits
+    last = [Op("queue.delete", (run_id,))]
+    for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
+        op, commits = Op(name, (run_id,)), backend.commits
+        if commits is queue:
+            last.append(op)
+        else:
+            await commits.commit(None, [op, Op(FORGET, (run_id,))])
+    await queue.commit(None, last)

@@ -1,0 +1,114 @@
+"""One publisher and a hundred followers, of which some go and come again, some come late, and one is slow.
+
+The long form, 100,000 events: pytest tests/fault/test_followers.py -m slow
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from agent_runtime_core.events import EventBus, InMemoryEventBus, get_event_bus
+
+FOLLOWERS = 100
+AT_ONCE = 50  # events of one commit
+GROWTH = 10 * 2**20  # bytes that a slow follower may cost
+
+KINDS = ["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+
+
+@pytest.fixture(params=KINDS)
+def bus(request: pytest.FixtureRequest, tmp_path: Path) -> EventBus:
+    where: dict[str, Any] = {}
+    if request.param == "sqlite":
+        where = {"path": tmp_path / "events.db", "durability": "normal"}
+    elif request.param == "redis":
+        where = {"url": request.getfixturevalue("redis_url")}
+    return get_event_bus(request.param, **where)
+
+
+async def publish(bus: EventBus, run: UUID, start: int, stop: int) -> None:
+    for first in range(start, stop, AT_ONCE):
+        events = [(f"e{n}", "counted", {"n": n}) for n in range(first, min(first + AT_ONCE, stop))]
+        await bus.commit(None, [bus.publishing(run, events)])
+        await asyncio.sleep(0)
+
+
+async def follow(bus: EventBus, run: UUID, count: int, seed: int) -> int:
+    """Read it all, gone now and then; how often it came back."""
+    rng, cursor, back = random.Random(seed), 0, 0
+    while cursor < count:
+        stay = rng.randrange(1, count) if seed % 2 else count
+        async for event in bus.subscribe(run, cursor):
+            assert (event.sequence, event.event_type) == (cursor, "counted"), "a gap, a repeat, or out of order"
+            if event.sequence % 97 == 0:
+                assert event.payload == {"n": cursor}
+            cursor += 1
+            stay -= 1
+            if cursor == count or stay == 0:
+                break
+        back += cursor < count
+    return back
+
+
+async def crowd(bus: EventBus, count: int) -> None:
+    run = uuid4()
+    early = [asyncio.ensure_future(follow(bus, run, count, n)) for n in range(FOLLOWERS - 10)]
+    await publish(bus, run, 0, count // 2)
+    rest = asyncio.ensure_future(publish(bus, run, count // 2, count))
+    late = [asyncio.ensure_future(follow(bus, run, count, n)) for n in range(10)]
+    came_back = sum(await asyncio.gather(*early, *late))
+    await rest
+    assert came_back > FOLLOWERS / 4
+    assert [event.sequence for event in await bus.get_events(run, count - 5)] == list(range(count - 5, count))
+    await bus.close()
+
+
+async def slow(bus: EventBus, count: int) -> None:
+    """A follower that reads one event of a hundred that are published costs no memory, and misses nothing."""
+    run = uuid4()
+    events = bus.subscribe(run, 0)
+    await publish(bus, run, 0, AT_ONCE)
+    assert (await anext(events)).sequence == 0
+    tracemalloc.start()
+    try:
+        before, cursor = tracemalloc.get_traced_memory()[0], 1
+        for first in range(AT_ONCE, count, AT_ONCE):
+            await publish(bus, run, first, first + AT_ONCE)
+            if cursor < first // 100:
+                assert (await anext(events)).sequence == cursor
+                cursor += 1
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    # In memory the log itself is in this process.
+    assert grown < GROWTH + (count * 1500 if isinstance(bus, InMemoryEventBus) else 0)
+    while cursor < count:
+        assert (await anext(events)).sequence == cursor
+        cursor += 1
+    await events.aclose()
+    await bus.close()
+
+
+async def test_a_hundred_followers_miss_nothing(bus: EventBus) -> None:
+    await crowd(bus, 1_000)
+
+
+async def test_a_slow_follower_costs_little(bus: EventBus) -> None:
+    await slow(bus, 5_000)
+
+
+@pytest.mark.slow
+async def test_a_hundred_followers_of_a_hundred_thousand_events(bus: EventBus) -> None:
+    await crowd(bus, 100_000)
+
+
+@pytest.mark.slow
+async def test_a_slow_follower_of_a_hundred_thousand_events(bus: EventBus) -> None:
+    await slow(bus, 100_000)

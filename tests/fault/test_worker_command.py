@@ -1,0 +1,130 @@
+"""`agent-runtime worker` as real processes on one SQLite file: started, told to stop, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import UUID
+
+from agent_runtime_core import AgentRunner, RunStatus
+from tests.fault.children import ROOT, Command, becomes, lines, until
+from tests.fault.jobs.agents import open_runner
+
+AGENTS = "tests.fault.jobs.agents:registry"
+
+
+def worker(stack: ExitStack, db: Path, *options: object) -> Command:
+    """One that has said that it is ready."""
+    started = Command(
+        "agent_runtime_core", "worker", AGENTS, "--agent-path", ROOT, "--url", f"sqlite:///{db}",
+        "--log-level", "warning", *options,
+    )  # fmt: skip
+    child = stack.enter_context(started)
+    said = child.expect("worker")
+    assert f"is ready: sqlite:///{db}, agents noop, steps," in said, said
+    assert f"-{child.pid} " in said
+    return child
+
+
+async def submitted(runner: AgentRunner, count: int, where: Path, pause: float, n: int = 3) -> list[UUID]:
+    params = {"n": n, "pause": pause, "effects": str(where / "effects")}
+    return [await runner.submit("steps", {"params": params}) for _ in range(count)]
+
+
+async def test_a_worker_does_what_another_process_submitted(tmp_path: Path) -> None:
+    db = tmp_path / "all.db"
+    with ExitStack() as stack:
+        child = await asyncio.to_thread(worker, stack, db, "--concurrency", 4)
+        async with open_runner([db] * 3) as runner:
+            runs = await submitted(runner, 10, tmp_path, 0)
+            for run in runs:
+                assert (await runner.wait(run, 30)).final_output == {"out": [0, 1, 4]}
+        assert {words[2] for words in lines(tmp_path / "effects")} == {str(child.pid)}
+        child.send(signal.SIGTERM)
+        assert await child.aended() == 0
+
+
+async def test_a_worker_told_to_stop_under_load_loses_nothing_and_uses_no_attempt(tmp_path: Path) -> None:
+    db = tmp_path / "all.db"
+    async with open_runner([db] * 3) as runner:
+        runs = await submitted(runner, 24, tmp_path, 0.05, 4)
+        with ExitStack() as stack:
+            for _ in range(3):
+                known = len(lines(tmp_path / "effects"))
+                child = await asyncio.to_thread(worker, stack, db, "--concurrency", 8, "--grace", 0.02)
+                await asyncio.to_thread(until, lambda: len(lines(tmp_path / "effects")) >= known + 8, "it to be busy")  # noqa: B023
+                child.send(signal.SIGTERM)
+                assert await child.aended() == 0
+                infos = [await runner.get_run(run) for run in runs]
+                assert {info.status for info in infos} <= {RunStatus.PENDING, RunStatus.SUCCEEDED}
+            assert any(info.status is RunStatus.PENDING for info in infos), "it was stopped in the middle"
+            last = await asyncio.to_thread(worker, stack, db, "--concurrency", 8)
+            for run in runs:
+                assert (await runner.wait(run, 30)).final_output == {"out": [0, 1, 4, 9]}
+                assert (await runner.get_run(run)).attempt == 1
+            last.send(signal.SIGINT)
+            assert await last.aended() == 0
+
+
+async def test_a_second_signal_skips_the_grace(tmp_path: Path) -> None:
+    db, effects = tmp_path / "all.db", tmp_path / "effects"
+    async with open_runner([db] * 3) as runner:
+        run = await runner.submit("sleeper", {"params": {"effects": str(effects)}})
+        with ExitStack() as stack:
+            child = await asyncio.to_thread(worker, stack, db, "--grace", 60)
+            await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the step to begin")
+            child.send(signal.SIGTERM)
+            assert await asyncio.to_thread(child.poll_line, 0.3) is None
+            assert child.process.poll() is None, "the first one waits"
+            child.send(signal.SIGTERM)
+            assert await child.aended() == 0
+        info = await runner.get_run(run)
+        assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
+
+
+async def test_a_run_of_a_killed_worker_goes_on_at_once_in_another(tmp_path: Path) -> None:
+    db, effects = tmp_path / "all.db", tmp_path / "effects"
+    async with open_runner([db] * 3) as runner:
+        with ExitStack() as stack:
+            workers = [await asyncio.to_thread(worker, stack, db, "--poll", 0.2) for _ in range(2)]
+            [run] = await submitted(runner, 1, tmp_path, 0.5)
+            await asyncio.to_thread(until, lambda: len(lines(effects)) == 2, "the second step to begin")
+            holder = int(lines(effects)[0][2])
+            [victim] = [each for each in workers if each.pid == holder]
+            [heir] = [each for each in workers if each.pid != holder]
+            assert victim.kill()
+            died = time.monotonic()
+
+            async def taken_over() -> bool:
+                return lines(effects)[-1][2] == str(heir.pid)
+
+            await becomes(taken_over, "the other worker to go on")
+            took = time.monotonic() - died
+            assert (await runner.wait(run, 30)).final_output == {"out": [0, 1, 4]}
+        assert [words[1] for words in lines(effects)] == ["s0", "s1", "s1", "s2"], "what is recorded is not run again"
+        assert (await runner.get_run(run)).attempt == 2
+        assert took < 5, "its lease would have run out after 60 seconds"
+
+
+RUNNER = """
+from agent_runtime_core import AgentRunner, RunnerConfig
+from tests.fault.jobs.agents import registry
+
+runner = AgentRunner.open({path!r}, config=RunnerConfig(worker_id="mine"), registry=registry())
+"""
+
+
+async def test_a_worker_works_for_a_runner_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "own_runner.py").write_text(RUNNER.format(path=str(tmp_path / "own.db")))
+    with Command("agent_runtime_core", "worker", "own_runner:runner", "--agent-path", tmp_path) as child:
+        said = await child.aline()
+        assert said.startswith(f"worker mine is ready: {tmp_path / 'own.db'}, agents noop,"), said
+        async with open_runner([tmp_path / "own.db"] * 3) as runner:
+            [run] = await submitted(runner, 1, tmp_path, 0)
+            assert (await runner.wait(run, 30)).status is RunStatus.SUCCEEDED
+            assert (await runner.get_run(run)).worker == "mine"
+        child.send(signal.SIGTERM)
+        assert await child.aended() == 0

@@ -1,0 +1,153 @@
+"""What a seed decides beforehand: the runs of its world, the faults, and what is done to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .wire import Faults
+
+Layout = tuple[str, str, str]  # the places of queue, events and state; the same name for the same engine
+
+#: Layouts of several engines, by how often they are played.
+APART = {
+    "memory-a memory-b memory-c": 5,
+    "memory-a memory-b memory-b": 3,
+    "memory-a memory-a memory-b": 3,
+    "memory-a memory-b memory-a": 2,
+    "remote-a remote-b remote-c": 3,
+    "remote-a remote-b remote-b": 2,
+    "remote-a memory-b memory-b": 3,
+    "memory-a remote-b remote-a": 2,
+    "remote-a sqlite-b sqlite-b": 1,
+    "sqlite-a memory-b remote-c": 1,
+}
+
+
+@dataclass
+class RunPlan:
+    """A run: `items` is what its agent does, as (kind, name, number) triples."""
+
+    run_id: str
+    items: list[list[Any]]
+    inline: bool = False
+    at: float = 0.0
+    delay: float = 0.0
+    priority: int = 0
+    followed: bool = False
+    twice: bool = False  # two clients submit it under one idempotency key, each under an id of its own
+
+
+@dataclass
+class Scenario:
+    """All of a seed's choices but those made on the way."""
+
+    seed: int
+    layout: Layout
+    workers: int
+    runs: list[RunPlan]
+    faults: Faults
+    actions: list[tuple[float, str, Any]]
+    world: dict[str, Any]
+    failing: float = 0.0
+    longest: float = 0.2
+    edited: bool = False
+    ablated: Sequence[str] = field(default=())
+
+
+def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
+    """The scenario of a seed. Each draws its own mix of faults, so that rare ones meet often enough."""
+    chance = random.Random(f"scenario {seed}")
+    layout = _layout(chance)
+    workers = chance.choice((2, 2, 2, 3))
+    edited = chance.random() < 0.1
+
+    def some(most: float, rate: float = 0.35) -> float:
+        return chance.random() * most if chance.random() < rate else 0.0
+
+    faults = Faults(
+        latency=chance.choice((0.002, 0.01, 0.04)),
+        lost=some(0.08),
+        unanswered=some(0.08),
+        doubled=some(0.3),
+        dropped=some(0.2),
+        crash=some(0.04),
+        late_bell=some(0.5),
+        cut=some(0.06, 0.5),
+    )
+    runs = [_run(chance, i, edited) for i in range(chance.choice((2, 2, 2, 2, 3, 3, 4, 6)))]
+    if chance.random() < 0.08:
+        runs.append(RunPlan("poison", [["step", "first", 0], ["poison", "boom", 0], ["step", "never", 0]]))
+    return Scenario(
+        seed=seed,
+        layout=layout,
+        workers=workers,
+        runs=runs,
+        faults=faults,
+        actions=_actions(chance, workers, runs, layout),
+        world={
+            "liveness": chance.random() < 0.6,
+            "park_after": chance.choice((0.0, 0.1, 0.5)),
+            "skew": some(2.0, 0.3),
+            "hours": int(chance.random() < 0.15),
+            "shuffle": chance.random() < 0.5,
+        },
+        failing=some(0.3),
+        longest=3.0 if chance.random() < 0.05 else 0.2,
+        edited=edited,
+        ablated=ablated,
+    )
+
+
+def _layout(chance: random.Random) -> Layout:
+    kind = chance.choices(("memory-a", "remote-a", "sqlite-a", "apart"), (36, 26, 12, 26))[0]
+    if kind == "apart":
+        queue, events, state = chance.choices([*APART], [*APART.values()])[0].split()
+        return queue, events, state
+    return kind, kind, kind
+
+
+def _run(chance: random.Random, number: int, edited: bool) -> RunPlan:
+    items: list[list[Any]] = []
+    for i in range(chance.choice((3, 3, 3, 4, 5))):
+        kinds = ("step", "step", "chain", "map", "signal", "sleep", "emit", "call", "late", "transaction")
+        kind = chance.choice(("step", "step", "chain") if edited else kinds)
+        count = chance.choice((2, 2, 3))
+        items.append([kind, f"{kind}{i}", round(chance.uniform(0.02, 1.2), 3) if kind in ("sleep", "late") else count])
+    return RunPlan(
+        f"run-{number}",
+        items,
+        inline=chance.random() < 0.2,
+        at=chance.uniform(0, 0.5),
+        delay=chance.uniform(0.1, 1) if chance.random() < 0.15 else 0.0,
+        priority=chance.choice((0, 0, 5)),
+        followed=chance.random() < 0.25,
+        twice=chance.random() < 0.15,
+    )
+
+
+def _actions(chance: random.Random, workers: int, runs: list[RunPlan], layout: Layout) -> list[tuple[float, str, Any]]:
+    """What is done to the world, and when."""
+    names = [f"worker{i}" for i in range(workers)] + ["executor"] * any(run.inline for run in runs)
+    actions: list[tuple[float, str, Any]] = []
+    for kind, rate, most in (("kill", 0.6, 4), ("pause", 0.5, 2), ("suspend", 0.15, 1), ("stop", 0.2, 1),
+                             ("jump", 0.1, 1), ("cut", 0.35, 2)):  # fmt: skip
+        if chance.random() >= rate or (kind == "cut" and not any("remote" in place for place in layout)):
+            continue
+        for _ in range(chance.randint(1, most)):
+            at, name = chance.uniform(0.01, 2.0), chance.choice(names)
+            actions.append((at, kind, (name, chance.choice((0.1, 0.6, 3.5))) if kind == "cut" else name))
+            if kind in ("pause", "suspend"):
+                actions.append((at + chance.choice((0.3, 1.5, 3.5)), "wake" if kind == "suspend" else "go on", name))
+    if chance.random() < 0.35:
+        by = chance.choice(("client0", "client1", names[0]))
+        actions.append((chance.uniform(0.05, 2.5), "cancel", (chance.choice(runs).run_id, by)))
+    for run in runs:
+        for kind, name, number in run.items:
+            count = number if kind == "signal" else chance.choice((0, 1)) if kind == "late" else 0
+            for i in range(count):
+                by = chance.choice(("client0", "client1"))
+                actions.append((run.at + chance.uniform(0.05, 2.0), "signal", (run.run_id, name, i, by)))
+    return sorted(actions, key=lambda action: action[0])

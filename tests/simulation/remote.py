@@ -1,0 +1,297 @@
+"""A store behind a network, as Redis is one: commits and reads are messages, and the server has its own clock.
+
+Messages of one connection arrive in order, and so do their answers. A connection that breaks loses
+requests or answers; what was under way then fails with StorageBusy. A request that had left before may
+arrive all the same, also after those of the next connection. The server carries out a commit at once
+and as a whole. Times of leases travel as seconds from now and are the server's on arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agent_runtime_core._clock import Clock
+from agent_runtime_core._engines.base import Concern, Engine, Guard, Op
+from agent_runtime_core._engines.memory import MemoryTx
+from agent_runtime_core._engines.requests import Request, settle
+from agent_runtime_core._engines.sqlite import _answer
+from agent_runtime_core.errors import StorageBusy, StorageClosed
+from agent_runtime_core.queue.row import ClaimRequest
+
+from .loop import HOST
+from .stores import Tables, outcome
+from .wire import TOPICS, Bells, answer_of, repeatable
+
+if TYPE_CHECKING:
+    from .world import World
+
+LATE = 0.5  # of what had left before its connection broke arrives all the same
+RECONNECT = 0.3  # seconds, at most, until there is another connection
+UNKNOWN = "the connection to the simulated server broke: whether the write landed is unknown"
+
+
+class Server(Tables):
+    """The far end: outlives every host."""
+
+    def arrive(self, host: str, request: Request) -> None:
+        """Carry out a commit with the server's time."""
+        request.ops = [self.timed(op) for op in request.ops]
+        token = HOST.set(host)
+        try:
+            self.land([request])
+        finally:
+            HOST.reset(token)
+
+    def look(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+        try:
+            return fn(MemoryTx(self.tables), *args), None
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller of this read
+            return None, error
+
+    def timed(self, op: Op) -> Op:
+        now = self.clock.boot()
+        match op:
+            case Op("queue.claim", (want,)):
+                return Op(op.name, (self._wanted(want, now),))
+            case Op("queue.take", (row, insert, reopen, want, wait)):
+                return Op(op.name, (row, insert, reopen, self._wanted(want, now), wait))
+            case Op("queue.beat", (claims, seconds)):
+                return Op(op.name, (claims, now + seconds))
+        return op
+
+    @staticmethod
+    def _wanted(want: ClaimRequest, now: float) -> ClaimRequest:
+        return want._replace(lease_until=now + want.lease_until, lease_now=now)
+
+
+class Message:
+    """A commit or a read on its way; `answer` or `fail` is called on its host, unless that is gone."""
+
+    def __init__(
+        self, carry: Callable[[], None], answer: Callable[[], None], fail: Callable[[], None], ops: Sequence[Op] = ()
+    ) -> None:
+        self.carry, self.answer, self.fail, self.ops = carry, answer, fail, ops
+        self.arrived = self.told = False
+
+
+class Connection:
+    """In order there and back; once it broke, only what was already on its way may still arrive."""
+
+    def __init__(self, world: World, engine: SimRemoteEngine) -> None:
+        self.world, self.engine = world, engine
+        self.under_way: list[Message] = []
+        self.broken = False
+        self._arrives = self._answers = 0.0
+
+    def send(self, message: Message) -> None:
+        world = self.world
+        self.under_way.append(message)
+        self._arrives = max(world.loop.now + world.delay(), self._arrives + 1e-6)
+        world.loop.call_at(self._arrives, self._arrive, message, context=world.outside)
+
+    def _arrive(self, message: Message) -> None:
+        if message.told or self.broken:
+            return
+        message.carry()
+        message.arrived = True
+        if self.world.chance.random() < self.world.faults.cut:
+            self.world.trace("cut", "the answer is lost")
+            self.engine.cut()
+            return
+        self._answers = max(self.world.loop.now + self.world.delay(), self._answers + 1e-6)
+        self.world.loop.call_at(self._answers, self._answer, message, context=self.engine.context)
+
+    def _answer(self, message: Message) -> None:
+        if not message.told:
+            message.told = True
+            self.under_way.remove(message)
+            message.answer()
+
+    def break_off(self) -> None:
+        """All that is under way fails; what has not arrived is lost, or late."""
+        self.broken = True
+        world, failed = self.world, [message for message in self.under_way if not message.told]
+        self.under_way.clear()
+        for message in failed:
+            message.told = True
+            if not message.arrived and message.ops and self.engine.late and world.chance.random() < LATE:
+                world.loop.call_later(world.chance.random() * 0.5, self._late, message, context=world.outside)
+            world.unanswered(message.ops)
+            world.loop.call_soon(message.fail, context=self.engine.context)
+
+    def _late(self, message: Message) -> None:
+        self.world.trace("late", message.ops)
+        self.world.unanswered(message.ops)
+        message.carry()
+
+
+class SimRemoteEngine(Bells, Engine):
+    """One host's way to a server of its world."""
+
+    kind = "remote"
+
+    def __init__(self, clock: Clock, world: World, place: str) -> None:
+        self.world, self.place, self.clock = world, place, clock
+        super().__init__()
+        self.server: Server = world.server(place)
+        self.host = HOST.get()
+        self.context = world.labels[self.host].context
+        # The attempts of `execute` go on under one claim: no fence keeps out what an earlier one has given up.
+        self.late = not self.host.startswith("executor")
+        self._closed = False
+        self._up_at = 0.0
+        self._connection: Connection | None = None
+
+    def add(self, concern: Concern) -> None:
+        self.server.add(concern)
+
+    # -- the connection
+
+    @property
+    def deaf(self) -> bool:
+        return self._closed or self.world.loop.now < self._up_at
+
+    def cut(self, seconds: float | None = None) -> None:
+        """Break the connection; another one can be made after so many seconds."""
+        broken, self._connection = self._connection, None
+        wait = self.world.chance.random() * RECONNECT if seconds is None else seconds
+        self._up_at = max(self._up_at, self.world.loop.now + wait)
+        self.world.loop.call_at(self._up_at, self._back, context=self.context)
+        if broken is not None:
+            broken.break_off()
+
+    def _back(self) -> None:
+        # Whatever was rung meanwhile was not heard.
+        if not self._closed and self.world.loop.now >= self._up_at:
+            self.hear({*TOPICS})
+
+    def _send(self, message: Message) -> None:
+        world = self.world
+        if world.loop.now < self._up_at:
+            world.trace("no way", self.host)
+            world.loop.call_later(world.delay(), message.fail)
+            return
+        if self._connection is None:
+            self._connection = Connection(world, self)
+        self._connection.send(message)
+        if world.chance.random() < world.faults.cut:
+            world.trace("cut", "the request is lost or late")
+            self.cut()
+
+    # -- writing
+
+    def _relative(self, op: Op) -> Op:
+        now = self.clock.boot()
+        match op:
+            case Op("queue.claim", (want,)):
+                return Op(op.name, (self._seconds(want, now),))
+            case Op("queue.take", (row, insert, reopen, want, wait)):
+                return Op(op.name, (row, insert, reopen, self._seconds(want, now), wait))
+            case Op("queue.beat", (claims, until)):
+                return Op(op.name, (claims, until - now))
+        return op
+
+    @staticmethod
+    def _seconds(want: ClaimRequest, now: float) -> ClaimRequest:
+        return want._replace(lease_until=want.lease_until - now, lease_now=0.0)
+
+    def _submit(self, request: Request) -> None:
+        world = self.world
+        request.ops = [self._relative(op) for op in request.ops]
+        message = self._message(request)
+        if world.chance.random() < world.faults.crash and not world.unbreakable(self.host):
+            self._die_at(message)
+            return
+        self._send(message)
+        if repeatable(request) and world.chance.random() < world.faults.doubled:
+            world.trace("doubled", request.ops)
+            again = Request(request.guard, request.ops)
+            self._send(Message(partial(self.server.arrive, self.host, again), _nothing, _nothing))
+
+    def _message(self, request: Request) -> Message:
+        # What arrives late has an answer of its own: its sender has got one already.
+        there = Request(request.guard, request.ops)
+        return Message(
+            partial(self.server.arrive, self.host, there),
+            lambda: _tell(request, there.result, there.error),
+            lambda: _tell(request, None, StorageBusy(UNKNOWN)),
+            request.ops,
+        )
+
+    def _die_at(self, message: Message) -> None:
+        """The host dies before it has sent this, once it has, or when it hears of the outcome."""
+        world, where = self.world, self.world.chance.randrange(3)
+        world.trace("crash", ("before sending", "after sending", "answered")[where])
+
+        def die() -> None:
+            world.loop.call_soon(world.kill, self.host, context=world.outside)
+
+        if where == 2:
+            message.answer = message.fail = die
+        if where:
+            self._send(message)
+        if where < 2:
+            die()
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        self._usable()
+        return await outcome(Request(guard, ops), self._submit)
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """For the beat, which has a thread and a connection of its own."""
+        world, faults = self.world, self.world.faults
+        if self._closed or world.loop.now < self._up_at or world.chance.random() < faults.lost + faults.cut:
+            raise StorageBusy("the simulated server was not reached")
+        request = Request(guard, [self._relative(op) for op in ops])
+        self.server.arrive(self.host, request)
+        if world.chance.random() < faults.unanswered + faults.cut:
+            raise StorageBusy(UNKNOWN)
+        return answer_of(request)
+
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self._usable()
+        self._submit(Request(guard, ops))
+
+    # -- the rest
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        self._usable()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        seen: list[Any] = []
+        self._send(
+            Message(
+                lambda: seen.append(self.server.look(fn, args)),
+                lambda: _answer(future, *seen[0]),
+                lambda: _answer(future, None, StorageBusy("the connection to the simulated server broke")),
+            )
+        )
+        return await future
+
+    def lease_now(self) -> float:
+        return self.clock.boot()
+
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        return self.start_beat(fn, interval)
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise StorageClosed(f"the way to {self.place} was closed")
+
+    async def close(self) -> None:
+        self._closed = True
+
+    def die(self) -> None:
+        """What left the host is on its way; no answer will be heard."""
+        self._closed = True
+
+
+def _tell(request: Request, result: list[Any] | None, error: BaseException | None) -> None:
+    request.result, request.error = result, error
+    settle([request])
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,119 @@
+"""What must be true of a simulated world at rest."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from agent_runtime_core.events.base import Event
+from agent_runtime_core.journal.record import DONE
+from agent_runtime_core.queue.row import LIVE, RunFilter, RunRow
+
+from .plans import RunPlan
+from .script import expected, payload_of, read_effects
+
+if TYPE_CHECKING:
+    from .scenarios import Play
+
+#: Ways a run that was not cancelled may fail for: what the scenario itself puts in.
+INJECTED = {"StepExecutionError", "StorageBusy", "RunFailed"}
+
+
+class Rest:
+    """Looks at a world that has come to rest, as one of its clients."""
+
+    def __init__(self, play: Play) -> None:
+        self.play, self.world, self.scenario = play, play.world, play.scenario
+        self.watch, self.host = play.watch, play.world.hosts["client0"]
+        self.runner = self.host.runner
+
+    async def check(self) -> None:
+        watch, runner = self.watch, self.runner
+        rows = {row.run_id: row for row in await runner.queue.find(RunFilter())}
+        by_uuid = {self.play.uuid(run.run_id): run for run in self.scenario.runs}
+        for run_id, uuids in self.play.submitted.items():
+            if len(uuids) != 1 or not uuids <= rows.keys():
+                watch.wrong(f"run {run_id} was accepted as {sorted(uuids)}, there are {sorted(rows)}")
+        for run, row in rows.items():
+            if run not in by_uuid and row.parent_id not in rows:
+                watch.wrong(f"run {run} is there, and nobody asked for it")
+        if "sqlite" in self.scenario.layout[2]:
+            await self._check_effects(rows)
+        for run, row in rows.items():
+            if row.status != watch.status.get(run):
+                watch.wrong(f"run {run} is stored as {row.status}, last heard was {watch.status.get(run)}")
+            records = await runner.state_store.records(run)
+            watch.check_journal(run, records)
+            self.world.loop.note(f"{row} {records}")
+            events = await runner.event_bus.get_events(run)
+            if row.status in LIVE:
+                continue
+            head = await runner.event_bus.head(run)
+            told = self._told_of_its_end(row)
+            watch.check_events(run, row.status, records, events, head, told=told)
+            plan = by_uuid.get(run)
+            if plan is not None:
+                await self._check_result(plan, row, events, told)
+
+    def _told_of_its_end(self, row: RunRow) -> bool:
+        """Whether its log must tell how it ended: who cancelled it from outside may have died between two engines."""
+        apart = len(set(self.scenario.layout)) > 1
+        return not (apart and row.status == "cancelled" and row.reason == "cancel")
+
+    async def _check_effects(self, rows: dict[str, Any]) -> None:
+        """A transaction's effect is there exactly as often as its record is."""
+        there: Counter[tuple[str, str]] = await self.host.engines[self.scenario.layout[2]].read(read_effects)
+        due: Counter[tuple[str, str]] = Counter()
+        for run in rows:
+            for record in await self.runner.state_store.records(run):
+                if record.kind == DONE and record.name.startswith("transaction"):
+                    due[run, record.name] += 1
+        if there != due:
+            self.watch.wrong(f"effects are {there}, their records say {due}")
+
+    async def _check_result(self, plan: RunPlan, row: Any, events: list[Event], told_of_end: bool) -> None:
+        watch = self.watch
+        result = await self.runner.wait(self.play.uuid(plan.run_id))
+        told = self.play.told.get(plan.run_id, result)
+        if (told.status, told.final_output) != (result.status, result.final_output):
+            watch.wrong(f"run {plan.run_id} is {result}, its caller was told {told}")
+        followed = self.play.followed.get(plan.run_id)
+        if followed is not None and not told_of_end:
+            events = events[: len(followed)]  # who cancels from outside tells the queue first
+        if followed is not None and [_told(e) for e in followed] != [_told(e) for e in events]:
+            watch.wrong(
+                f"a follower of {plan.run_id} saw {len(followed)} events that differ from the {len(events)} kept"
+            )
+        match row.status:
+            case "succeeded":
+                self._check_output(plan, result.final_output["out"])
+            case "failed":
+                allowed = INJECTED | ({"JournalMismatch"} if self.scenario.edited else set())
+                if result.error is None or result.error.type not in allowed:
+                    watch.wrong(f"run {plan.run_id} failed: {result.error}")
+            case "cancelled":
+                asked = {about[0] for _, what, about in self.scenario.actions if what == "cancel"}
+                if plan.run_id not in asked:
+                    watch.wrong(f"run {plan.run_id} is cancelled, and nobody asked for it")
+            case "dead":
+                return
+            case _:
+                watch.wrong(f"run {plan.run_id} is {row.status}")
+
+    def _check_output(self, plan: RunPlan, out: list[Any]) -> None:
+        due = expected(plan.items)
+        if self.scenario.edited:
+            due.sort(key=json.dumps)
+            out = sorted(out, key=json.dumps)
+        for (kind, name, number), want, got in zip(plan.items, due, out, strict=True):
+            if kind == "signal":  # each of them, once
+                got, want = sorted(got), [payload_of(plan.run_id, name, i) for i in range(number)]
+            elif kind == "late":
+                want = got if got == "late" else payload_of(plan.run_id, name, 0)
+            if want != got:
+                self.watch.wrong(f"run {plan.run_id} has {got!r} for {kind} {name}, not {want!r}")
+
+
+def _told(event: Event) -> tuple[int, str, str]:
+    return event.sequence, event.event_type, json.dumps(event.payload, sort_keys=True, default=str)

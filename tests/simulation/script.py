@@ -1,0 +1,169 @@
+"""The agent of the simulated runs: it does what its input says, and tells the watch about it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections import Counter
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from agent_runtime_core._engines.sqlite_tx import UserTransaction
+from agent_runtime_core.context import Context
+from agent_runtime_core.errors import WaitTimeout
+from agent_runtime_core.interfaces import AgentRuntime, RunResult
+from agent_runtime_core.steps.executor import StepExecutor
+from agent_runtime_core.steps.model import Step
+
+from .loop import HOST
+from .plans import Scenario
+
+if TYPE_CHECKING:
+    from .world import World
+
+CTX: ContextVar[Context] = ContextVar("simulated_run")
+
+
+class Injected(Exception):
+    """A step fails because the seed says so."""
+
+
+class Script(AgentRuntime):
+    """Does what its input says, and tells the watch about it."""
+
+    key = "script"
+
+    def __init__(self, world: World, scenario: Scenario) -> None:
+        self.world, self.scenario = world, scenario
+        self.chance = random.Random(f"steps {scenario.seed}")
+
+    async def run(self, ctx: Any) -> RunResult:
+        CTX.set(ctx)
+        self.world.watch.enter(ctx._row)
+        out = []
+        for kind, name, number in self._version(ctx.input["items"]):
+            out.append(await self._item(ctx, kind, name, number))
+        return RunResult({"out": out})
+
+    def _version(self, items: list[list[Any]]) -> list[list[Any]]:
+        """In an edited scenario each odd incarnation of a host runs code with another order."""
+        if not self.scenario.edited or int(HOST.get().rpartition(".")[2]) % 2 == 0:
+            return items
+        return [items[1], items[0], *items[2:]]
+
+    async def _item(self, ctx: Any, kind: str, name: str, number: Any) -> Any:
+        match kind:
+            case "step":
+                return self._mine(name, await ctx.step(name, self.effect, name, retries=1, retry_delay=0.05))
+            case "chain":
+                steps = [
+                    Step(f"{name}.{i}", self.link, checkpoint=i != 1, retries=1, retry_delay=0.05)
+                    for i in range(number)
+                ]
+                results = await StepExecutor(ctx, checkpoint_key=name).run(steps)
+                return [self._mine(step.name, results[step.name].partition(" ")[0]) for step in steps] + [
+                    results[steps[-1].name]
+                ]
+            case "map":
+                return await StepExecutor(ctx, max_concurrency=2).map(
+                    name, self.effect, [f"{name}.{i}" for i in range(number)], retries=1, retry_delay=0.05
+                )
+            case "transaction" if "sqlite" not in self.scenario.layout[2]:
+                return self._mine(name, await ctx.step(name, self.effect, name))
+            case "transaction":
+                return self._mine(name, await ctx.transaction(name, write_effect, str(ctx.run_id), name))
+            case "signal":
+                return [await ctx.wait_for_signal(name) for _ in range(number)]
+            case "late":
+                try:
+                    return await ctx.wait_for_signal(name, timeout=number)
+                except WaitTimeout:
+                    return "late"
+            case "sleep":
+                await ctx.sleep(number)
+                return None
+            case "emit":
+                await ctx.emit("hello", {"from": name})
+                await ctx.checkpoint({"at": name})
+                return None
+            case "call":
+                return (
+                    await ctx.call("child", {"items": [["step", f"{name}.{i}", 0] for i in range(number)]})
+                ).final_output
+            case "poison":
+                return await ctx.step(name, self.poison)
+        raise AssertionError(kind)
+
+    def _mine(self, name: str, result: str) -> str:
+        if result != f"{name}!":
+            self.world.watch.wrong(f"step {name} was answered with {result!r}")
+        return result
+
+    async def _happen(self, name: str) -> str:
+        """The effect of a step, which takes its time and may fail."""
+        ctx = CTX.get()
+        key = ctx.idempotency_key
+        assert ctx.step_id is not None
+        assert key is not None
+        self.world.watch.begin(ctx._row, name, ctx.step_id, key)
+        await asyncio.sleep(self.chance.random() * self.scenario.longest)
+        if not self.world.calm and self.chance.random() < self.scenario.failing:
+            self.world.watch.failures[key] += 1
+            raise Injected(name)
+        return f"{name}!"
+
+    async def effect(self, name: str) -> str:
+        return await self._happen(name)
+
+    async def link(self, ctx: Any, state: Any) -> str:
+        """A step of a chain: its result tells how many links there were before it."""
+        frame = ctx._frame
+        state["links"] = state.get("links", 0) + 1
+        links = state["links"]
+        return f"{await self._happen(frame.name)} {links}"
+
+    async def poison(self) -> str:
+        await self._happen("boom")
+        self.world.kill(HOST.get())
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+
+def write_effect(conn: UserTransaction, run_id: str, name: str) -> str:
+    """The effect of a transaction: a row beside the journal."""
+    conn.execute("CREATE TABLE IF NOT EXISTS effects (run_id TEXT, name TEXT)")
+    conn.execute("INSERT INTO effects VALUES (?, ?)", (run_id, name))
+    return f"{name}!"
+
+
+def read_effects(view: sqlite3.Connection) -> Counter[tuple[str, str]]:
+    if not view.execute("SELECT 1 FROM sqlite_master WHERE name = 'effects'").fetchone():
+        return Counter()
+    return Counter(view.execute("SELECT run_id, name FROM effects"))
+
+
+class Child(Script):
+    key = "child"
+
+
+def expected(items: list[list[Any]]) -> list[Any]:
+    """What a run of these items gives, whatever happens to it; None stands for anything."""
+    out: list[Any] = []
+    for kind, name, number in items:
+        match kind:
+            case "step" | "transaction":
+                out.append(f"{name}!")
+            case "chain":
+                out.append([*(f"{name}.{i}!" for i in range(number)), f"{name}.{number - 1}! {number}"])
+            case "map":
+                out.append([f"{name}.{i}!" for i in range(number)])
+            case "call":
+                out.append({"out": [f"{name}.{i}!" for i in range(number)]})
+            case _:
+                out.append(None)
+    return out
+
+
+def payload_of(run_id: str, name: str, number: int) -> str:
+    return f"{name}.{number} of {run_id}"

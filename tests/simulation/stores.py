@@ -1,0 +1,226 @@
+"""The real engines without their threads: commits land as steps of the simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from agent_runtime_core._clock import Clock
+from agent_runtime_core._engines.base import Concern, Guard, Op
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core._engines.requests import Request
+from agent_runtime_core._engines.sqlite import SQLiteEngine, _answer
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.sqlite_writer import Writer
+
+from .ablations import weakened
+from .wire import CRASHES, TOPICS, Bells, Wire, answer_of, nobody
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+async def outcome(request: Request, send: Callable[[Request], None]) -> list[Any]:
+    """Send a commit and wait for its answer; a cancellation is raised once that is known."""
+    request.loop = loop = asyncio.get_running_loop()
+    request.future = loop.create_future()
+    send(request)
+    try:
+        await request.future
+    except asyncio.CancelledError:
+        while request.result is None and request.error is None:
+            request.future = loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):
+                await request.future
+        raise
+    return answer_of(request)
+
+
+class Tables(MemoryEngine):
+    """Dicts at a place of a world, on which commits land under the eyes of its watch."""
+
+    def __init__(self, clock: Clock, world: World, place: str) -> None:
+        self.world, self.place = world, place
+        super().__init__(clock)
+        self.tables = world.tables.setdefault(place, {"fence": {}})
+        self.add(CRASHES)
+        # Others listen, whoever does here.
+        self._listeners = {topic: [nobody] for topic in TOPICS}
+        self._rung: set[str] = set()
+        self._replayed = False
+
+    def add(self, concern: Concern) -> None:
+        super().add(weakened(concern, self.world.ablated))
+
+    def land(self, batch: list[Request]) -> None:
+        for request in batch:
+            self._replayed = False
+            try:
+                guard = request.guard if self.world.guards(self.place) else None
+                request.result = self.apply(guard, request.ops)
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller of this request
+                request.error = error
+                self.world.trace("refused", request.ops)
+            else:
+                self.world.watch.landed(request, self._replayed, self.place)
+        rung, self._rung = self._rung, set()
+        self.world.ring(self, rung)
+
+    def _replay(self, tx: Any, guard: Guard, ops: Sequence[Op]) -> list[Any]:
+        self._replayed = True
+        return super()._replay(tx, guard, ops)
+
+    def ring(self, topic: str) -> None:
+        self._rung.add(topic)
+
+
+class SimMemoryEngine(Bells, Tables):
+    """One host's engine on the tables that all hosts share."""
+
+    def __init__(self, clock: Clock, world: World, place: str) -> None:
+        self.wire = Wire(world, self.land)
+        super().__init__(clock, world, place)
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await outcome(Request(guard, ops), self.wire.send)
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return self.wire.at_once(Request(guard, ops))
+
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        self.wire.send(Request(guard, ops))
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        await asyncio.sleep(self.world.delay())
+        return await super().read(fn, *args)
+
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        return self.start_beat(fn, interval)
+
+    def die(self) -> None:
+        self._closed = True
+
+
+def _nothing(concern: Concern) -> None:
+    """The file has its tables."""
+
+
+class SimWriter(Writer):
+    """Carries out what the wire brings, and notes what became of it."""
+
+    world: World
+    place: str
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.landed: dict[Request, bool] = {}
+        self._replayed = False
+
+    def apply(self, tx: SQLiteTx, request: Request) -> bool:
+        self._replayed = False
+        guard = request.guard
+        if not self.world.guards(self.place):
+            request.guard = None
+        done = super().apply(tx, request)
+        request.guard = guard
+        self.landed[request] = self._replayed
+        return done
+
+    def replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> Any:
+        self._replayed = True
+        return super().replay(tx, guard, ops)
+
+    def now(self, batch: list[Request]) -> bool:
+        """Never: all goes over the wire."""
+        return False
+
+    def deliver(self, batch: list[Request]) -> None:
+        """The wire brings the answers."""
+
+
+class SimSQLiteEngine(Bells, SQLiteEngine):
+    """One host's engine on a real file, with connections and proof of life of its own."""
+
+    def __init__(self, clock: Clock, world: World, place: str) -> None:
+        self.world, self.place = world, place
+        self.wire = Wire(world, self.land)
+        self._reader: sqlite3.Connection | None = None
+        super().__init__(str(world.file(place)), "normal", clock)
+        if not world.liveness:
+            self.holder = ""
+        self.add(CRASHES)
+
+    def add(self, concern: Concern) -> None:
+        super().add(weakened(concern, self.world.ablated))
+
+    def _make_writer(self, flushes: bool) -> Writer:
+        writer = SimWriter(
+            self, self.file.writing, self._commit_lock, self.log, self._ring, path=self.path, flushes=flushes
+        )
+        writer.world, writer.place = self.world, self.place
+        self.writer: SimWriter = writer
+        if self.world.migrated(self.place):
+            self.file.migrate = _nothing  # type: ignore[method-assign]
+        return writer
+
+    def submit(self, request: Request) -> None:
+        self.wire.send(request)
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        self._usable()
+        return self.wire.at_once(Request(guard, ops))
+
+    def land(self, batch: list[Request]) -> None:
+        self.writer.landed.clear()
+        self.writer.write(batch)
+        for request, replayed in self.writer.landed.items():
+            if request.error is None:
+                self.world.watch.landed(request, replayed, self.place)
+            else:
+                self.world.trace("refused", request.ops)
+
+    def submit_read(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Any],
+    ) -> None:
+        loop.call_later(self.world.delay(), self._look, fn, args, future)
+
+    def _look(self, fn: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]) -> None:
+        self._reader = self._reader or self.file.connect()
+        try:
+            result, error = self.view(self._reader, fn, args), None
+        except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
+            result, error = None, failure
+        _answer(future, result, error)
+
+    def _ring(self, topics: set[str]) -> None:
+        self.world.ring(self, topics)
+
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        return self.start_beat(fn, interval)
+
+    def _shut(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        super()._shut()
+
+    def die(self) -> None:
+        """What the kernel does: an open transaction is rolled back, locks are freed, files stay."""
+        if self._closed:
+            return
+        self._closed = True
+        if "rollback" in self.world.ablated and self.writer.conn.in_transaction:
+            self.writer.conn.execute("COMMIT")
+        for conn in (self.writer.conn, self._reader):
+            if conn is not None:
+                conn.close()
+        os.close(self._presence._lock_fd)
+        self._presence._lock_fd = -1
+        self._commit_lock.close()

@@ -1,0 +1,459 @@
+"""What each command prints and how it ends; workers as processes are in tests/fault/test_worker_command.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.cli.main import main
+from agent_runtime_core.cli.target import agents_of
+from agent_runtime_core.config import configure, reset_config
+from agent_runtime_core.errors import InvalidArgument, UnknownRun
+from agent_runtime_core.interfaces import ErrorInfo
+from agent_runtime_core.queue.row import Settle
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+
+from .rig import Script
+
+MODULE = """
+from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+from agent_runtime_core.registry import Registry
+
+
+class Greeter(AgentRuntime):
+    key = "greeter"
+
+    async def run(self, ctx):
+        return RunResult()
+
+
+class Writer(Greeter):
+    key = "writer"
+
+
+class Needy(Greeter):
+    def __init__(self, name):
+        self.name = name
+
+
+one = Writer()
+several = [Greeter, one]
+pair = (Greeter(), Writer())
+twice = [Greeter, Greeter]
+registry = Registry()
+registry.register(one)
+empty = Registry()
+settings = {"a": 1}
+inner = AgentRunner.open("memory://", registry=registry)
+kept = AgentRunner.open("kept.db", registry=registry)
+
+
+def made():
+    return several
+
+
+def broken():
+    raise LookupError("no such thing")
+
+
+async def later():
+    return one
+
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of agents in a directory that is also the present one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    name = f"agents_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "torn.py").write_text("def broken(:\n")
+    (tmp_path / "lacking.py").write_text("import no_such_package_anywhere\n")
+    return name
+
+
+Said = tuple[int, str, str]
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`run("runs", "--json")`: exit code, output, errors."""
+
+    def call(*args: str) -> Said:
+        capsys.readouterr()
+        try:
+            code = main(args)
+        except SystemExit as end:
+            code = int(str(end.code))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+async def _good(ctx: Any) -> Any:
+    await ctx.step("fetch", lambda: "page")
+    await ctx.step("count", lambda: 4, key="words")
+    return 4
+
+
+async def _bad(ctx: Any) -> Any:
+    await ctx.step("fetch", lambda: "page")
+
+    def fail() -> None:
+        raise ConnectionError("no \x1b[31mroute\nto host")
+
+    await ctx.step("send", fail)
+
+
+class Failing(Script):
+    async def on_error(self, ctx: Any, error: BaseException) -> ErrorInfo:
+        return ErrorInfo(type(error).__name__, str(error), retriable=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A store with runs called good, bad (failed), poison (dead), toxic (dead), queued."""
+    path = tmp_path / "runs.db"
+
+    async def fill(runner: AgentRunner) -> None:
+        runner.registry.register(Script(_good, "good"))
+        runner.registry.register(Failing(_bad, "bad"))
+        for name in ("good", "bad"):
+            await runner.submit(name, {"n": 1}, run_id=name)
+            assert await runner.run_once()
+        for name in ("poison", "toxic"):
+            await runner.submit("poison", {}, run_id=name)
+            claimed = await runner.queue.claim("w", 60, agent_keys=["poison"])
+            how = Settle(claimed.claim_id, "dead", runner.queue.clock.wall(), crashes=3, reason="Poisoned",
+                         error='{"type":"Poisoned","message":"3 crashes in a row"}')  # fmt: skip
+            await runner.queue.settle(str(claimed.run_id), how)
+        await runner.submit("nobody", {}, run_id="queued")
+
+    on(path, fill)
+    return str(path)
+
+
+def on(path: str | Path, act: Callable[[AgentRunner], Awaitable[Any]]) -> Any:
+    async def acted() -> Any:
+        async with AgentRunner.open(path, registry=Registry()) as runner:
+            return await act(runner)
+
+    return asyncio.run(acted())
+
+
+def statuses(url: str) -> dict[str | None, str]:
+    async def look(runner: AgentRunner) -> dict[str | None, str]:
+        return {info.run_key: info.status.value for info in await runner.runs()}
+
+    found: dict[str | None, str] = on(url, look)
+    return found
+
+
+# -- looking
+
+
+def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
+    code, out, err = run("runs", "--url", url)
+    lines = out.splitlines()
+    assert (code, err, len(lines)) == (0, "", 6)
+    assert lines[0].split() == ["ID", "KEY", "AGENT", "STATUS", "ATTEMPT", "CREATED", "ENDED", "REASON"]
+    assert [line.split()[1] for line in lines[1:]] == ["good", "bad", "poison", "toxic", "queued"]
+
+    def keys(*options: str) -> list[str]:
+        code, out, _ = run("runs", "--url", url, "--json", *options)
+        assert code == 0
+        return [each["key"] for each in json.loads(out)]
+
+    assert keys("--status", "dead") == ["poison", "toxic"]
+    assert keys("--agent", "bad") == ["bad"]
+    assert keys("--limit", "2") == ["toxic", "queued"], "the last ones"
+    assert keys("--agent", "stranger") == []
+
+
+def test_more_runs_than_a_page_are_listed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent_runtime_core.cli.place._PAGE", 3)
+
+    async def fill(runner: AgentRunner) -> None:
+        for n in range(10):
+            await runner.submit("a", run_id=f"r{n}")
+
+    on(tmp_path / "runs.db", fill)
+    _, out, _ = run("runs", "--url", str(tmp_path / "runs.db"), "--json", "--limit", "8")
+    assert [each["key"] for each in json.loads(out)] == [f"r{n}" for n in range(2, 10)]
+
+
+def test_show_tells_the_steps_and_the_error(run: Run, url: str) -> None:
+    code, out, _ = run("show", "bad", "--url", url)
+    assert code == 0
+    assert "status            failed\n" in out
+    assert "error             StepExecutionError: step 'send' failed after 1 attempt(s): no ?[31mroute to host" in out
+    assert "\x1b" not in out, "nothing a terminal would act upon"
+    done, failed = (line.split() for line in out.split("STATE")[1].splitlines()[1:3])
+    assert (done[:3], failed[:3]) == (["done", "fetch", "0"], ["failed", "send", "0"])
+    assert "run.failed" not in out
+
+    code, out, _ = run("show", "good", "--url", url, "--json", "--events")
+    told = json.loads(out)
+    assert (told["status"], told["error"], told["input"], told["agent"]) == ("succeeded", None, {"n": 1}, "good")
+    assert [(each["state"], each["name"], each["key"]) for each in told["steps"]] == [
+        ("done", "fetch", "0"), ("done", "count", "words"),
+    ]  # fmt: skip
+    assert [each["sequence"] for each in told["events"]] == list(range(len(told["events"])))
+    assert told["events"][-1]["type"] == "run.succeeded"
+    # The id and the key of a step are what `fork` takes.
+    for after in (told["steps"][1]["step_id"], ("count", "words")):
+        assert on(url, lambda runner: runner.fork("good", after))  # noqa: B023
+
+
+def test_show_tells_of_steps_that_have_no_end(run: Run, url: str) -> None:
+    begun = asyncio.Event()
+
+    async def cut(runner: AgentRunner) -> None:
+        async def body(ctx: Any) -> None:
+            await ctx.step("first", lambda: 1)
+
+            async def hang() -> None:
+                begun.set()
+                await asyncio.Event().wait()
+
+            await ctx.step("second", hang, on_in_doubt="fail")
+
+        task = asyncio.ensure_future(runner.execute(Script(body), "cut"))
+        await begun.wait()
+        task.cancel()
+        await asyncio.wait({task})
+
+    on(url, cut)
+    _, out, _ = run("show", "cut", "--url", url, "--json")
+    assert [(each["state"], each["name"]) for each in json.loads(out)["steps"]] == [
+        ("done", "first"), ("in doubt", "second"),
+    ]  # fmt: skip
+    on(url, lambda runner: runner.fork("cut", new_run_id="copy"))
+    _, out, _ = run("show", "copy", "--url", url, "--json")
+    assert [each["state"] for each in json.loads(out)["steps"]] == ["copied"]
+
+
+def test_cancel(run: Run, url: str) -> None:
+    assert run("cancel", "queued", "--url", url)[:2] == (0, "run queued is cancelled\n")
+    assert run("cancel", "queued", "--url", url) == (1, "", "agent-runtime: run queued is over: it is cancelled\n")
+    assert run("cancel", "nix", "--url", url) == (1, "", "agent-runtime: no run nix is stored here\n")
+    assert json.loads(run("cancel", "good", "--url", url, "--json")[1])["recorded"] is False
+
+
+# -- dead letters
+
+
+def test_dead_letters_are_listed(run: Run, url: str) -> None:
+    _, out, _ = run("dead", "list", "--url", url)
+    assert [line.split()[1] for line in out.splitlines()] == ["KEY", "poison", "toxic"]
+    assert "3 crashes in a row" in out
+    _, out, _ = run("dead", "list", "--url", url, "--json", "--status", "failed")
+    [told] = json.loads(out)
+    assert (told["key"], told["error"]["type"]) == ("bad", "StepExecutionError")
+
+
+def test_a_dead_letter_is_requeued_and_keeps_its_steps(run: Run, url: str) -> None:
+    assert run("dead", "requeue", "poison", "--url", url) == (0, "1 run requeued\n", "")
+    assert statuses(url)["poison"] == "pending"
+    assert run("dead", "requeue", "bad", "--url", url, "--status", "failed")[0] == 0
+
+    async def finish(runner: AgentRunner) -> tuple[int, Any]:
+        ran = list[int]()
+
+        async def mended(ctx: Any) -> Any:
+            await ctx.step("fetch", lambda: ran.append(1))
+            await ctx.step("send", lambda: ran.append(2))
+
+        runner.registry.register(Script(mended, "bad"))
+        assert await runner.run_once()
+        return (await runner.get_run("bad")).generation, ran
+
+    assert on(url, finish) == (2, [2])
+
+
+def test_a_dead_letter_is_discarded_with_all_that_was_kept_of_it(run: Run, url: str) -> None:
+    assert run("dead", "discard", "bad", "--url", url, "--status", "failed") == (0, "1 run discarded\n", "")
+
+    async def gone(runner: AgentRunner) -> tuple[Any, Any]:
+        with pytest.raises(UnknownRun):
+            await runner.get_run("bad")
+        key = runner._key("bad")
+        return await runner.state_store.records(key), await runner.event_bus.get_events(key)
+
+    assert on(url, gone) == ([], [])
+
+
+@pytest.mark.parametrize("verb", ["requeue", "discard"])
+def test_ids_that_are_not_there_or_not_dead_are_told_and_the_others_done(verb: str, run: Run, url: str) -> None:
+    code, out, err = run("dead", verb, "good", "toxic", "nix", "toxic", "--url", url)
+    assert (code, out) == (1, f"1 run {verb}{'d' if verb == 'requeue' else 'ed'}\n")
+    assert err == (
+        "agent-runtime: run good is succeeded, not dead\n"
+        "agent-runtime: no run nix is stored here\n"
+    )  # fmt: skip
+    assert statuses(url)["good"] == "succeeded"
+    code, out, _ = run("dead", verb, "good", "--url", url, "--json")
+    assert (code, json.loads(out)["refused"]) == (1, {"good": "run good is succeeded, not dead"})
+
+
+@pytest.mark.parametrize(("verb", "left"), [("requeue", {"poison": "pending", "toxic": "pending"}), ("discard", {})])
+def test_all_dead_letters_at_once(verb: str, left: dict[str, str], run: Run, url: str) -> None:
+    before = statuses(url)
+    code, out, _ = run("dead", verb, "--all", "--url", url)
+    assert (code, out.split()[:2]) == (0, ["2", "runs"])
+    assert statuses(url) == {k: v for k, v in before.items() if v != "dead"} | left
+    assert run("dead", verb, "--all", "--url", url)[1].split()[0] == "0"
+    assert run("dead", verb, "--url", url)[0] == 2
+    assert run("dead", verb, "--all", "bad", "--url", url)[0] == 2
+    assert statuses(url) == {k: v for k, v in before.items() if v != "dead"} | left
+
+
+# -- where
+
+
+def test_the_store_is_the_configured_one_unless_it_is_said(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_BACKEND_URL", f"sqlite:///{url}")
+    reset_config()
+    assert run("runs", "--json")[0] == 0
+    code, _, err = run("runs", "--url", "sqlite:///nowhere.db")
+    assert (code, err) == (2, "agent-runtime: there is no file 'nowhere.db': --url names the store to look at\n")
+    assert not Path("nowhere.db").exists()
+
+
+def test_what_is_configured_one_by_one_serves_too(run: Run, url: str) -> None:
+    configure(queue_backend="sqlite", event_bus_backend="sqlite", state_store_backend="sqlite", sqlite_path=url)
+    assert len(json.loads(run("runs", "--json")[1])) == 5
+
+
+@pytest.mark.parametrize("command", [["runs"], ["dead", "list"], ["show", "x"], ["cancel", "x"]])
+@pytest.mark.parametrize("options", [[], ["--url", "memory://"]])
+def test_nothing_is_looked_for_in_memory(command: list[str], options: list[str], run: Run) -> None:
+    code, out, err = run(*command, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("agent-runtime: runs in memory are seen by their own process only: name a store with --url")
+
+
+# -- workers: what is worked for
+
+
+@pytest.mark.parametrize(
+    ("attr", "keys"),
+    [("Greeter", ["greeter"]), ("one", ["writer"]), ("several", ["greeter", "writer"]), ("pair", ["greeter", "writer"]),
+     ("registry", ["writer"]), ("made", ["greeter", "writer"])],
+)  # fmt: skip
+def test_agents_are_named_in_many_ways(attr: str, keys: list[str], module: str) -> None:
+    found = agents_of(f"{module}:{attr}", ".")
+    assert isinstance(found, Registry)
+    assert found.keys() == keys
+
+
+def test_a_runner_is_taken_as_it_is(module: str) -> None:
+    found = agents_of(f"{module}:kept", ".")
+    assert isinstance(found, AgentRunner)
+    asyncio.run(found.close())
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("{m}", "names no agents: write module:attr"),
+        ("{m}:", "names no agents"),
+        ("{m}:Greter", "has no 'Greter'; did you mean 'Greeter'?"),
+        ("x{m}:Greeter", "no module 'x{m}' in {d}: did you mean '{m}'?"),
+        ("{m}.inside:Greeter", "has no module 'inside'"),
+        ("{m}:settings", "is of type dict, and no agent, list of agents, Registry or AgentRunner; there is {m}:"),
+        ("{m}:nothing", "is of type NoneType"),
+        ("{m}:Registry", "is the class Registry, and no agent"),
+        ("{m}:empty", "has no agents"),
+        ("{m}:twice", "an agent 'greeter' is registered already"),
+        ("{m}:Needy", "() failed: TypeError: "),
+        ("{m}:broken", "() failed: LookupError: no such thing"),
+        ("{m}:later", "is a coroutine function"),
+        ("{m}:inner", "keeps its runs in memory"),
+        ("torn:x", "torn cannot be imported: SyntaxError"),
+        ("lacking:x", "needs the 'no_such_package_anywhere' package"),
+    ],
+)
+def test_what_cannot_be_worked_for_is_told_in_one_line(
+    target: str, told: str, module: str, run: Run, tmp_path: Path
+) -> None:
+    names = {"m": module, "d": str(tmp_path)}
+    url = [] if target.endswith(":inner") else ["--url", "runs.db"]
+    code, out, err = run("worker", target.format(**names), *url)
+    assert (code, out) == (2, "")
+    assert told.format(**names) in err
+    assert len(err.splitlines()) == 1
+    assert not Path("runs.db").exists()
+
+
+@pytest.mark.redis
+def test_a_worker_on_a_server_that_is_not_there_says_so(module: str, run: Run) -> None:
+    with contextlib.closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        port = nobody.getsockname()[1]
+        code, out, err = run("worker", f"{module}:Greeter", "--url", f"redis://me:secret@127.0.0.1:{port}/0")
+    assert (code, out) == (2, "")
+    assert f"redis://127.0.0.1:{port}/0 cannot be reached" in err
+    assert "secret" not in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--url", "memory://"], "runs in memory are seen by their own process only"),
+        ([], "runs in memory are seen by their own process only"),
+        (["--url", "http://me:secret@host/0"], "'http://***@host/0'"),
+        (["--url", "torn.py"], "torn.py is not a readable database"),
+        (["--url", "no/such/runs.db"], "no/such"),
+        (["--url", "runs.db", "--agent-path", "nowhere"], "there is no directory 'nowhere'"),
+        (["--url", "runs.db", "--concurrency", "0"], "'0' is no whole number above 0"),
+        (["--url", "runs.db", "--grace", "-1"], "'-1' is no number of seconds of at least 0"),
+        (["--url", "runs.db", "--poll", "0"], "'0' is no number of seconds above 0"),
+        (["--url", "runs.db", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_a_worker_that_cannot_work_says_why(options: list[str], told: str, module: str, run: Run) -> None:
+    code, out, err = run("worker", f"{module}:Greeter", *options)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "secret" not in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_runner_has_a_store_of_its_own(module: str, run: Run) -> None:
+    code, _, err = run("worker", f"{module}:kept", "--url", "runs.db")
+    assert (code, "leave out --url" in err) == (2, True)
+
+
+def test_a_traceback_is_shown_with_debug_only(module: str, run: Run) -> None:
+    with pytest.raises(InvalidArgument) as failure:
+        run("worker", f"{module}:broken", "--url", "runs.db", "--debug")
+    assert isinstance(failure.value.__cause__, LookupError)
+
+
+def test_who_stops_reading_ends_the_listing(url: str) -> None:
+    command = [sys.executable, "-m", "agent_runtime_core", "runs", "--json", "--url", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(30) == 1
