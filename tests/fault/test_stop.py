@@ -1,4 +1,7 @@
-"""A worker is stopped past the end of its lease and wakes up: whatever it still writes is refused, on every engine."""
+"""A worker is stopped past the end of its lease and wakes up: whatever it still writes is refused, on every engine.
+
+More arrangements with Redis: pytest tests/fault/test_stop.py -m slow
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,21 @@ ON_SQLITE = {
 }  # fmt: skip
 WITH_REDIS = {
     "redis": ("redis", "redis", "redis"), "queue on redis": ("redis", "rest", "rest"),
+    "queue on sqlite": ("queue", "redis", "redis"),
+}  # fmt: skip
+MORE_WITH_REDIS = {
     "events on redis": ("most", "redis", "most"), "state on redis": ("most", "most", "redis"),
-    "queue on sqlite": ("queue", "redis", "redis"), "three of redis": ("redis", "redis-1", "redis-2"),
+    "three of redis": ("redis", "redis-1", "redis-2"),
 }  # fmt: skip
 ENGINES = pytest.mark.parametrize(
     "files",
     [
         *(pytest.param(files, id=name) for name, files in ON_SQLITE.items()),
         *(pytest.param(files, id=name, marks=pytest.mark.redis) for name, files in WITH_REDIS.items()),
+        *(
+            pytest.param(files, id=name, marks=[pytest.mark.redis, pytest.mark.slow])
+            for name, files in MORE_WITH_REDIS.items()
+        ),
     ],
 )
 
