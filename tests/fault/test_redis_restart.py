@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ class Load:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.over = False
         self.runs: list[UUID] = []
         self.acknowledged: dict[tuple[str, str], int] = {}
         self.ran: Counter[tuple[str, str]] = Counter()
@@ -69,11 +71,13 @@ class Load:
 
     async def submit(self) -> None:
         """Keep some runs waiting; whoever is told that it may have failed asks again under the same id."""
-        for n in range(1_000_000):
-            while True:
+        for n in itertools.count():
+            while not self.over:
                 with contextlib.suppress(StorageBusy):
                     self.runs.append(await self.runners[0].submit("a", {}, run_id=f"run {n}"))
                     break
+            if self.over:
+                return
             await asyncio.sleep(0.02)
 
     async def check(self) -> None:
@@ -108,7 +112,8 @@ async def restarted(times: int, **options: str) -> None:
             back, before = time.monotonic(), len(load.acknowledged)
             await until(lambda: len(load.acknowledged) > before)  # noqa: B023
             slowest = max(slowest, time.monotonic() - back)
-        submitting.cancel()
+        load.over = True
+        await submitting
         await load.check()
         for each in load.runners:
             each.stop()
