@@ -31,9 +31,9 @@ class RedisConcern(Concern):
     refusals: Mapping[str, Callable[[], Exception]] = field(default_factory=dict)
 
 
-def part(module: str) -> str:
-    """The Lua beside a Python module."""
-    return Path(module).with_suffix(".lua").read_text(encoding="utf-8")
+def part(module: str, name: str = "redis") -> str:
+    """Lua beside a Python module."""
+    return Path(module).with_name(f"{name}.lua").read_text(encoding="utf-8")
 
 
 def joined(parts: Sequence[str]) -> str:

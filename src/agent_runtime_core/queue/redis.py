@@ -118,7 +118,9 @@ _NAMES = f"local {', '.join(_KNOWN)} = {', '.join(map(repr, _KNOWN.values()))}"
 CONCERN = RedisConcern(
     "queue",
     {},
-    script=f"{_NAMES}\n{part(__file__)}",
+    script="\n".join(
+        (_NAMES, *(part(__file__, name) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")))
+    ),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), _row),
         "queue.claim": Codec(unpack=_rows),

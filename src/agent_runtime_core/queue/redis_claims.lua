@@ -1,0 +1,146 @@
+-- Claiming: what is taken, in which order, and what has to be put right before.
+
+-- A ticket above the last claim's: where the clock went back, the time after that one's.
+local function above(ticket, last)
+  if ticket > last then return ticket end
+  local digits = {string.byte(last, 1, 10)}
+  for i = 10, 1, -1 do
+    local at = string.find(DIGITS, string.char(digits[i]), 1, true)
+    if at < 32 then
+      digits[i] = string.byte(DIGITS, at + 1)
+      break
+    end
+    digits[i] = string.byte('0')
+  end
+  return string.char(unpack(digits)) .. string.sub(ticket, 11)
+end
+
+-- The ClaimRequest, in this server's time.
+local function wanted(cells)
+  local since = by_server and now or 0
+  return {
+    tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
+    lease_now = since + cells[5], wall = text(by_server and now or cells[6]),
+    agents = cells[7] ~= null and cells[7] or call('SMEMBERS', P .. 'agents'), light = cells[8],
+  }
+end
+
+local function claim(row, ticket, want)
+  if row[STATUS] == 'running' then
+    row[CRASHES], row[STALLS], row[PARKED] = row[CRASHES] + 1, row[STALLS] + 1, 0
+  end
+  row[STATUS], row[CLAIM_ID] = 'running', above(ticket, row[CLAIM_ID])
+  row[WORKER], row[HOLDER], row[LEASE_UNTIL] = want.worker, want.holder, want.lease_until
+  row[CLAIMED_AT], row[UPDATED_AT], row[DUE_AT], row[HELD] = want.wall, want.wall, '0', 0
+  if row[STARTED_AT] == null then row[STARTED_AT] = want.wall end
+  fence(row[RUN_ID], row[CLAIM_ID])
+  return changed(row)
+end
+
+-- Rows whose time has come are pending, whatever becomes of this commit: it is about to look for them. The lanes of
+-- those that are behind in theirs.
+local function promote(wall)
+  local lanes = {}
+  for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'due', '-inf', wall, 'LIMIT', 0, MANY)) do
+    if not (tx.rows and tx.rows[run]) then
+      local row = get(run)
+      row[STATUS], row[DUE_AT] = 'pending', '0'
+      if row[HELD] == BEHIND then lanes[#lanes + 1] = row[LANE] end
+      changed(row)
+      local noted = tx.writes
+      tx.writes = {}
+      keep(tx.rows[run])
+      perform(tx.writes)
+      tx.writes = noted
+      tx.rows[run] = nil
+    end
+  end
+  return lanes
+end
+
+local function expired(want, limit)
+  local found = {}
+  for _, agent in ipairs(want.agents) do
+    local runs = call('ZRANGEBYSCORE', P .. 'lease:' .. agent, '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)
+    for _, run in ipairs(runs) do
+      local row = get(run)
+      if #found < limit and row and row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) < want.lease_now then
+        found[#found + 1] = row
+      end
+    end
+  end
+  return found
+end
+
+-- Rows with a lane that somebody executes, and whose lease is over.
+local function lapsed(want)
+  local found = {}
+  for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'inline', '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
+    local row = get(run)
+    if row and row[ORIGIN] ~= '' and row[HELD] == 0 and (row[STATUS] == 'pending' or row[STATUS] == 'running') then
+      found[#found + 1] = row
+    end
+  end
+  return found
+end
+
+-- An inline run that its process let fall gets out of the way of its lane until somebody takes it again.
+local function step_aside(row, want)
+  if row[STATUS] == 'running' then
+    fence(row[RUN_ID], nil)
+    row[CRASHES], row[STALLS], row[PARKED] = row[CRASHES] + 1, row[STALLS] + 1, 0
+  end
+  row[STATUS], row[HELD], row[LEASE_UNTIL], row[UPDATED_AT] = 'pending', ASIDE, '0', want.wall
+  save(row)
+end
+
+local function is_ready(row)
+  return row[STATUS] == 'pending' and row[DUE_AT] == '0' and row[ORIGIN] == '' and row[HELD] == 0
+end
+
+-- The first ready rows of the wanted agents, as this commit leaves them.
+local function ready(want, limit)
+  local found, wanted_agent, seen = {}, {}, {}
+  local function see(row)
+    if row and not seen[row] and wanted_agent[row[AGENT]] and is_ready(row) then
+      seen[row] = true
+      found[#found + 1] = row
+      return true
+    end
+  end
+  for _, agent in ipairs(want.agents) do
+    local left = limit
+    wanted_agent[agent] = true
+    -- A few more: this commit may have changed some.
+    for _, member in ipairs(call('ZRANGE', P .. 'ready:' .. agent, 0, limit + 7)) do
+      if left > 0 and see(get(string.sub(member, 18))) then left = left - 1 end
+    end
+  end
+  for _, known in pairs(tx.rows or {}) do
+    if known and known.dirty then see(known.row) end
+  end
+  table.sort(found, before)
+  return found
+end
+
+ops['queue.claim'] = function(cells)
+  local want, got = wanted(cells), {}
+  local free = #want.tickets
+  local function take(rows)
+    for _, row in ipairs(rows) do
+      if #got < free then got[#got + 1] = claim(row, want.tickets[#got + 1], want) end
+    end
+  end
+  if not want.light then
+    for _, lane in ipairs(promote(want.wall)) do release(lane) end
+    local fallen = expired(want, free)
+    for _, row in ipairs(lapsed(want)) do step_aside(row, want) end
+    take(fallen)
+  end
+  if #got < free then take(ready(want, free - #got)) end
+  return all_told(got)
+end
+
+applied['queue.claim'] = function()
+  return {}
+end
