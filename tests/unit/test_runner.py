@@ -13,7 +13,7 @@ import pytest
 
 from agent_runtime_core import configure, register_runtime
 from agent_runtime_core._clock import Clock
-from agent_runtime_core._engines.base import Guard
+from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import (
@@ -924,7 +924,8 @@ async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) ->
         done = [record for record in await rig.records() if record.kind == "done"]
         assert [record.name for record in done] == ["one"]
         with pytest.raises(LeaseLost):
-            await ledgers[0].state.commits.commit(Guard(ledgers[0].run_id, claims[0]), [])
+            late = Op("state.status", (ledgers[0].run_id, "running", 1.0))
+            await ledgers[0].state.commits.commit(Guard(ledgers[0].run_id, claims[0]), [late])
         assert (await rig.runner.get_run("r")).status == RunStatus.SUCCEEDED
 
 
