@@ -923,8 +923,8 @@ async def test_each_attempt_of_execute_has_a_claim_of_its_own(tmp_path: Path) ->
         assert {record.claim_id for record in await rig.records()} == set(claims)
         done = [record for record in await rig.records() if record.kind == "done"]
         assert [record.name for record in done] == ["one"]
+        late = Op("state.status", (ledgers[0].run_id, "running", 1.0))
         with pytest.raises(LeaseLost):
-            late = Op("state.status", (ledgers[0].run_id, "running", 1.0))
             await ledgers[0].state.commits.commit(Guard(ledgers[0].run_id, claims[0]), [late])
         assert (await rig.runner.get_run("r")).status == RunStatus.SUCCEEDED
 
