@@ -79,9 +79,12 @@ def _taken(answer: list[Any]) -> tuple[str, RunRow | None]:
 async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
     found: list[RunRow] = []
     after: int | None = wanted.after
+    # Where every row of the statuses will do, no more are looked at than are wanted.
+    all_do = wanted.agent is None and wanted.ended_before is None and not wanted.since
     while after is not None and len(found) < wanted.limit:
+        page_size = min(PAGE, wanted.limit - len(found)) if all_do else PAGE
         after, page = await engine.ask(
-            "queue.find", wanted.statuses, wanted.agent, wanted.since, wanted.ended_before, after, PAGE
+            "queue.find", wanted.statuses, wanted.agent, wanted.since, wanted.ended_before, after, page_size
         )
         found += _rows(page)
     return found[: wanted.limit]
