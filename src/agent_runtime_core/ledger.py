@@ -81,7 +81,7 @@ class Ledger:
         return seq
 
     def retire(self) -> None:
-        """Have every later write refused: another attempt goes on under the same claim."""
+        """Have every later write refused: another attempt goes on."""
         self._flush()
         self.guard = Guard(self.run_id, "")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, StorageBusy
+from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageCorrupt
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
 from agent_runtime_core.status import RunStatus
@@ -258,6 +258,22 @@ async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
         assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
         assert 0 < (await rig.runner.queue.must_get(bad)).due_at - rig.clock.wall() <= AFTER_OUTAGE
         await stopped(rig.runner, loop)
+
+
+async def test_a_damaged_store_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async def damaged(drive: Drive) -> Any:
+        raise StorageCorrupt("the journal is damaged")
+
+    async with Rig() as rig:
+        rig.register(body)
+        monkeypatch.setattr(Drive, "_run", damaged)
+        run_id = await rig.runner.submit("script")
+        with pytest.raises(StorageCorrupt):
+            await rig.runner.run_once()
+        assert (await rig.runner.get_run(run_id)).status == RunStatus.RUNNING, "its lease runs out, which is a crash"
 
 
 async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pytest.MonkeyPatch) -> None:

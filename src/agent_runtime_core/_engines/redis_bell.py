@@ -26,7 +26,6 @@ class Bell:
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._hung = threading.Event()
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         with self._lock:
@@ -56,7 +55,6 @@ class Bell:
                 conn.connect()
                 conn.send_command("SUBSCRIBE", self._channel)
                 conn.read_response()
-                self._hung.set()
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
             except driver().broken:
@@ -80,11 +78,6 @@ class Bell:
                 asked = True
             elif quiet >= 2 * QUIET:
                 raise OSError("no word from the server")
-
-    @property
-    def hung(self) -> bool:
-        """Whether somebody has to be rung for it to hear that it is over."""
-        return self._thread is not None
 
     def close(self, ring: Callable[[], None], patience: float) -> None:
         self._closed = True

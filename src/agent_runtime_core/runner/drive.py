@@ -34,7 +34,7 @@ from ..errors import (
     StepCancelledError,
     StepInDoubt,
     StorageBusy,
-    StorageError,
+    StorageFull,
     UnknownPrice,
     UnserialisableResult,
 )
@@ -67,7 +67,7 @@ TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
 
 
 class Drive:
-    """One claim on one run. `inline`: attempts go on here, under the same claim, instead of through the queue."""
+    """One claim on one run. `inline`: attempts go on here, each under a claim id of its own, and not by the queue."""
 
     def __init__(
         self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heart,
@@ -114,7 +114,7 @@ class Drive:
             # After an error of our own a worker keeps the lease: it is the pause before the run is tried again.
             if self.inline or isinstance(error, asyncio.CancelledError):
                 await self.abandon()
-            elif isinstance(error, StorageError):
+            elif isinstance(error, StorageBusy | StorageFull):  # what is damaged is no better later
                 await self._put_off(error)
             raise
         finally:
@@ -452,7 +452,7 @@ class Drive:
         how = self._settle("pending")._replace(parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
         await self.ledger.settle(how)
 
-    async def _put_off(self, error: StorageError) -> None:
+    async def _put_off(self, error: Exception) -> None:
         """Give the run back for later: that a store was away is no crash of the run.
 
         Only the queue is told: it may be another store, and answer.
@@ -538,7 +538,7 @@ def describe(error: BaseException) -> ErrorInfo:
 
 
 class _Again:
-    """Another attempt follows under the same claim."""
+    """Another attempt follows here."""
 
 
 _AGAIN = _Again()
