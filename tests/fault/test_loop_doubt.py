@@ -58,6 +58,7 @@ class Dying:
         async def look(at: str) -> dict[str, Any]:
             self.looked += 1
             mine = self.looked
+            self.wait_longer()
             await self.maybe_hang(f"look {at}")
             return {"at": at, "time": mine}
 
@@ -103,6 +104,13 @@ class Dying:
     @property
     def notes(self) -> list[Any]:
         return self.ledger._notes if self.ledger is not None else []
+
+    def wait_longer(self) -> None:
+        """Let what waits to be written wait until it is lost, however slow this machine is."""
+        frame = FRAME.get()
+        assert frame is not None
+        if self.lose and frame.book.ledger.linger:
+            frame.book.ledger.linger = 60.0
 
     async def maybe_hang(self, what: str) -> None:
         if what != self.hang or self.hung:
