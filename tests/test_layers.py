@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"interfaces"},
     {"_engines"},
     {"journal"},
-    {"queue", "events", "state", "llm", "tracing"},
+    {"queue", "events", "state", "persistence", "llm", "tracing"},
     {"ledger", "outcome"},
     {"book"},
     {"attempts"},

@@ -1,0 +1,1 @@
+"""Conversations, tasks, memory, preferences, knowledge and audit: what outlives a run."""

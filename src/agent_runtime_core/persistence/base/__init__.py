@@ -1,0 +1,1 @@
+"""What each store must do: the six contracts."""

@@ -1,0 +1,1 @@
+"""Texts with a key, a version and a rank, on each technology."""

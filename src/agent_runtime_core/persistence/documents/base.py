@@ -1,0 +1,205 @@
+"""Documents: texts with a key, a version, a group and a rank, which all stores of this package are made of.
+
+A *space* is a scope of one owner ("global", "project", "session:<id>"), a *kind* one sort of document in it
+("message", "fact"). Keys are unique within a kind. Within a kind documents are in order of (rank, key).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from ..._clock import SYSTEM, Clock
+from ..._engines.base import Commits, Guard, Op
+from ..claim import CLAIM
+
+CHANGE_TRIES = 100  # a change that meets another one each time is given up after so many
+
+
+class Document(NamedTuple):
+    """A stored text. `version` is 1 at first and one more at each put; `expires` is the wall time of its end."""
+
+    key: str
+    text: str
+    version: int = 1
+    rank: float = 0.0
+    group: str = ""
+    expires: float | None = None
+
+
+class Entry(NamedTuple):
+    """A text to be stored.
+
+    `rank` None: behind all others of its group, which are counted from 1, or where the document is already.
+    `words` is what a full-text search finds it by; "" nothing.
+    """
+
+    key: str
+    text: str
+    group: str = ""
+    rank: float | None = None
+    expires: float | None = None
+    words: str = ""
+
+
+class Query(NamedTuple):
+    """Which documents of a kind: of a group, with keys that begin so, of ranks from `low` to below `high`."""
+
+    space: str
+    kind: str
+    now: float
+    group: str | None = None
+    prefix: str = ""
+    low: float | None = None
+    high: float | None = None
+    descending: bool = False
+    offset: int = 0
+    limit: int | None = None
+
+
+class Changed(Exception):
+    """The document is not of the version that the writer has seen: it looks again."""
+
+
+class Absent(Exception):
+    """There is no such document to be touched."""
+
+
+class DocumentStore(ABC):
+    """Where documents are kept.
+
+    What it guarantees, on every backend:
+
+    1. A commit is applied whole or not at all, also when the process is killed in it.
+    2. Two writers of one document never both succeed on the same `expect`; no two documents of a group
+       get the same rank from one that was left to the store.
+    3. A write under a claim that was superseded is refused with LeaseLost.
+    4. What is past its `expires` is absent, to readers and to writers.
+    5. What cannot be read is an error that names it (StorageCorrupt, StorageTooNew): never absent, never overwritten.
+
+    A backend brings two methods. `commit(guard, ops)` applies, besides the fences `fence.install` and `fence.forget`,
+
+    - `documents.put(space, kind, Entry, expect, now)` -> (version, rank); `expect` None: whatever is there, 0: nothing
+      is, else that version, or Changed. A put whose text is there at version `expect` + 1 has happened already.
+    - `documents.add(space, kind, Entry, now)` -> its rank, or None where the key is taken (nothing changes).
+    - `documents.touch(space, kind, key, rank, now)`: its rank is at least that from now on; Absent.
+    - `documents.delete(space, kind, key, now)` -> whether it was there.
+    - `documents.clear(space, kind, group, now)` -> how many there were; `group` None: all of the kind.
+
+    `read(what, ...)` answers get(space, kind, keys, now), the documents that are there, in the order of `keys`;
+    find(Query); stamp(space, kind), a text that is another one after every change of the kind.
+    """
+
+    def __init__(self, *, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
+
+    @abstractmethod
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
+
+    @abstractmethod
+    async def read(self, what: str, *args: Any) -> Any: ...
+
+    @property
+    def commits(self) -> Commits:
+        """What writes for this store: the engine it shares with others, or itself."""
+        return cast(Commits, getattr(self, "engine", self))
+
+    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
+        """Let go of what this store holds."""
+
+    async def write(self, *ops: Op) -> list[Any]:
+        """Commit `ops` for the run whose code this is called from, or for nobody in particular."""
+        claim = CLAIM.get()
+        return await (self.commits.commit(None, ops) if claim is None else claim.commit(self.commits, ops))
+
+    async def search(self, space: str, kind: str, words: str, limit: int) -> list[Document] | None:
+        """Documents whose `words` hold every word of these, best first; None where there is no index to ask."""
+        return None
+
+
+@dataclass(frozen=True)
+class Table:
+    """One kind of documents in one space. `ttl`: seconds after its last write that a document is kept."""
+
+    documents: DocumentStore
+    space: str
+    kind: str
+    ttl: float | None = None
+
+    def _now(self) -> float:
+        return self.documents.clock.wall()
+
+    def _entry(self, entry: Entry, now: float) -> Entry:
+        if self.ttl is None:
+            return entry
+        end = now + self.ttl
+        return entry._replace(expires=end if entry.expires is None else min(end, entry.expires))
+
+    # -- operations, to be written together
+
+    def put(self, entry: Entry, expect: int | None = None) -> Op:
+        now = self._now()
+        return Op("documents.put", (self.space, self.kind, self._entry(entry, now), expect, now))
+
+    def add(self, entry: Entry) -> Op:
+        now = self._now()
+        return Op("documents.add", (self.space, self.kind, self._entry(entry, now), now))
+
+    def touch(self, key: str, rank: float) -> Op:
+        return Op("documents.touch", (self.space, self.kind, key, rank, self._now()))
+
+    def delete(self, key: str) -> Op:
+        return Op("documents.delete", (self.space, self.kind, key, self._now()))
+
+    def clear(self, group: str | None = None) -> Op:
+        return Op("documents.clear", (self.space, self.kind, group, self._now()))
+
+    async def write(self, *ops: Op) -> list[Any]:
+        """Commit operations of this and other tables of the same store, all or nothing."""
+        return await self.documents.write(*ops)
+
+    # -- reads
+
+    async def get(self, key: str) -> Document | None:
+        found = await self.many([key])
+        return found[0] if found else None
+
+    async def many(self, keys: Sequence[str]) -> list[Document]:
+        """The documents there are of these keys, in that order."""
+        if not keys:
+            return []
+        found: list[Document] = await self.documents.read("get", self.space, self.kind, tuple(keys), self._now())
+        return found
+
+    async def find(
+        self, group: str | None = None, *, prefix: str = "", low: float | None = None, high: float | None = None,
+        descending: bool = False, offset: int = 0, limit: int | None = None,
+    ) -> list[Document]:  # fmt: skip
+        """Documents in order of (rank, key), or in the opposite one."""
+        query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
+        found: list[Document] = await self.documents.read("find", query)
+        return found
+
+    async def stamp(self) -> str:
+        """Another text after every change of this kind."""
+        text: str = await self.documents.read("stamp", self.space, self.kind)
+        return text
+
+    async def change(self, key: str, fn: Callable[[Document | None], Entry | None], *also: Op) -> Document | None:
+        """Put what `fn` makes of the document, and commit `also` with it; what it made it of.
+
+        Repeated where somebody else was faster, so `fn` does nothing but decide; None from it changes nothing.
+        """
+        for _ in range(CHANGE_TRIES):
+            there = await self.get(key)
+            entry = fn(there)
+            if entry is None:
+                return there
+            try:
+                await self.write(self.put(entry, there.version if there is not None else 0), *also)
+            except Changed:
+                continue
+            return there
+        raise Changed(f"{self.kind} {key!r} was changed by others {CHANGE_TRIES} times in a row")

@@ -1,0 +1,162 @@
+"""Documents in this process, gone when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..._engines.backed import OnMemory
+from ..._engines.base import Concern, NotApplied
+from ..._engines.memory import MemoryTx
+from .base import Absent, Changed, Document, DocumentStore, Entry, Query
+
+Kind = tuple[str, str]
+
+
+def _live(tx: MemoryTx, at: Kind, now: float) -> dict[str, Document]:
+    there: dict[str, Document] = tx.tables["documents"].get(at, {})
+    return {key: each for key, each in there.items() if each.expires is None or each.expires > now}
+
+
+def _one(tx: MemoryTx, at: Kind, key: str, now: float) -> Document | None:
+    each: Document | None = tx.tables["documents"].get(at, {}).get(key)
+    return None if each is None or (each.expires is not None and each.expires <= now) else each
+
+
+def _keep(tx: MemoryTx, at: Kind, document: Document) -> None:
+    tables = tx.tables["documents"]
+    if at not in tables:
+        tx.put(tables, at, {})
+    tx.put(tables[at], document.key, document)
+    if document.rank > tx.tables["document_ranks"].get((*at, document.group), 0.0):
+        tx.put(tx.tables["document_ranks"], (*at, document.group), document.rank)
+    _stamp(tx, at)
+
+
+def _stamp(tx: MemoryTx, at: Kind) -> None:
+    stamps = tx.tables["document_stamps"]
+    tx.put(stamps, at, stamps.get(at, 0) + 1)
+
+
+def _behind(tx: MemoryTx, at: Kind, group: str) -> float:
+    last: float = tx.tables["document_ranks"].get((*at, group), 0.0)
+    return last + 1.0
+
+
+def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
+    at = (space, kind)
+    there = _one(tx, at, entry.key, now)
+    version = 0 if there is None else there.version
+    if expect is not None and expect != version:
+        if there is not None and version == expect + 1 and there.text == entry.text:
+            return version, there.rank
+        raise Changed
+    rank = entry.rank
+    if rank is None:
+        rank = there.rank if there is not None and there.group == entry.group else _behind(tx, at, entry.group)
+    _keep(tx, at, Document(entry.key, entry.text, version + 1, rank, entry.group, entry.expires))
+    return version + 1, rank
+
+
+def add(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> float | None:
+    if _one(tx, (space, kind), entry.key, now) is not None:
+        return None
+    return put(tx, space, kind, entry, 0, now)[1]
+
+
+def touch(tx: MemoryTx, space: str, kind: str, key: str, rank: float, now: float) -> None:
+    there = _one(tx, (space, kind), key, now)
+    if there is None:
+        raise Absent
+    if rank > there.rank:
+        _keep(tx, (space, kind), there._replace(rank=rank))
+
+
+def delete(tx: MemoryTx, space: str, kind: str, key: str, now: float) -> bool:
+    at = (space, kind)
+    there = _one(tx, at, key, now)
+    if there is not None:
+        tx.drop(tx.tables["documents"][at], key)
+        _stamp(tx, at)
+    return there is not None
+
+
+def clear(tx: MemoryTx, space: str, kind: str, group: str | None, now: float) -> int:
+    gone = [each.key for each in _live(tx, (space, kind), now).values() if group is None or each.group == group]
+    for key in gone:
+        delete(tx, space, kind, key, now)
+    return len(gone)
+
+
+def was_put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
+    there = _one(tx, (space, kind), entry.key, now)
+    if there is None or there.text != entry.text or (expect is not None and there.version != expect + 1):
+        raise NotApplied
+    return there.version, there.rank
+
+
+def was_added(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> float:
+    there = _one(tx, (space, kind), entry.key, now)
+    if there is None or there.text != entry.text:
+        raise NotApplied
+    return there.rank
+
+
+def was_touched(tx: MemoryTx, space: str, kind: str, key: str, rank: float, now: float) -> None:
+    there = _one(tx, (space, kind), key, now)
+    if there is None or there.rank < rank:
+        raise NotApplied
+
+
+def was_deleted(tx: MemoryTx, space: str, kind: str, key: str, now: float) -> bool:
+    if _one(tx, (space, kind), key, now) is not None:
+        raise NotApplied
+    return True
+
+
+def _get(tx: MemoryTx, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
+    found = (_one(tx, (space, kind), key, now) for key in keys)
+    return [each for each in found if each is not None]
+
+
+def _find(tx: MemoryTx, query: Query) -> list[Document]:
+    found = [
+        each
+        for each in _live(tx, (query.space, query.kind), query.now).values()
+        if (query.group is None or each.group == query.group)
+        and each.key.startswith(query.prefix)
+        and (query.low is None or each.rank >= query.low)
+        and (query.high is None or each.rank < query.high)
+    ]
+    found.sort(key=lambda each: (each.rank, each.key), reverse=query.descending)
+    return found[query.offset :][: query.limit]
+
+
+def _stamped(tx: MemoryTx, space: str, kind: str) -> str:
+    return str(tx.tables["document_stamps"].get((space, kind), 0))
+
+
+CONCERN = Concern(
+    "documents",
+    {
+        "documents.put": put,
+        "documents.add": add,
+        "documents.touch": touch,
+        "documents.delete": delete,
+        "documents.clear": clear,
+    },
+    {
+        "documents.put": was_put,
+        "documents.add": was_added,
+        "documents.touch": was_touched,
+        "documents.delete": was_deleted,
+    },
+    tables=("documents", "document_ranks", "document_stamps"),
+)
+
+
+class MemoryDocuments(OnMemory, DocumentStore):
+    """Documents in this process, gone when it ends."""
+
+    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "stamp": _stamped}

@@ -1,0 +1,1 @@
+"""Where the stores of each technology keep their documents."""

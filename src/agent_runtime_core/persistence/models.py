@@ -1,0 +1,267 @@
+"""What persistence keeps: conversations, tasks, knowledge and audit records, as plain dataclasses.
+
+All are built with keywords. A datetime without a zone means UTC wherever it is compared or sorted, and comes
+back as it was given.
+"""
+
+from __future__ import annotations
+
+import datetime as _dt
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from .._clock import SYSTEM, aware
+from .._ids import run_uuid
+
+
+class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    """How far what is kept reaches: all projects of a user, one project, or one session that ends."""
+
+    GLOBAL = "global"
+    PROJECT = "project"
+    SESSION = "session"
+
+
+class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    NOT_STARTED = "not_started"
+    IN_PROGRESS = "in_progress"
+    COMPLETE = "complete"
+    CANCELLED = "cancelled"
+
+
+class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    USER = "user"
+    PROJECT = "project"
+    PREFERENCE = "preference"
+    CONTEXT = "context"
+    CUSTOM = "custom"
+
+
+class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    CONVERSATION_START = "conversation_start"
+    CONVERSATION_END = "conversation_end"
+    MESSAGE_SENT = "message_sent"
+    MESSAGE_RECEIVED = "message_received"
+    TOOL_CALL = "tool_call"
+    TOOL_RESULT = "tool_result"
+    TOOL_ERROR = "tool_error"
+    AGENT_START = "agent_start"
+    AGENT_END = "agent_end"
+    AGENT_ERROR = "agent_error"
+    CHECKPOINT_SAVED = "checkpoint_saved"
+    CHECKPOINT_RESTORED = "checkpoint_restored"
+    CUSTOM = "custom"
+
+
+class ErrorSeverity(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+def now() -> _dt.datetime:
+    return aware(SYSTEM.wall())
+
+
+def new_id() -> UUID:
+    return run_uuid(None, SYSTEM)[0]
+
+
+def moment(when: _dt.datetime) -> float:
+    """Seconds since the epoch; a datetime without a zone is in UTC."""
+    return (when if when.tzinfo is not None else when.replace(tzinfo=_dt.UTC)).timestamp()
+
+
+@dataclass(kw_only=True)
+class ToolCall:
+    """A call of a tool that a message asks for; `id` is the provider's."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    timestamp: _dt.datetime = field(default_factory=now)
+
+
+@dataclass(kw_only=True)
+class ToolResult:
+    """What a tool call gave."""
+
+    tool_call_id: str
+    result: Any = None
+    error: str | None = None
+    timestamp: _dt.datetime = field(default_factory=now)
+
+
+@dataclass(kw_only=True)
+class ConversationMessage:
+    """One message. Without a `parent_message_id` it follows the one before it on its branch.
+
+    The first message of a branch that has the role of its parent stands in its parent's place (an edit, a
+    new answer); any other one follows its parent.
+    """
+
+    id: UUID = field(default_factory=new_id)
+    role: str
+    content: str | dict[str, Any] | list[Any] = ""
+    timestamp: _dt.datetime = field(default_factory=now)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_call_id: str | None = None
+    model: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    parent_message_id: UUID | None = None
+    branch_id: UUID | None = None
+
+
+Message = ConversationMessage
+
+
+@dataclass(kw_only=True)
+class Conversation:
+    """A conversation and its messages of all branches, in the order they came."""
+
+    id: UUID = field(default_factory=new_id)
+    title: str | None = None
+    messages: list[ConversationMessage] = field(default_factory=list)
+    created_at: _dt.datetime = field(default_factory=now)
+    updated_at: _dt.datetime = field(default_factory=now)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    agent_key: str | None = None
+    summary: str | None = None
+    parent_conversation_id: UUID | None = None
+    active_branch_id: UUID | None = None
+
+
+@dataclass(kw_only=True)
+class Task:
+    """Something to do. It is ready once all its `dependencies` are complete; greater `priority` first.
+
+    `claimed_by` and `claimed_until` say which worker has it, and until when it counts on it.
+    """
+
+    id: UUID = field(default_factory=new_id)
+    name: str
+    description: str = ""
+    state: TaskState = TaskState.NOT_STARTED
+    parent_id: UUID | None = None
+    created_at: _dt.datetime = field(default_factory=now)
+    updated_at: _dt.datetime = field(default_factory=now)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    dependencies: list[UUID] = field(default_factory=list)
+    priority: int = 0
+    due_at: _dt.datetime | None = None
+    completed_at: _dt.datetime | None = None
+    checkpoint_data: dict[str, Any] = field(default_factory=dict)
+    checkpoint_at: _dt.datetime | None = None
+    attempts: int = 0
+    last_error: str | None = None
+    conversation_id: UUID | None = None
+    claimed_by: str | None = None
+    claimed_until: _dt.datetime | None = None
+
+
+@dataclass(kw_only=True)
+class TaskList:
+    id: UUID = field(default_factory=new_id)
+    name: str
+    tasks: list[Task] = field(default_factory=list)
+    created_at: _dt.datetime = field(default_factory=now)
+    updated_at: _dt.datetime = field(default_factory=now)
+    conversation_id: UUID | None = None
+    run_id: UUID | None = None
+
+
+@dataclass(kw_only=True)
+class Fact:
+    """Something learned, found by its id or its key; gone after `expires_at`."""
+
+    id: UUID = field(default_factory=new_id)
+    key: str
+    value: Any
+    fact_type: FactType = FactType.CUSTOM
+    confidence: float = 1.0
+    source: str | None = None
+    created_at: _dt.datetime = field(default_factory=now)
+    updated_at: _dt.datetime = field(default_factory=now)
+    expires_at: _dt.datetime | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Summary:
+    id: UUID = field(default_factory=new_id)
+    content: str
+    conversation_id: UUID | None = None
+    conversation_ids: list[UUID] = field(default_factory=list)
+    start_time: _dt.datetime | None = None
+    end_time: _dt.datetime | None = None
+    created_at: _dt.datetime = field(default_factory=now)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Embedding:
+    """A text and its vector; `dimensions` 0 stands for the vector's length."""
+
+    id: UUID = field(default_factory=new_id)
+    vector: list[float]
+    content: str
+    content_type: str = "text"
+    source_id: UUID | None = None
+    model: str | None = None
+    dimensions: int = 0
+    created_at: _dt.datetime = field(default_factory=now)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class AuditEntry:
+    id: UUID = field(default_factory=new_id)
+    event_type: AuditEventType
+    timestamp: _dt.datetime = field(default_factory=now)
+    conversation_id: UUID | None = None
+    run_id: UUID | None = None
+    agent_key: str | None = None
+    action: str | None = ""
+    details: dict[str, Any] = field(default_factory=dict)
+    actor_type: str = "agent"
+    actor_id: str | None = None
+    request_id: str | None = None
+    parent_event_id: UUID | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class ErrorRecord:
+    id: UUID = field(default_factory=new_id)
+    timestamp: _dt.datetime = field(default_factory=now)
+    severity: ErrorSeverity = ErrorSeverity.ERROR
+    error_type: str | None = ""
+    message: str | None = ""
+    stack_trace: str | None = None
+    conversation_id: UUID | None = None
+    run_id: UUID | None = None
+    agent_key: str | None = None
+    context: dict[str, Any] = field(default_factory=dict)
+    resolved: bool = False
+    resolved_at: _dt.datetime | None = None
+    resolution_notes: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class PerformanceMetric:
+    id: UUID = field(default_factory=new_id)
+    name: str
+    value: float
+    unit: str | None = ""
+    timestamp: _dt.datetime = field(default_factory=now)
+    conversation_id: UUID | None = None
+    run_id: UUID | None = None
+    agent_key: str | None = None
+    tags: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The six stores, written once over documents."""

@@ -1,0 +1,1 @@
+"""The six stores on each technology."""

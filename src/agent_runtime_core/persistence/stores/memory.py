@@ -1,0 +1,3 @@
+"""Stores in this process, gone when it ends."""
+
+from __future__ import annotations
