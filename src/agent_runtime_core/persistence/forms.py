@@ -11,7 +11,20 @@ from typing import Any, TypeVar, cast
 
 from .._json import decode, encode
 from ..errors import StorageCorrupt, UnserialisableResult
-from . import models
+from .models import (
+    AuditEntry,
+    Conversation,
+    ConversationMessage,
+    Embedding,
+    ErrorRecord,
+    Fact,
+    PerformanceMetric,
+    Summary,
+    Task,
+    TaskList,
+    ToolCall,
+    ToolResult,
+)
 
 M = TypeVar("M")
 
@@ -73,4 +86,7 @@ def _reader(hint: Any) -> Any:
     return lambda value: value
 
 
-_MODELS = frozenset(each for each in vars(models).values() if isinstance(each, type) and dataclasses.is_dataclass(each))
+_MODELS = frozenset(
+    (AuditEntry, Conversation, ConversationMessage, Embedding, ErrorRecord, Fact, PerformanceMetric, Summary, Task,
+     TaskList, ToolCall, ToolResult)
+)  # fmt: skip
