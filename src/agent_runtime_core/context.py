@@ -6,7 +6,7 @@ import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from ._clock import Clock, aware
@@ -24,6 +24,9 @@ from .queue.row import RunRow
 from .retry import Delay
 from .tools.registry import ToolRegistry
 from .waits import Place, Services, Waits
+
+if TYPE_CHECKING:
+    from .persistence.manager import PersistenceManager
 
 T = TypeVar("T")
 
@@ -46,7 +49,7 @@ class Context:
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []
         self.params: dict[str, Any] = input_.get("params") or {}
-        self.conversation_id: UUID | None = _conversation(input_.get("conversation_id"))
+        self.conversation_id: UUID | None = conversation_id(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
         self._budget: Budget | None = None
@@ -61,6 +64,14 @@ class Context:
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def persistence(self) -> PersistenceManager:
+        """Conversations, tasks, memory, preferences, knowledge and audit, written under this run's claim."""
+        stores = self._services.persistence
+        if stores is None:
+            raise NotSupported("this context was made without stores: runner.services() lends them")
+        return stores()
 
     @property
     def budget(self) -> Budget:
@@ -348,18 +359,25 @@ class Context:
 
     # -- recorded chance and time
 
-    async def _recorded(self, name: str, make: Callable[[], Any]) -> Any:
+    async def pinned(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+        """What `make()` gave when this run first came here."""
         await self._open()
         place = self.book.occurrence("v", name)
         record = self.book.recorded(name, place)
         if record is not None:
             self.book.passed(record)
             return decode(record.result or "null")
-        value = make()
+        value = await make()
         # Durable before anybody can use it: a lost note would give another value to the step that is run again.
         await self._ledger.append(self.book.noted(name, place, encode(value)))
         self.book.passed()
         return value
+
+    async def _recorded(self, name: str, make: Callable[[], Any]) -> Any:
+        async def made() -> Any:
+            return make()
+
+        return await self.pinned(name, made)
 
     async def now(self) -> _dt.datetime:
         """The time in UTC, the same again when the run is resumed."""
@@ -423,8 +441,8 @@ def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[obje
     return lambda value: record._replace(result=to_text(value))
 
 
-def _conversation(value: Any) -> UUID | None:
-    """The id of a conversation; for a text that is no UUID, one that is always the same for it."""
+def conversation_id(value: Any) -> UUID | None:
+    """The id of the conversation that a run names; for a text that is no UUID, always the same one."""
     if value is None or isinstance(value, UUID):
         return value
     try:

@@ -175,6 +175,10 @@ class RunContext(Protocol):
     def idempotency_key(self) -> str | None:
         """The same on every attempt of this step: give it to services that know such keys."""
 
+    @property
+    def persistence(self) -> Any:
+        """The run's PersistenceManager: what a run writes there is refused once it has lost its lease."""
+
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None: ...
     async def checkpoint(self, state: dict[str, Any]) -> None: ...
     async def get_state(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ._clock import Clock
 from ._engines.base import Op
@@ -20,11 +20,31 @@ from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
 from .limits import RunLimits
 from .outcome import payload_of, result_of
+from .persistence.claim import Claim
 from .queue.row import Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
 
+if TYPE_CHECKING:
+    from .persistence.manager import PersistenceManager
+
 _LATE = object()
+
+
+class Chronicle(Protocol):
+    """Keeps what outlives a run: its part of a conversation, and what is to be audited."""
+
+    async def fence(self, claim: Claim) -> None:
+        """Have the claims before this one refused by the stores."""
+
+    async def load(self, ctx: Any) -> None:
+        """Give the run what was said before."""
+
+    async def keep(self, result: RunResult) -> None:
+        """Append what the run said; it has not ended yet, and may come here again."""
+
+    async def tell(self, result: RunResult | None) -> None:
+        """Write what happened; `result` is that of a run that has ended."""
 
 
 @dataclass
@@ -41,6 +61,10 @@ class Services:
     limits: RunLimits | None = None
     #: Where traces of these runs go, if anywhere.
     tracer: Tracer | None = None
+    #: Gives the stores that `ctx.persistence` is; it is asked when they are needed.
+    persistence: Callable[[], PersistenceManager] | None = None
+    #: What a run says to its conversation and to an audit store, where the runner was given stores for that.
+    chronicle: Callable[[RunRow], Chronicle] | None = None
     #: Entered while a run waits in place, so that its worker can do something else.
     idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
 

@@ -163,7 +163,10 @@ def _tool_called(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str
 
 def _tool_answered(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     answer = cast("dict[str, Any]", decode(record.result or "{}"))
-    return ("tool.result", _about_tool(run_id, record, info) | {"result": answer.get("result", answer.get("content"))})
+    told = {"result": answer.get("result", answer.get("content"))}
+    if answer.get("ok") is False:
+        told["error"] = answer.get("content")
+    return ("tool.result", _about_tool(run_id, record, info) | told)
 
 
 def _about_tool(run_id: str, record: Record, info: dict[str, Any]) -> dict[str, Any]:

@@ -194,7 +194,8 @@ class Calling:
             said = result.final_output.get("response", result.final_output)
             answer = {"content": said if isinstance(said, str) else encode(said), "ok": True, "result": said}
         talk.go_on()
-        await talk.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"]})
+        failed = {} if answer["ok"] else {"error": answer["content"]}
+        await talk.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"], **failed})
         if recorded:
             return answer
 

@@ -49,7 +49,9 @@ class _Unjournaled:
         told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
         await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": tool["args"]})
         answer = await call(1)
-        await self._ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer.get("result", answer["content"])})
+        failed = {} if answer.get("ok", True) else {"error": answer["content"]}
+        result = answer.get("result", answer["content"])
+        await self._ctx.emit(EventType.TOOL_RESULT, {**told, "result": result, **failed})
         return answer
 
 

@@ -15,17 +15,18 @@ from ..errors import LeaseLost
 
 
 class Claim:
-    """The claim of one attempt on a run. `guard` names it as it is now; `home` is the engine of the queue."""
+    """The claim of one attempt on a run. `guard` names it as it is now; `home` is the engine of the queue.
 
-    def __init__(self, guard: Callable[[], Guard], home: Commits) -> None:
-        self._guard, self._home = guard, home
-        #: Set when the attempt is over: what it left running writes nothing any more.
-        self.over: bool = False
+    Once the attempt is `over`, what it left running writes nothing any more.
+    """
+
+    def __init__(self, guard: Callable[[], Guard], home: Commits, over: Callable[[], bool] = lambda: False) -> None:
+        self._guard, self._home, self._over = guard, home, over
 
     async def commit(self, target: Commits, ops: Sequence[Op]) -> list[Any]:
         """Apply `ops` only while the claim holds."""
         guard = self._guard()
-        if self.over or not guard.token:
+        if self._over() or not guard.token:
             raise LeaseLost(*guard)
         if target is self._home:
             return await target.commit(guard, ops)

@@ -9,12 +9,13 @@ import difflib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from .._engines.base import Op
+from .._engines.base import Commits, Op
 from .._ids import run_uuid
 from .._json import decode, encode
+from .._load import load
 from ..backends import Backends, configured, open_url, traced
 from ..config import get_config
 from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
@@ -30,7 +31,7 @@ from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from ..waits import Services
+from ..waits import Chronicle, Services
 from .cancelling import cancel_tree
 from .drive import TURNS, Drive
 from .forking import fork
@@ -40,9 +41,16 @@ from .settings import RunInfo, RunnerConfig
 from .watching import LOOK_EVERY, events_until_ended, until_ended
 from .worker import Worker
 
+if TYPE_CHECKING:
+    from ..persistence.manager import PersistenceManager
+
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _warned: set[str] = set()
+
+
+def _manager(name: str) -> Any:
+    return load(f"..persistence.manager:{name}", package=__package__)
 
 
 def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
@@ -74,8 +82,9 @@ class AgentRunner:
 
     Backends that are not given come from the configuration; in memory, nothing outlives the process.
     `AgentRunner.open("agents.db")` is the durable set-up in one line. `tools` are those of agents that
-    have none of their own. `trace_sinks` hear what happens, and cannot delay a run. Every coroutine of
-    it can be reached without a loop through `portal.call`.
+    have none of their own. `trace_sinks` hear what happens, and cannot delay a run. With `persistence` a run
+    that names a conversation goes on with it, and an audit store among them is told what runs do. Every
+    coroutine of it can be reached without a loop through `portal.call`.
     """
 
     def __init__(
@@ -87,6 +96,7 @@ class AgentRunner:
         *,
         tools: ToolRegistry | None = None,
         trace_sinks: Sequence[TraceSink] = (),
+        persistence: PersistenceManager | None = None,
         registry: Registry = DEFAULT,
     ) -> None:
         settings = get_config()
@@ -97,6 +107,10 @@ class AgentRunner:
         self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
         self.registry = registry
         self.tracer: Tracer | None = traced(settings, trace_sinks, self.backends.queue.clock)
+        self._stores: PersistenceManager | None = persistence
+        self._own_stores: PersistenceManager | None = None
+        #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
+        self._in_one_place: bool = settings.backend_url is not None and not (queue or event_bus or state_store)
         self._prepare()
 
     @classmethod
@@ -107,6 +121,7 @@ class AgentRunner:
         config: RunnerConfig | None = None,
         tools: ToolRegistry | None = None,
         trace_sinks: Sequence[TraceSink] = (),
+        persistence: PersistenceManager | None = None,
         registry: Registry = DEFAULT,
         durability: str | None = None,
     ) -> AgentRunner:
@@ -118,7 +133,9 @@ class AgentRunner:
         config = config or RunnerConfig.of(settings)
         durability = settings.durability if durability is None else durability
         places = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
-        return cls(*places, config, tools=tools, trace_sinks=trace_sinks, registry=registry)
+        runner = cls(*places, config, tools=tools, trace_sinks=trace_sinks, persistence=persistence, registry=registry)
+        runner._in_one_place = True
+        return runner
 
     def _prepare(self) -> None:
         self.heart: Heart = Heart(self.queue, self.config)
@@ -128,6 +145,26 @@ class AgentRunner:
             log.info(
                 "runs are kept in memory: nothing outlives this process (AgentRunner.open('agents.db') keeps them)"
             )
+
+    @property
+    def persistence(self) -> PersistenceManager:
+        """The stores of `ctx.persistence`: as given, else in the place of `open` or `backend_url`, else the process's."""
+        if self._stores is not None:
+            return self._stores
+        if not self._in_one_place:
+            return cast("PersistenceManager", _manager("get_persistence_manager")())
+        if self._own_stores is None:
+            config = _manager("PersistenceConfig").on(cast(Any, self.queue).engine)
+            self._own_stores = _manager("PersistenceManager")(config)
+        return cast("PersistenceManager", self._own_stores)
+
+    def _fenced(self) -> list[Commits]:
+        """Where else the claims of runs may be known."""
+        return [] if self._stores is None else [each.commits for each in self._stores.homes()]
+
+    def _chronicle(self, row: RunRow) -> Chronicle:
+        make = cast("Any", load(".chronicle:Chronicle", package=__package__))
+        return cast(Chronicle, make(self.persistence, self.backends, row))
 
     @property
     def queue(self) -> RunQueue:
@@ -152,6 +189,8 @@ class AgentRunner:
         await self._worker.drain()
         self.heart.stop()
         await self.backends.close()
+        if self._own_stores is not None:
+            await self._own_stores.close()
         if self.tracer is not None:
             await in_thread(self.tracer.close)
 
@@ -269,6 +308,8 @@ class AgentRunner:
             call_agent=self._call_here if inline else None,
             limits=self.config.limits,
             tracer=self.tracer,
+            persistence=lambda: self.persistence,
+            chronicle=None if self._stores is None else self._chronicle,
             idle=None if inline else self._worker.idle,
         )
 
@@ -459,7 +500,7 @@ class AgentRunner:
         Live runs are never deleted. Without `retention` the config's is used; a status it does not name is kept.
         """
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        return await vacuum(self.backends, kept)
+        return await vacuum(self.backends, kept, self._fenced())
 
     async def discard(self, run_id: UUID | str) -> None:
         """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
@@ -470,7 +511,7 @@ class AgentRunner:
         try:
             if row.status in LIVE:
                 raise Moved
-            await forget(self.backends, row.run_id)
+            await forget(self.backends, row.run_id, self._fenced())
         except Moved:
             status = (await self._row(run_id)).status
             raise IllegalTransition(

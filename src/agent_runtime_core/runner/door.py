@@ -17,6 +17,7 @@ from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..journal.record import Record
 from ..ledger import Ledger
 from ..outcome import error_payload
+from ..persistence.claim import CLAIM, Claim
 from ..portal import call
 from ..queue.row import RunRow
 from ..status import RunStatus
@@ -83,6 +84,7 @@ class _Door(Drive):
                 await self._begin(book)
         self.place.task = asyncio.current_task()
         self.ctx: Context = Context(self.row, book, self.services, self.place)
+        self.claim: Claim = self._claim()
         return self.ctx
 
     async def leave(self, error: BaseException | None) -> None:
@@ -179,25 +181,31 @@ async def open_run(
     `durability` as in `AgentRunner.open`.
     """
     runner, door, ctx = await _open(path_or_url, run_id, input, metadata, config, durability, concurrency_key)
+    outer = CLAIM.get()
+    CLAIM.set(door.claim)
     try:
         yield ctx
     except BaseException as error:
         await _close(runner, door, error)
         raise
-    await _close(runner, door, None)
+    else:
+        await _close(runner, door, None)
+    finally:
+        CLAIM.set(outer)  # and not reset: a generator may be closed in another context
 
 
 class SyncRun:
     """A run of your own code for callers without an event loop."""
 
-    def __init__(self, ctx: Context) -> None:
-        self.ctx = ctx
+    def __init__(self, ctx: Context, claim: Claim) -> None:
+        self.ctx, self._claim = ctx, claim
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """`run.call(executor.run, steps)`: await a coroutine function of this run, and give its result."""
 
         async def run() -> T:
             self.ctx.place.task = asyncio.current_task()
+            CLAIM.set(self._claim)
             return await fn(*args, **kwargs)
 
         return call(run)
@@ -217,7 +225,7 @@ def open_run_sync(
     """`open_run` for callers without an event loop: `with open_run_sync("jobs.db", run_id="nightly") as run`."""
     runner, door, ctx = call(_open, path_or_url, run_id, input, metadata, config, durability, concurrency_key)
     try:
-        yield SyncRun(ctx)
+        yield SyncRun(ctx, door.claim)
     except BaseException as error:
         call(_close, runner, door, error)
         raise

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import Any, cast
@@ -42,11 +42,12 @@ from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
 from ..ledger import Ledger
 from ..outcome import decode_result, encode_result, error_payload, payload_of
+from ..persistence.claim import CLAIM, Claim
 from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
 from ..retry import run_backoff
 from ..status import RunStatus
 from ..tools.deadline import let_go
-from ..waits import Place, Services
+from ..waits import Chronicle, Place, Services
 from .heart import Heart, Held
 from .settings import RunnerConfig
 
@@ -55,6 +56,8 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 POISON = 3  # crashes in a row without a new record, after which a run is dead
 AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on
 POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
+#: The run goes on when they are over.
+OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 #: Another attempt would only fail the same way.
 FINAL_ERRORS = (
     JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
@@ -92,6 +95,8 @@ class Drive:
         self.start: Callable[[list[RunRow]], None] | None = None
         self.ended: RunResult | None = None
         self.tracing: bool = False
+        make = services.chronicle
+        self.chronicle: Chronicle | None = None if make is None else make(row)
         self.begun: bool = row.parked == 1  # whether this attempt is in the journal
 
     def _ledger(self) -> Ledger:
@@ -121,6 +126,8 @@ class Drive:
             self.place.sealed = True
             self.heart.drop(self.row.run_id)
             self._trace_end()
+            if self.chronicle is not None and not self.lost:
+                await self.chronicle.tell(self.ended)
 
     def _trace_start(self) -> None:
         tracer, row = self.services.tracer, self.row
@@ -190,6 +197,8 @@ class Drive:
             anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
             first = anew and not row.parked and row.started_at == row.claimed_at
             records = await self.ledger.open(fresh=first)
+            if self.chronicle is not None and not first:
+                await self.chronicle.fence(self._claim())
             book = Book(self.ledger, records)
             early = await self._before(book)
             if early is not None:
@@ -257,6 +266,8 @@ class Drive:
     async def _attempt(self, book: Book) -> Any:
         """One attempt of the agent's `run`, and what came of it."""
         ctx = Context(self.row, book, self.services, self.place)
+        if self.chronicle is not None and (refusal := await self._stored(self.chronicle.load(ctx))) is not None:
+            return await self._raised(ctx, refusal)
         self.place.task = task = self._enter(ctx)
         if self.place.cancelled or self.lost or self.handing_back:
             task.cancel()
@@ -285,12 +296,33 @@ class Drive:
         return await self._raised(ctx, error)
 
     def _enter(self, ctx: Context) -> asyncio.Task[Any]:
-        """The task of the agent's code, which knows whose turn it is part of."""
-        if self.row.lane is None:
-            return asyncio.ensure_future(self.agent.run(ctx))
+        """The task of the agent's code, which knows whose claim it writes under and whose turn it is part of."""
         around = copy_context()
-        around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
+        around.run(CLAIM.set, self._claim())
+        if self.row.lane is not None:
+            around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
         return around.run(asyncio.ensure_future, self.agent.run(ctx))
+
+    def _claim(self) -> Claim:
+        """The claim of the present attempt, for stores that are not the run's own."""
+        ledger, place = self.ledger, self.place
+        return Claim(lambda: ledger.guard, self.backends.queue.commits, lambda: place.sealed)
+
+    async def _stored(self, doing: Awaitable[None]) -> Exception | None:
+        """Have stores do something under the claim of this run; what is wrong with it, if anything is.
+
+        That a store is away, or the claim lost, is no fault of the run, and raised.
+        """
+        token = CLAIM.set(self._claim())
+        try:
+            await doing
+        except OUTAGES:
+            raise
+        except Exception as error:  # noqa: BLE001 - somebody else's store may raise anything
+            return error
+        finally:
+            CLAIM.reset(token)
+        return None
 
     async def _not_on_time(self, ctx: Context, task: asyncio.Task[Any]) -> RunResult | None:
         place = self.place
@@ -346,6 +378,8 @@ class Drive:
             return await self._raised(ctx, error)
         if result.error is not None:
             return await self._failed(result, result.error)
+        if self.chronicle is not None and (refusal := await self._stored(self.chronicle.keep(result))) is not None:
+            return await self._raised(ctx, refusal)
         try:
             return await self._end(RunStatus.SUCCEEDED, result)
         except UnserialisableResult as error:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from .._engines.base import FORGET, Op
+from .._engines.base import FORGET, Commits, Op
 from ..backends import Backends
 from ..queue.row import Moved, RunFilter
 from ..status import RunStatus
 
 
-async def vacuum(backends: Backends, retention: Mapping[str, float]) -> int:
+async def vacuum(backends: Backends, retention: Mapping[str, float], stores: Sequence[Commits] = ()) -> int:
     """Delete ended runs older than their status's retention (seconds), and give space back; how many."""
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
@@ -23,7 +23,7 @@ async def vacuum(backends: Backends, retention: Mapping[str, float]) -> int:
                 break
             for row in rows:
                 with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
-                    await forget(backends, row.run_id)
+                    await forget(backends, row.run_id, stores)
                     deleted += 1
     for backend in backends:
         compact = getattr(backend.commits, "compact", None)
@@ -32,8 +32,8 @@ async def vacuum(backends: Backends, retention: Mapping[str, float]) -> int:
     return deleted
 
 
-async def forget(backends: Backends, run_id: str) -> None:
-    """Delete an ended run with all that was kept of it; Moved if it lives."""
+async def forget(backends: Backends, run_id: str, stores: Sequence[Commits] = ()) -> None:
+    """Delete an ended run with all that was kept of it; Moved if it lives. `stores` forget its last claim."""
     # The queue's row goes last: a crash in between leaves it to be found again.
     queue = backends.queue.commits
     last = [Op("queue.delete", (run_id,))]
@@ -44,3 +44,6 @@ async def forget(backends: Backends, run_id: str) -> None:
         else:
             await commits.commit(None, [op, Op(FORGET, (run_id,))])
     await queue.commit(None, last)
+    for commits in stores:
+        if commits is not queue:
+            await commits.commit(None, [Op(FORGET, (run_id,))])

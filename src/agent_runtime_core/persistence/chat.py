@@ -1,0 +1,76 @@
+"""Stored messages as the chat messages that agents and models exchange, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+from uuid import UUID
+
+from .._json import decode, encode
+from .models import ConversationMessage, ToolCall
+
+RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
+
+_FIELDS = ("role", "content", "tool_calls", "tool_call_id")
+
+
+def chat_of(message: ConversationMessage) -> dict[str, Any]:
+    """The message in OpenAI's chat format."""
+    raw = message.metadata.get(RAW)
+    if isinstance(raw, dict):
+        return cast("dict[str, Any]", decode(encode(raw)))
+    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        chat["tool_calls"] = [_call_of(each) for each in message.tool_calls]
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = message.tool_call_id
+    return chat
+
+
+def _call_of(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, separators=(",", ":"))
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> ConversationMessage:
+    """The chat message under that id. What the model has no field for is kept, and `chat_of` gives it back."""
+    content = chat.get("content")
+    message = ConversationMessage(
+        id=message_id,
+        role=str(chat.get("role", "")),
+        content=content if isinstance(content, (str, dict, list)) else "",
+        tool_calls=[ToolCall(**call) for each in chat.get("tool_calls") or () if (call := _called(each))],
+        tool_call_id=chat.get("tool_call_id"),
+        **fields,
+    )
+    if chat_of(message) != dict(chat):
+        message.metadata = {**message.metadata, RAW: dict(chat)}
+    return message
+
+
+def _called(call: Any) -> dict[str, Any] | None:
+    if not isinstance(call, Mapping):
+        return None
+    function = call.get("function") or {}
+    try:
+        arguments = json.loads(function.get("arguments") or "{}")
+    except (TypeError, ValueError):
+        arguments = None
+    return {
+        "id": str(call.get("id", "")),
+        "name": str(function.get("name", "")),
+        "arguments": arguments if isinstance(arguments, dict) else {},
+    }
+
+
+def same_chat(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two chat messages are the same one: what else clients hang on them has no part in it."""
+    return all(_told(one, name) == _told(other, name) for name in _FIELDS)
+
+
+def _told(chat: Mapping[str, Any], name: str) -> Any:
+    value = chat.get(name)
+    if name == "tool_calls":
+        return [each.get("id") for each in value or () if isinstance(each, Mapping)]
+    return value or None

@@ -1,0 +1,50 @@
+"""What outlives a run, kept in the stores that its runner was given: its conversation, and what is audited."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from uuid import UUID
+
+from .._engines.base import Commits
+from .._json import decode
+from ..backends import Backends
+from ..context import Context, conversation_id
+from ..interfaces import RunResult
+from ..persistence.claim import Claim
+from ..persistence.manager import PersistenceManager
+from ..queue.row import RunRow
+from .auditing import Audit
+from .history import History
+
+
+class Chronicle:
+    """One claim's part of it."""
+
+    def __init__(self, stores: PersistenceManager, backends: Backends, row: RunRow) -> None:
+        self.stores, self.backends, self.row = stores, backends, row
+        named = cast("dict[str, Any]", decode(row.input)).get("conversation_id")
+        self.conversation_id: UUID | None = conversation_id(named)
+        self.history: History | None = None
+
+    async def fence(self, claim: Claim) -> None:
+        """Have the claims before this one refused by every store that the run may write to."""
+        fenced: list[Commits] = []
+        for documents in self.stores.homes():
+            target = documents.commits
+            if not any(target is each for each in fenced):
+                fenced.append(target)
+                await claim.install(target)
+
+    async def load(self, ctx: Context) -> None:
+        if self.conversation_id is not None:
+            self.history = History(self.stores.conversations, self.conversation_id, self.row, self.backends.queue.clock)
+            await self.history.load(ctx)
+
+    async def keep(self, result: RunResult) -> None:
+        if self.history is not None:
+            await self.history.keep(result)
+
+    async def tell(self, result: RunResult | None) -> None:
+        audit = self.stores.audit if self.stores.has_audit() else None
+        if audit is not None:
+            await Audit(audit, self.backends.bus, self.row, self.conversation_id).tell(result)

@@ -1,0 +1,109 @@
+"""The conversation of a run: what was said before is read once, what is new is appended once.
+
+What was read is pinned in the journal, so that a run that is taken up again sees the same; what is appended has ids
+made of the run's own and a number, and goes in before the run ends: after a crash between the two the same
+messages are offered again, and are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from uuid import UUID, uuid5
+
+from .._clock import Clock, aware
+from .._json import decode
+from ..context import Context
+from ..interfaces import RunResult
+from ..persistence.base.conversations import ConversationStore
+from ..persistence.chat import chat_of, message_of, same_chat
+from ..persistence.models import Conversation
+from ..queue.row import RunRow
+from .forking import FORKED_FROM
+
+
+class History:
+    """One attempt's view of its conversation."""
+
+    def __init__(self, store: ConversationStore, conversation_id: UUID, row: RunRow, clock: Clock) -> None:
+        self.store, self.conversation_id, self.clock = store, conversation_id, clock
+        self.run_id = UUID(row.run_id)
+        self.agent = row.agent
+        self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
+        self._loaded: list[dict[str, Any]] = []
+        self._given: list[Any] = []  # of the input, what is not in the conversation yet
+        self._pin: dict[str, str | None] = {}
+
+    async def load(self, ctx: Context) -> None:
+        """Put what was said before in front of the run's own messages, unless they begin with it already."""
+        self._pin = await ctx.pinned("history", self._newest)
+        leaf = self._pin["leaf"]
+        if leaf is not None:
+            there = await self.store.history(self.conversation_id, leaf=UUID(leaf))
+            self._loaded = [chat_of(each) for each in there]
+        prompts, said = _split(ctx.input_messages)
+        self._given = _beyond(said, self._loaded)
+        ctx.input_messages = [*prompts, *self._loaded, *self._given]
+
+    async def _newest(self) -> dict[str, str | None]:
+        conversation = await self.store.get(self.conversation_id)
+        if conversation is None:
+            return {"leaf": None, "branch": None}
+        path = await self.store.history(self.conversation_id)
+        branch = conversation.active_branch_id
+        return {"leaf": str(path[-1].id) if path else None, "branch": None if branch is None else str(branch)}
+
+    async def keep(self, result: RunResult) -> None:
+        """Append what this run said and heard beyond what was loaded."""
+        said = self._new(result)
+        if not said:
+            return
+        if await self.store.get_messages(self.conversation_id, limit=1) == []:
+            await self._begin()
+        await self.store.append(self.conversation_id, [self._message(each, n) for n, each in enumerate(said)])
+
+    async def _begin(self) -> None:
+        if await self.store.get(self.conversation_id) is None:
+            await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
+
+    def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
+        _, told = _split(result.final_messages)
+        if not told:
+            said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
+            answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
+            return [*self._given, *answer]
+        whole = [*self._loaded, *self._given]
+        if _begins(told, whole):
+            return told[len(self._loaded) :]
+        if _begins(told, self._given):
+            return told
+        return [*self._given, *told]
+
+    def _message(self, chat: Mapping[str, Any], number: int) -> Any:
+        branch, parent = self._pin["branch"], None
+        if self.forked:
+            branch = str(uuid5(self.run_id, "branch"))
+            parent = self._pin["leaf"] if number == 0 else None
+        return message_of(
+            chat,
+            uuid5(self.run_id, f"message:{number}"),
+            timestamp=aware(self.clock.wall()),
+            branch_id=None if branch is None else UUID(branch),
+            parent_message_id=None if parent is None else UUID(parent),
+        )
+
+
+def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
+    """The prompts in front, which are the agent's own affair, and the conversation behind them."""
+    at = 0
+    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") == "system":
+        at += 1
+    return list(messages[:at]), [each for each in messages[at:] if isinstance(each, Mapping)]
+
+
+def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> bool:
+    return len(messages) >= len(start) and all(map(same_chat, messages, start))
+
+
+def _beyond(messages: list[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return messages[len(start) :] if _begins(messages, start) else messages
