@@ -1,1 +1,166 @@
-"""Conversations, tasks, memory, preferences, knowledge and audit: what outlives a run."""
+"""Conversations, tasks, memory, preferences, knowledge and audit: what outlives a run, on every backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._load import lazily
+
+if TYPE_CHECKING:
+    from .base.audit import AuditStore
+    from .base.conversations import ConversationStore
+    from .base.knowledge import KnowledgeStore
+    from .base.memory import MemoryStore
+    from .base.preferences import PreferencesStore
+    from .base.tasks import TaskStore
+    from .branching import Branch
+    from .manager import PersistenceConfig, PersistenceManager, configure_persistence, get_persistence_manager
+    from .models import (
+        AuditEntry,
+        AuditEventType,
+        Conversation,
+        ConversationMessage,
+        Embedding,
+        ErrorRecord,
+        ErrorSeverity,
+        Fact,
+        FactType,
+        Message,
+        PerformanceMetric,
+        Scope,
+        Summary,
+        Task,
+        TaskList,
+        TaskState,
+        ToolCall,
+        ToolResult,
+    )
+    from .stores.files import (
+        FileAuditStore,
+        FileConversationStore,
+        FileKnowledgeStore,
+        FileMemoryStore,
+        FilePreferencesStore,
+        FileTaskStore,
+    )
+    from .stores.memory import (
+        InMemoryAuditStore,
+        InMemoryConversationStore,
+        InMemoryKnowledgeStore,
+        InMemoryMemoryStore,
+        InMemoryPreferencesStore,
+        InMemoryTaskStore,
+    )
+    from .stores.redis import (
+        RedisAuditStore,
+        RedisConversationStore,
+        RedisKnowledgeStore,
+        RedisMemoryStore,
+        RedisPreferencesStore,
+        RedisTaskStore,
+    )
+    from .stores.sqlite import (
+        SQLiteAuditStore,
+        SQLiteConversationStore,
+        SQLiteKnowledgeStore,
+        SQLiteMemoryStore,
+        SQLitePreferencesStore,
+        SQLiteTaskStore,
+    )
+
+#: The module of each technology, the beginning of its classes' names, and the rest of them.
+TECHNOLOGIES = {
+    "files": (".stores.files", "File"),
+    "sqlite": (".stores.sqlite", "SQLite"),
+    "memory": (".stores.memory", "InMemory"),
+    "redis": (".stores.redis", "Redis"),
+}
+KINDS = ("Memory", "Conversation", "Task", "Preferences", "Knowledge", "Audit")
+
+_MODELS = (
+    "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord ErrorSeverity Fact FactType "
+    "Message PerformanceMetric Scope Summary Task TaskList TaskState ToolCall ToolResult"
+)
+_LAZY = {
+    "AuditStore": ".base.audit:AuditStore",
+    "Branch": ".branching:Branch",
+    "ConversationStore": ".base.conversations:ConversationStore",
+    "KnowledgeStore": ".base.knowledge:KnowledgeStore",
+    "MemoryStore": ".base.memory:MemoryStore",
+    "PersistenceConfig": ".manager:PersistenceConfig",
+    "PersistenceManager": ".manager:PersistenceManager",
+    "PreferencesStore": ".base.preferences:PreferencesStore",
+    "TaskStore": ".base.tasks:TaskStore",
+    "configure_persistence": ".manager:configure_persistence",
+    "get_persistence_manager": ".manager:get_persistence_manager",
+    **{name: f".models:{name}" for name in _MODELS.split()},
+    **{
+        f"{prefix}{kind}Store": f"{module}:{prefix}{kind}Store"
+        for module, prefix in TECHNOLOGIES.values()
+        for kind in KINDS
+    },
+}
+
+__all__ = [
+    "AuditEntry",
+    "AuditEventType",
+    "AuditStore",
+    "Branch",
+    "Conversation",
+    "ConversationMessage",
+    "ConversationStore",
+    "Embedding",
+    "ErrorRecord",
+    "ErrorSeverity",
+    "Fact",
+    "FactType",
+    "FileAuditStore",
+    "FileConversationStore",
+    "FileKnowledgeStore",
+    "FileMemoryStore",
+    "FilePreferencesStore",
+    "FileTaskStore",
+    "InMemoryAuditStore",
+    "InMemoryConversationStore",
+    "InMemoryKnowledgeStore",
+    "InMemoryMemoryStore",
+    "InMemoryPreferencesStore",
+    "InMemoryTaskStore",
+    "KnowledgeStore",
+    "MemoryStore",
+    "Message",
+    "PerformanceMetric",
+    "PersistenceConfig",
+    "PersistenceManager",
+    "PreferencesStore",
+    "RedisAuditStore",
+    "RedisConversationStore",
+    "RedisKnowledgeStore",
+    "RedisMemoryStore",
+    "RedisPreferencesStore",
+    "RedisTaskStore",
+    "SQLiteAuditStore",
+    "SQLiteConversationStore",
+    "SQLiteKnowledgeStore",
+    "SQLiteMemoryStore",
+    "SQLitePreferencesStore",
+    "SQLiteTaskStore",
+    "Scope",
+    "Summary",
+    "Task",
+    "TaskList",
+    "TaskState",
+    "TaskStore",
+    "ToolCall",
+    "ToolResult",
+    "configure_persistence",
+    "get_persistence_manager",
+]
+
+
+def __getattr__(name: str) -> object:
+    return lazily(__name__, _LAZY, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,65 @@
+"""Stored messages as chat messages and back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.persistence.chat import RAW, chat_of, message_of, same_chat
+from agent_runtime_core.persistence.forms import model_of, text_of
+from agent_runtime_core.persistence.models import ConversationMessage, ToolCall, new_id
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {"role": "user", "content": "hello"},
+        {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "x", "reasoning": {"opaque": [1, 2]}},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "no json"}}]},
+        {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "result", "name": "look"},
+        {"role": "user"},
+    ],
+)
+def test_a_chat_message_comes_back_as_it_was(chat: dict[str, Any]) -> None:
+    given = copy.deepcopy(chat)
+    stored = model_of(ConversationMessage, text_of(message_of(chat, new_id())))
+    assert chat_of(stored) == given == chat
+
+
+def test_what_the_model_has_fields_for_is_kept_in_them_alone() -> None:
+    message = message_of({"role": "assistant", "content": "", "tool_calls": [CALL]}, new_id())
+    [call] = message.tool_calls
+    assert (call.id, call.name, call.arguments) == ("c1", "look", {"at": "x"})
+    assert RAW not in message.metadata
+
+
+def test_what_it_gives_back_is_nobody_elses() -> None:
+    message = message_of({"role": "user", "content": "x", "more": {"a": []}}, new_id())
+    chat_of(message)["more"]["a"].append(1)
+    assert chat_of(message)["more"] == {"a": []}
+
+
+def test_a_message_somebody_else_stored_is_a_chat_message() -> None:
+    call = ToolCall(id="c1", name="look", arguments={"at": "x"})
+    assert chat_of(ConversationMessage(role="assistant", content="", tool_calls=[call])) == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [CALL],
+    }
+
+
+def test_messages_are_the_same_by_what_was_said() -> None:
+    said = {"role": "user", "content": "x"}
+    assert same_chat(said, {**said, "metadata": {"seen": True}})
+    assert not same_chat(said, {**said, "content": "y"})
+    assert not same_chat(said, {**said, "role": "assistant"})
+    assert same_chat({"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "type": "x"}]})
+    assert not same_chat({"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [{**CALL, "id": "c2"}]})

@@ -1,0 +1,269 @@
+"""Runs that go on with a conversation, and keep what they said in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.persistence import (
+    Conversation,
+    ConversationMessage,
+    InMemoryAuditStore,
+    InMemoryConversationStore,
+    PersistenceConfig,
+    PersistenceManager,
+)
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+from tests.fault.rig import Agent, settings
+from agent_runtime_core.registry import Registry
+
+CHAT = uuid4()
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+class Talk:
+    """A runner with stores, and an agent that answers with what it was told."""
+
+    def __init__(self, path: Path) -> None:
+        self.stores = PersistenceManager(
+            PersistenceConfig(conversation_store=InMemoryConversationStore(), audit_store=InMemoryAuditStore())
+        )
+        self.heard: list[list[Any]] = []
+        self.agents = Registry()
+        self.agents.register(Agent("a", self.answer))
+        self.runner = AgentRunner.open(
+            path / "a.db", config=settings(), persistence=self.stores, registry=self.agents
+        )
+        self.give: Any = self.whole
+
+    async def answer(self, ctx: Any) -> RunResult:
+        self.heard.append(list(ctx.input_messages))
+        return self.give(ctx, f"answer {len(self.heard)}")
+
+    @staticmethod
+    def whole(ctx: Any, text: str) -> RunResult:
+        return RunResult({"response": text}, [*ctx.input_messages, said("assistant", text)])
+
+    async def run(self, *messages: Any, **more: Any) -> RunResult:
+        return await self.runner.execute("a", None, {"messages": list(messages), "conversation_id": str(CHAT), **more})
+
+    async def kept(self) -> list[tuple[str, Any]]:
+        return [(each.role, each.content) for each in await self.stores.conversations.get_messages(CHAT)]
+
+
+@pytest.fixture
+async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
+    made = Talk(tmp_path)
+    yield made
+    await made.runner.close()
+    await made.stores.close()
+
+
+async def test_a_run_goes_on_with_its_conversation(talk: Talk) -> None:
+    await talk.run(said("user", "one"))
+    await talk.run(said("user", "two"))
+    assert talk.heard[1] == [said("user", "one"), said("assistant", "answer 1"), said("user", "two")]
+    assert await talk.kept() == [
+        ("user", "one"), ("assistant", "answer 1"), ("user", "two"), ("assistant", "answer 2"),
+    ]  # fmt: skip
+    conversation = await talk.stores.conversations.get(CHAT)
+    assert conversation is not None
+    assert conversation.agent_key == "a"
+
+
+async def test_input_that_begins_with_the_history_is_not_loaded_again(talk: Talk) -> None:
+    await talk.run(said("user", "one"))
+    before = [said("user", "one"), {**said("assistant", "answer 1"), "metadata": {"seen": 1}}]
+    await talk.run(said("system", "be brief"), *before, said("user", "two"))
+    assert [each["content"] for each in talk.heard[1]] == ["be brief", "one", "answer 1", "two"]
+    assert [content for _, content in await talk.kept()] == ["one", "answer 1", "two", "answer 2"]
+
+
+async def test_the_prompt_is_the_agents_own_affair(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult(
+        {}, [said("system", "be kind"), *ctx.input_messages, said("assistant", text)]
+    )
+    await talk.run(said("user", "one"))
+    await talk.run(said("user", "two"))
+    assert [role for role, _ in await talk.kept()] == ["user", "assistant"] * 2
+
+
+async def test_an_agent_may_give_only_what_is_new(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({}, [said("assistant", text)])
+    await talk.run(said("user", "one"))
+    await talk.run(said("user", "two"))
+    assert [content for _, content in await talk.kept()] == ["one", "answer 1", "two", "answer 2"]
+
+
+async def test_an_agent_that_gives_no_messages_has_its_response_kept(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({"response": text})
+    await talk.run(said("user", "one"))
+    assert await talk.kept() == [("user", "one"), ("assistant", "answer 1")]
+
+
+async def test_a_run_that_fails_keeps_nothing(talk: Talk) -> None:
+    def fail(ctx: Any, text: str) -> RunResult:
+        raise ValueError("no")
+
+    talk.give = fail
+    assert (await talk.run(said("user", "one"))).status is RunStatus.FAILED
+    assert await talk.kept() == []
+
+
+async def test_a_run_without_a_conversation_has_no_history(talk: Talk) -> None:
+    await talk.run(said("user", "one"))
+    await talk.runner.execute("a", None, {"messages": [said("user", "two")]})
+    assert talk.heard[1] == [said("user", "two")]
+    assert len(await talk.kept()) == 2
+
+
+async def test_it_goes_on_with_the_active_branch(talk: Talk) -> None:
+    await talk.run(said("user", "one"))
+    [one, _] = await talk.stores.conversations.get_messages(CHAT)
+    await talk.stores.conversations.edit_message(CHAT, one.id, "won")
+    await talk.run(said("user", "two"))
+    assert [each["content"] for each in talk.heard[1]] == ["won", "two"]
+    path = await talk.stores.conversations.history(CHAT)
+    assert [each.content for each in path] == ["won", "two", "answer 2"]
+
+
+async def test_the_messages_of_a_fork_go_to_a_branch_of_their_own(talk: Talk) -> None:
+    first = await talk.run(said("user", "one"))
+    assert first.run_id is not None
+    forked = await talk.runner.fork(first.run_id)
+    assert await talk.runner.run_once()
+    result = await talk.runner.wait(forked)
+    assert result.status is RunStatus.SUCCEEDED
+    main = await talk.stores.conversations.history(CHAT)
+    assert [each.content for each in main] == ["one", "answer 1"]
+    branches = await talk.stores.conversations.branches(CHAT)
+    assert len(branches) == 2
+
+
+async def test_what_is_offered_twice_is_there_once(talk: Talk) -> None:
+    """A worker that dies between the append and the end leaves messages that the next one offers again."""
+    conversations = talk.stores.conversations
+    append, times = conversations.append, 0
+
+    async def dying(*args: Any, **kwargs: Any) -> int:
+        nonlocal times
+        times += 1
+        added = await append(*args, **kwargs)
+        if times == 1:
+            raise RuntimeError("died right after")
+        return added
+
+    conversations.append = dying  # type: ignore[method-assign]
+    result = await talk.run(said("user", "one"))
+    assert result.status is RunStatus.SUCCEEDED, result.error
+    assert times == 2
+    assert [role for role, _ in await talk.kept()] == ["user", "assistant"]
+    assert talk.heard[0] == talk.heard[1], "what was loaded is pinned"
+
+
+async def test_a_history_that_grew_meanwhile_is_loaded_as_it_was(talk: Talk) -> None:
+    async def grow(ctx: Any) -> RunResult:
+        talk.heard.append(list(ctx.input_messages))
+        if len(talk.heard) == 1:
+            await talk.stores.conversations.save(Conversation(id=CHAT))
+            await talk.stores.conversations.add_message(CHAT, ConversationMessage(role="user", content="elsewhere"))
+            raise ValueError("once more")
+        return talk.whole(ctx, "done")
+
+    talk.answer = grow  # type: ignore[method-assign]
+    talk.agents.clear()
+    talk.agents.register(Agent("a", grow))
+    await talk.run(said("user", "one"))
+    assert talk.heard[0] == talk.heard[1] == [said("user", "one")]
+    assert [content for _, content in await talk.kept()] == ["elsewhere", "one", "done"]
+
+
+async def test_a_conversation_by_a_name_of_its_own(talk: Talk) -> None:
+    await talk.runner.execute("a", None, {"messages": [said("user", "one")], "conversation_id": "room 7"})
+    await talk.runner.execute("a", None, {"messages": [said("user", "two")], "conversation_id": "room 7"})
+    assert [each["content"] for each in talk.heard[1]] == ["one", "answer 1", "two"]
+
+
+# -- what is audited
+
+
+async def test_a_run_is_audited(talk: Talk) -> None:
+    async def work(ctx: Any) -> RunResult:
+        await ctx.emit("tool.call", {"tool_name": "look", "tool_call_id": "c1", "tool_args": {}})
+        await ctx.emit("tool.result", {"tool_name": "look", "tool_call_id": "c1", "result": None, "error": "gone"})
+        return RunResult({}, usage={"prompt_tokens": 3, "cost_usd": 0.5})
+
+    talk.agents.clear()
+    talk.agents.register(Agent("a", work))
+    result = await talk.run()
+    audit = talk.stores.audit
+    assert audit is not None
+    entries = await audit.get_events(run_id=result.run_id)
+    kinds = [each.event_type.value for each in reversed(entries)]
+    assert kinds == ["agent_start", "tool_call", "tool_error", "agent_end", "custom"]
+    assert all(each.agent_key == "a" and each.conversation_id == CHAT for each in entries)
+    [error] = await audit.get_errors()
+    assert (error.error_type, error.message, error.severity.value) == ("ToolError", "gone", "warning")
+    assert (await audit.get_metric_summary("cost_usd"))["sum"] == 0.5
+    assert (await audit.get_metric_summary("run_duration_ms"))["count"] == 1
+    assert (await audit.get_metric_summary("tool_duration_ms"))["count"] == 1
+
+
+async def test_a_failed_run_is_an_error(talk: Talk) -> None:
+    def fail(ctx: Any, text: str) -> RunResult:
+        raise ValueError("no")
+
+    talk.give = fail
+    result = await talk.run()
+    audit = talk.stores.audit
+    assert audit is not None
+    [error] = await audit.get_errors()
+    assert (error.error_type, error.message, error.run_id) == ("ValueError", "no", result.run_id)
+    assert error.stack_trace
+    assert "ValueError" in error.stack_trace
+
+
+async def test_an_audit_store_that_fails_fails_no_run(talk: Talk, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(InMemoryAuditStore):
+        async def log_event(self, *args: Any, **kwargs: Any) -> None:
+            raise OSError("no disk")
+
+    talk.stores.config.audit_store = Broken()
+    assert (await talk.run()).status is RunStatus.SUCCEEDED
+    assert "audit" in caplog.text
+
+
+async def test_each_entry_is_written_once(talk: Talk) -> None:
+    """Also by the second worker of a run, which sees the events of the first."""
+
+    async def work(ctx: Any) -> RunResult:
+        await ctx.sleep(1000)
+        return RunResult()
+
+    talk.agents.clear()
+    talk.agents.register(Agent("a", work))
+    runner = AgentRunner(
+        *talk.runner.backends, settings(park_after=0), persistence=talk.stores, registry=talk.agents
+    )
+    run_id = await runner.submit("a")
+    assert await runner.run_once()
+    audit = talk.stores.audit
+    assert audit is not None
+    assert [each.event_type.value for each in await audit.get_events()] == ["agent_start"]
+    await runner.cancel(run_id)
+    result = await runner.wait(run_id)
+    assert result.status is RunStatus.CANCELLED
+    assert len({each.id for each in await audit.get_events()}) == len(await audit.get_events())
+
+
+def uuid(text: str | UUID) -> UUID:
+    return UUID(str(text))
