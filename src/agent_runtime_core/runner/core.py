@@ -148,7 +148,7 @@ class AgentRunner:
 
     @property
     def persistence(self) -> PersistenceManager:
-        """The stores of `ctx.persistence`: as given, else in the place of `open` or `backend_url`, else the process's."""
+        """The stores of `ctx.persistence`: as given, or where `open` or `backend_url` says, else the process's."""
         if self._stores is not None:
             return self._stores
         if not self._in_one_place:

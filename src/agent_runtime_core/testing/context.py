@@ -19,6 +19,7 @@ from ..event_types import EventType
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..llm import _used, use_llm_client
 from ..llm._chat import forbid_remote
+from ..persistence.manager import PersistenceManager
 from ..registry import get_runtime
 from ..retry import Delay
 from ..tools.registry import ToolRegistry
@@ -66,10 +67,22 @@ class MockRunContext:
         self._clock = clock
         self._signals: dict[str, deque[Any]] = {}
         self._cancelled = False
+        self._persistence: PersistenceManager | None = None
 
     @property
     def tools(self) -> ToolRegistry:
         return self.tool_registry
+
+    @property
+    def persistence(self) -> PersistenceManager:
+        """Stores in memory, gone with this context; set another manager if the test needs it."""
+        if self._persistence is None:
+            self._persistence = PersistenceManager.open("memory://")
+        return self._persistence
+
+    @persistence.setter
+    def persistence(self, manager: PersistenceManager) -> None:
+        self._persistence = manager
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
         self.events.append((_text(event_type), dict(payload)))
