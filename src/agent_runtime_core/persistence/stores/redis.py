@@ -1,4 +1,4 @@
-"""The six stores on a Redis or Valkey server, shared by all processes that reach it."""
+"""The six stores on a Redis or Valkey server."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..stored.tasks import StoredTasks
 
 
 class RedisMemoryStore(RedisHome, StoredMemory):
-    """What an agent remembers by key, on a Redis or Valkey server, shared by all processes that reach it."""
+    """What an agent remembers by key, on a Redis or Valkey server."""
 
 
 class RedisConversationStore(RedisHome, StoredConversations):
-    """Conversations and their messages, on a Redis or Valkey server, shared by all processes that reach it."""
+    """Conversations and their messages, on a Redis or Valkey server."""
 
 
 class RedisTaskStore(RedisHome, StoredTasks):
-    """Tasks, in lists, on a Redis or Valkey server, shared by all processes that reach it."""
+    """Tasks, in lists, on a Redis or Valkey server."""
 
 
 class RedisPreferencesStore(RedisHome, StoredPreferences):
-    """What a user prefers, on a Redis or Valkey server, shared by all processes that reach it."""
+    """What a user prefers, on a Redis or Valkey server."""
 
 
 class RedisKnowledgeStore(RedisHome, StoredKnowledge):
-    """Facts, summaries and embeddings, on a Redis or Valkey server, shared by all processes that reach it."""
+    """Facts, summaries and embeddings, on a Redis or Valkey server."""
 
 
 class RedisAuditStore(RedisHome, StoredAudit):
-    """What happened, what went wrong and how long it took, on a Redis or Valkey server, shared by all processes that reach it."""
+    """What happened, what went wrong and how long it took, on a Redis or Valkey server."""

@@ -1,4 +1,4 @@
-"""The six stores in a SQLite file, shared by all processes on this machine."""
+"""The six stores in a SQLite file."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ..stored.tasks import StoredTasks
 
 
 class SQLiteMemoryStore(SQLiteHome, StoredMemory):
-    """What an agent remembers by key, in a SQLite file, shared by all processes on this machine."""
+    """What an agent remembers by key, in a SQLite file."""
 
 
 class SQLiteConversationStore(SQLiteHome, StoredConversations):
-    """Conversations and their messages, in a SQLite file, shared by all processes on this machine."""
+    """Conversations and their messages, in a SQLite file."""
 
 
 class SQLiteTaskStore(SQLiteHome, StoredTasks):
-    """Tasks, in lists, in a SQLite file, shared by all processes on this machine."""
+    """Tasks, in lists, in a SQLite file."""
 
 
 class SQLitePreferencesStore(SQLiteHome, StoredPreferences):
-    """What a user prefers, in a SQLite file, shared by all processes on this machine."""
+    """What a user prefers, in a SQLite file."""
 
 
 class SQLiteKnowledgeStore(SQLiteHome, StoredKnowledge):
-    """Facts, summaries and embeddings, in a SQLite file, shared by all processes on this machine."""
+    """Facts, summaries and embeddings, in a SQLite file."""
 
 
 class SQLiteAuditStore(SQLiteHome, StoredAudit):
-    """What happened, what went wrong and how long it took, in a SQLite file, shared by all processes on this machine."""
+    """What happened, what went wrong and how long it took, in a SQLite file."""
