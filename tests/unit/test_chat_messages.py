@@ -18,12 +18,19 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments"
     "chat",
     [
         {"role": "user", "content": "hello"},
-        {"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "u"}}],
+        },
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "assistant", "content": "x", "reasoning": {"opaque": [1, 2]}},
         {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "no json"}}]},
-        {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
         {"role": "tool", "tool_call_id": "c1", "content": "result", "name": "look"},
         {"role": "user"},
     ],
@@ -61,5 +68,10 @@ def test_messages_are_the_same_by_what_was_said() -> None:
     assert same_chat(said, {**said, "metadata": {"seen": True}})
     assert not same_chat(said, {**said, "content": "y"})
     assert not same_chat(said, {**said, "role": "assistant"})
-    assert same_chat({"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "assistant", "content": "", "tool_calls": [{**CALL, "type": "x"}]})
-    assert not same_chat({"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [{**CALL, "id": "c2"}]})
+    assert same_chat(
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [{**CALL, "type": "x"}]},
+    )
+    assert not same_chat(
+        {"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [{**CALL, "id": "c2"}]}
+    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
@@ -18,10 +18,11 @@ from agent_runtime_core.persistence import (
     PersistenceConfig,
     PersistenceManager,
 )
+from agent_runtime_core.portal import call
+from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from tests.fault.rig import Agent, settings
-from agent_runtime_core.registry import Registry
 
 CHAT = uuid4()
 
@@ -40,9 +41,7 @@ class Talk:
         self.heard: list[list[Any]] = []
         self.agents = Registry()
         self.agents.register(Agent("a", self.answer))
-        self.runner = AgentRunner.open(
-            path / "a.db", config=settings(), persistence=self.stores, registry=self.agents
-        )
+        self.runner = AgentRunner.open(path / "a.db", config=settings(), persistence=self.stores, registry=self.agents)
         self.give: Any = self.whole
 
     async def answer(self, ctx: Any) -> RunResult:
@@ -61,11 +60,10 @@ class Talk:
 
 
 @pytest.fixture
-async def talk(tmp_path: Path) -> AsyncIterator[Talk]:
+def talk(tmp_path: Path) -> Iterator[Talk]:
     made = Talk(tmp_path)
     yield made
-    await made.runner.close()
-    await made.stores.close()
+    call(made.runner.close)
 
 
 async def test_a_run_goes_on_with_its_conversation(talk: Talk) -> None:
@@ -209,7 +207,7 @@ async def test_a_run_is_audited(talk: Talk) -> None:
     assert audit is not None
     entries = await audit.get_events(run_id=result.run_id)
     kinds = [each.event_type.value for each in reversed(entries)]
-    assert kinds == ["agent_start", "tool_call", "tool_error", "agent_end", "custom"]
+    assert kinds == ["agent_start", "tool_call", "tool_error", "agent_end"]
     assert all(each.agent_key == "a" and each.conversation_id == CHAT for each in entries)
     [error] = await audit.get_errors()
     assert (error.error_type, error.message, error.severity.value) == ("ToolError", "gone", "warning")
@@ -251,9 +249,7 @@ async def test_each_entry_is_written_once(talk: Talk) -> None:
 
     talk.agents.clear()
     talk.agents.register(Agent("a", work))
-    runner = AgentRunner(
-        *talk.runner.backends, settings(park_after=0), persistence=talk.stores, registry=talk.agents
-    )
+    runner = AgentRunner(*talk.runner.backends, settings(park_after=0), persistence=talk.stores, registry=talk.agents)
     run_id = await runner.submit("a")
     assert await runner.run_once()
     audit = talk.stores.audit
@@ -263,7 +259,3 @@ async def test_each_entry_is_written_once(talk: Talk) -> None:
     result = await runner.wait(run_id)
     assert result.status is RunStatus.CANCELLED
     assert len({each.id for each in await audit.get_events()}) == len(await audit.get_events())
-
-
-def uuid(text: str | UUID) -> UUID:
-    return UUID(str(text))

@@ -69,12 +69,12 @@ class Audit:
         events = await self.bus.get_events(self.run_id)
         for event in events:
             if event.event_type in _ENTRIES and self._id(event.sequence) not in known:
+                if result is not None and event is events[-1]:
+                    await self._figures(result, event)  # before the entry that says that all is told
                 await self._write(event, events)
-        if result is not None and events and self._id("told") not in known:
-            await self._figures(result, events)
 
     def _id(self, what: object) -> UUID:
-        return uuid5(self.run_id, f"audit:{self.row.generation if what == 'told' else 0}:{what}")
+        return uuid5(self.run_id, f"audit:{what}")
 
     async def _write(self, event: Event, events: Sequence[Event]) -> None:
         kind, action = _ENTRIES[event.event_type]
@@ -120,8 +120,8 @@ class Audit:
             tags = {"tool": event.payload.get("tool_name")}
             await self._metric(f"{event.sequence}:ms", "tool_duration_ms", ms, "ms", event, tags)
 
-    async def _figures(self, result: RunResult, events: Sequence[Event]) -> None:
-        last, tags = events[-1], {"status": result.status.value if result.status is not None else ""}
+    async def _figures(self, result: RunResult, last: Event) -> None:
+        tags = {"status": result.status.value if result.status is not None else ""}
         ms = (moment(last.timestamp) - self.row.created_at) * 1000
         figures = [("run_duration_ms", ms, "ms"), ("run_attempts", self.row.attempt, "attempts")]
         figures += [
@@ -130,13 +130,7 @@ class Audit:
             if isinstance(value := result.usage.get(name), (int, float)) and not isinstance(value, bool)
         ]
         for name, value, unit in figures:
-            await self._metric(f"{self.row.generation}:{name}", name, value, unit, last, tags)
-        told = AuditEntry(
-            id=self._id("told"), event_type=AuditEventType.CUSTOM, timestamp=last.timestamp,
-            action=f"{self.row.agent} measured", details={name: value for name, value, _ in figures},
-            actor_id=self.row.agent, **self._about,
-        )  # fmt: skip
-        await self.store.log_event(told)
+            await self._metric(f"{last.sequence}:{name}", name, value, unit, last, tags)
 
     async def _metric(self, what: str, name: str, value: float, unit: str, event: Event, tags: dict[str, Any]) -> None:
         metric = PerformanceMetric(

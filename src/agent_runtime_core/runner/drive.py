@@ -197,7 +197,8 @@ class Drive:
             anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
             first = anew and not row.parked and row.started_at == row.claimed_at
             records = await self.ledger.open(fresh=first)
-            if self.chronicle is not None and not first:
+            # A claim that was given up knows that it is: it is those that were taken over that may write yet.
+            if self.chronicle is not None and (row.stalls or row.generation > 1):
                 await self.chronicle.fence(self._claim())
             book = Book(self.ledger, records)
             early = await self._before(book)

@@ -16,6 +16,7 @@ from .._json import decode
 from ..context import Context
 from ..interfaces import RunResult
 from ..persistence.base.conversations import ConversationStore
+from ..persistence.branching import history
 from ..persistence.chat import chat_of, message_of, same_chat
 from ..persistence.models import Conversation
 from ..queue.row import RunRow
@@ -33,38 +34,34 @@ class History:
         self._loaded: list[dict[str, Any]] = []
         self._given: list[Any] = []  # of the input, what is not in the conversation yet
         self._pin: dict[str, str | None] = {}
+        self._stored = False  # whether there is such a conversation
 
     async def load(self, ctx: Context) -> None:
         """Put what was said before in front of the run's own messages, unless they begin with it already."""
-        self._pin = await ctx.pinned("history", self._newest)
+        stored = await self.store.get(self.conversation_id)
+        self._stored = stored is not None
+
+        async def newest() -> dict[str, str | None]:
+            said = [] if stored is None else history(stored.messages, stored.active_branch_id)
+            branch = None if stored is None else stored.active_branch_id
+            return {"leaf": str(said[-1].id) if said else None, "branch": None if branch is None else str(branch)}
+
+        self._pin = await ctx.pinned("history", newest)
         leaf = self._pin["leaf"]
-        if leaf is not None:
-            there = await self.store.history(self.conversation_id, leaf=UUID(leaf))
-            self._loaded = [chat_of(each) for each in there]
+        if stored is not None and leaf is not None:
+            self._loaded = [chat_of(each) for each in history(stored.messages, leaf=UUID(leaf))]
         prompts, said = _split(ctx.input_messages)
         self._given = _beyond(said, self._loaded)
         ctx.input_messages = [*prompts, *self._loaded, *self._given]
-
-    async def _newest(self) -> dict[str, str | None]:
-        conversation = await self.store.get(self.conversation_id)
-        if conversation is None:
-            return {"leaf": None, "branch": None}
-        path = await self.store.history(self.conversation_id)
-        branch = conversation.active_branch_id
-        return {"leaf": str(path[-1].id) if path else None, "branch": None if branch is None else str(branch)}
 
     async def keep(self, result: RunResult) -> None:
         """Append what this run said and heard beyond what was loaded."""
         said = self._new(result)
         if not said:
             return
-        if await self.store.get_messages(self.conversation_id, limit=1) == []:
-            await self._begin()
-        await self.store.append(self.conversation_id, [self._message(each, n) for n, each in enumerate(said)])
-
-    async def _begin(self) -> None:
-        if await self.store.get(self.conversation_id) is None:
+        if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
+        await self.store.append(self.conversation_id, [self._message(each, n) for n, each in enumerate(said)])
 
     def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
         _, told = _split(result.final_messages)
