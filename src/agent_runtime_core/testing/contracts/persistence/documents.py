@@ -13,7 +13,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from ...._engines.base import FORGET, INSTALL, Guard, Op
+from ...._engines.base import FORGET, INSTALL, Commits, Guard, Op
 from ...._engines.memory import MemoryEngine
 from ....errors import InvalidArgument, LeaseLost
 from ....persistence.claim import CLAIM, Claim
@@ -828,35 +828,33 @@ def claimed(claim: Claim) -> Iterator[None]:
         CLAIM.reset(token)
 
 
-def _homes(table: Table) -> Iterator[tuple[str, Any]]:
-    """The engine of a queue: that of the documents, or another one."""
-    yield "the same engine", table.documents.commits
-    yield "another engine", MemoryEngine()
+async def refuses_a_zombie(table: Table, home: Commits, where: str) -> None:
+    """Of two claims on a run, the queue of which is on `home`, only the later one writes."""
+    run = f"{RUN} on {where}"
+    old, new = (Claim(lambda token=token: Guard(run, token), home) for token in (OLD, NEW))  # type: ignore[misc]
+    await home.commit(None, [Op(INSTALL, (run, OLD))])
+    with claimed(old):
+        await table.write(table.put(Entry("a", "A", "g")))
+    await home.commit(None, [Op(INSTALL, (run, NEW))])
+    await new.install(table.documents.commits)
+    before = (await table.find(), await table.stamp())
+    for name, ops in guarded(table).items():
+        with claimed(old), refused(LeaseLost, f"{name} of a zombie, the queue on {where}"):
+            await table.write(*ops)
+        same((await table.find(), await table.stamp()), before, f"what is there after {name}")
+    with claimed(old), refused(LeaseLost, f"a change by a zombie, the queue on {where}"):
+        await table.change("a", lambda _: Entry("a", "late"))
+    with claimed(new):
+        await table.write(table.put(Entry("a", "B", "g")))
+    await table.write(table.put(Entry("a", "C", "g")))
+    same([each.text for each in await table.find()], ["C"], "what the others wrote")
 
 
 @ours
 async def a_zombie_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
-        for n, (where, home) in enumerate(_homes(table)):
-            run = f"{RUN}-{n}"
-            old = Claim(lambda run=run: Guard(run, OLD), home)  # type: ignore[misc]
-            new = Claim(lambda run=run: Guard(run, NEW), home)  # type: ignore[misc]
-            await home.commit(None, [Op(INSTALL, (run, OLD))])
-            with claimed(old):
-                await table.write(table.put(Entry("a", "A", "g")))
-            await home.commit(None, [Op(INSTALL, (run, NEW))])
-            await new.install(table.documents.commits)
-            before = (await table.find(), await table.stamp())
-            for name, ops in guarded(table).items():
-                with claimed(old), refused(LeaseLost, f"{name} of a zombie, the queue on {where}"):
-                    await table.write(*ops)
-                same((await table.find(), await table.stamp()), before, f"what is there after {name}")
-            with claimed(old), refused(LeaseLost, f"a change by a zombie, the queue on {where}"):
-                await table.change("a", lambda _: Entry("a", "late"))
-            with claimed(new):
-                await table.write(table.put(Entry("a", "B", "g")))
-            await table.write(table.put(Entry("a", "C", "g")))
-            same([each.text for each in await table.find()], ["C"], "what the others wrote")
+        await refuses_a_zombie(table, table.documents.commits, "the same engine")
+        await refuses_a_zombie(table, MemoryEngine(), "another engine")
 
 
 @ours
@@ -876,7 +874,7 @@ async def the_first_write_of_a_newer_claim_shuts_out_the_older(make: Make) -> No
 @ours
 async def what_an_attempt_left_running_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
-        for _, home in _homes(table):
+        for home in (table.documents.commits, MemoryEngine()):
             await install(table, OLD)
             claim = Claim(lambda: Guard(RUN, OLD), home)
             claim.over = True
