@@ -1,0 +1,1 @@
+"""Conformance suites of the stores of persistence, and of the documents below ours."""
