@@ -4,7 +4,7 @@ The stamp is the file `~stamp` in the directory of the kind. Whoever changes the
 another one afterwards, which names the groups that changed, so that nothing else has to be listed again. While there
 is none, or where it changed meanwhile, what was read may be half of a change.
 
-The file `~last` in the directory of a group keeps the highest rank there was, where no name tells it any more.
+The file `~last` in the directory of a group keeps the highest rank there was, where no name tells it.
 """
 
 from __future__ import annotations
@@ -148,9 +148,10 @@ class Shelf:
             self._groups.get(old.group, {}).pop(old.ident, None)
             self._where.pop(old.ident, None)
         if new is not None:
-            self._groups.setdefault(new.group, {})[new.ident] = new
-            self._last[new.group] = max(self._last.get(new.group, 0.0), new.rank)
-            if new.ident[0] == "~":
+            self._last[new.group] = max(self.last(new.group), new.rank)
+            if new.name != LAST:
+                self._groups.setdefault(new.group, {})[new.ident] = new
+            if new.ident.startswith("~"):
                 self._where[new.ident] = new.group
 
     def forget(self) -> None:
@@ -168,11 +169,6 @@ class Shelf:
     def last(self, group: str) -> float:
         """The highest rank that a group ever had, or 0."""
         return self._last.get(group, 0.0)
-
-    def last_page(self, group: str) -> tuple[str, bytes]:
-        """The file that keeps it, and what is to stand there."""
-        page = sealed(json.dumps({"v": VERSION, "last": self.last(group)}).encode()[:-1])
-        return f"{self.directory_of(group)}/{LAST}", page
 
     def place(self, key: str) -> Place | None:
         with self._lock:
@@ -239,3 +235,7 @@ class Shelf:
 
 def group_part(group: str) -> str:
     return part(group) if group else "."
+
+
+def last_page(rank: float) -> bytes:
+    return sealed(json.dumps({"v": VERSION, "last": rank}).encode()[:-1])

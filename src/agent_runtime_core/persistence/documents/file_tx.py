@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..._engines.base import FENCE_OPS, NotApplied
@@ -12,7 +12,7 @@ from .base import Absent, Changed, Document, Entry
 from .file_disk import Disk
 from .file_form import VERSION, Page, sealed, unsealed, written
 from .file_names import ident, name_of, part
-from .file_shelf import Place, Shelf, group_part
+from .file_shelf import LAST, Place, Shelf, group_part, last_page
 
 FENCES: Final = "fences"
 
@@ -124,9 +124,24 @@ class FileTx:
             steps.append(Remove(_fence_file(key)) if data is None else Write(_fence_file(key), data))
         for (at, key), (document, words) in self._changed.items():
             self._document(self._shelf(at), self._stored(at, key), key, document, words, steps, edits)
-        steps += [Write(*each) for each in _last_pages(edits)]
+        for shelf, last in list(self._lasts(edits)):
+            steps.append(Write(shelf.file_of(last), last_page(last.rank)))
+            edits.append(Edit(shelf, None, last))
         steps.sort(key=lambda each: isinstance(each, Remove))
         return steps, edits
+
+    def _lasts(self, edits: list[Edit]) -> Iterator[tuple[Shelf, Place]]:
+        """Where the highest rank of a group has to be kept, which no document has any more."""
+        high = {(each.shelf, each.old.group): each.shelf.last(each.old.group) for each in edits if each.old is not None}
+        for (at, group), rank in self._last.items():
+            where = (self._shelf(at), group_part(group))
+            high[where] = max(rank, where[0].last(where[1]))
+        for (shelf, group), rank in high.items():
+            mine = [each for each in edits if each.shelf is shelf]
+            left = max((each.old.rank for each in mine if each.old is not None and each.old.group == group), default=0.0)
+            kept = max((each.new.rank for each in mine if each.new is not None and each.new.group == group), default=0.0)
+            if kept < rank and (rank > shelf.last(group) or left >= rank):
+                yield shelf, Place(group, rank, "", LAST)
 
     @staticmethod
     def _document(
@@ -150,25 +165,6 @@ class FileTx:
         steps.append(Write(shelf.file_of(new), written(page)))
         if old is not None and shelf.file_of(old) != shelf.file_of(new):
             steps.append(Remove(shelf.file_of(old)))
-
-
-def _last_pages(edits: list[Edit]) -> list[tuple[str, bytes]]:
-    """The files that keep the highest rank of a group which loses the document that has it."""
-    left = {(id(each.shelf), each.old.group): each.shelf for each in edits if each.old is not None and _is_last(each)}
-    tops: dict[tuple[int, str], float] = {}
-    for each in edits:
-        if each.new is not None:
-            at = (id(each.shelf), each.new.group)
-            tops[at] = max(tops.get(at, each.new.rank), each.new.rank)
-    return [
-        shelf.last_page(group)
-        for (number, group), shelf in left.items()
-        if tops.get((number, group), float("-inf")) < shelf.last(group)
-    ]
-
-
-def _is_last(edit: Edit) -> bool:
-    return edit.old is not None and edit.old.rank >= edit.shelf.last(edit.old.group) > 0
 
 
 def _fence_file(key: str) -> str:
