@@ -108,8 +108,8 @@ class DocumentStore(ABC):
     - `documents.drop(space, now)`: there is nothing of any kind in the space any more.
 
     `read(what, ...)` answers get(space, kind, keys, now), the documents that are there, in the order of `keys`;
-    find(Query); stamp(space, kind), a text that is another one after every change of the kind (what expires changes
-    nothing); words(space, kind, now), (key, rank, words) of each document that has any.
+    find(Query); stamp(space, kind), a text that is another one after every change of the kind (but "0" where there is
+    nothing, and what expires is no change); words(space, kind, now), (key, rank, words) of each document that has any.
 
     The words of an entry come to a backend as `words.folded` makes them. A document that was deleted and is made
     anew begins at version 1 again.

@@ -11,7 +11,7 @@ from ..._engines.backed import OnSQLite
 from ..._engines.base import Concern, NotApplied, Op, always
 from ..._engines.sqlite_tx import SQLiteTx
 from ...errors import StorageCorrupt
-from . import sqlite_words
+from ..documents import sqlite_words
 from .base import Absent, Changed, Document, DocumentStore, Entry, Query, behind, touched
 from .words import words_of
 
@@ -63,6 +63,12 @@ _FIND = {
     ("key", False): _NAMED + _UP,
     ("key", True): _NAMED + _DOWN,
 }
+
+_MATCHES = (
+    _COLUMNS + "arc_document_index JOIN arc_documents d ON d.id = arc_document_index.rowid"
+    " WHERE arc_document_index MATCH :words AND (d.expires IS NULL OR d.expires > :now)"
+    " ORDER BY bm25(arc_document_index, 0.0, 1.0), d.rank DESC, d.key LIMIT :limit"
+)
 
 _LIVE = "(expires IS NULL OR expires > ?)"
 _COUNT = "SELECT count(*) FROM arc_documents WHERE kind = ? AND " + _LIVE
@@ -342,7 +348,7 @@ def _search(
     if not sqlite_words.complete(view):
         return None
     rows = view.execute(
-        _COLUMNS + sqlite_words.MATCHES,
+        _MATCHES,
         {"words": sqlite_words.expression(_place(view, space, kind), words), "now": now, "limit": limit},
     )
     return [_read(row).document for row in rows]

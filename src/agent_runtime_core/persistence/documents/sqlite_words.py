@@ -32,11 +32,7 @@ _TAKE = "INSERT INTO arc_document_index (arc_document_index, rowid, place, words
 _ONE = "SELECT id, place, words FROM arc_document_words WHERE id = ?"
 _UPTO = "SELECT upto FROM arc_document_index_state"
 
-MATCHES = (
-    "arc_document_index JOIN arc_documents d ON d.id = arc_document_index.rowid"
-    " WHERE arc_document_index MATCH :words AND (d.expires IS NULL OR d.expires > :now)"
-    " ORDER BY bm25(arc_document_index, 0.0, 1.0), d.rank DESC, d.key LIMIT :limit"
-)
+_OF_KIND = "SELECT w.id FROM arc_document_words w JOIN arc_documents d ON d.id = w.id WHERE d.kind = ?"
 _TEXTS = (
     "SELECT d.key, d.rank, w.words FROM arc_document_words w JOIN arc_documents d ON d.id = w.id"
     " WHERE d.kind = ? AND (d.expires IS NULL OR d.expires > ?)"
@@ -86,9 +82,8 @@ def keep(tx: SQLiteTx, id_: int, place: int, words: str) -> None:
 
 def clear(tx: SQLiteTx, place: int) -> None:
     """None of the documents of that kind has words any more."""
-    ids = "SELECT id FROM arc_documents WHERE kind = ?"
-    for was in tx.execute("SELECT * FROM arc_document_words WHERE id IN (" + ids + ")", (place,)).fetchall():
-        keep(tx, was[0], 0, "")
+    for (id_,) in tx.execute(_OF_KIND, (place,)).fetchall():
+        keep(tx, id_, 0, "")
 
 
 def _outdate(tx: SQLiteTx, id_: int, was: tuple[int, int, str]) -> None:
