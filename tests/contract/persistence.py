@@ -10,11 +10,12 @@ import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.persistence.homes.memory import InMemoryHome
+from agent_runtime_core.persistence.homes.redis import RedisHome
 from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
 from agent_runtime_core.persistence.stored.base import Home
 from tests.contract.places import places
 
-HOMES: dict[str, type[Home]] = {"memory": InMemoryHome, "sqlite": SQLiteHome}
+HOMES: dict[str, type[Home]] = {"memory": InMemoryHome, "sqlite": SQLiteHome, "redis": RedisHome}
 
 TECHNOLOGIES = [pytest.param(name, id=name, marks=[pytest.mark.redis] * (name == "redis")) for name in HOMES]
 

@@ -30,7 +30,7 @@ class StoredMemory(Home, MemoryStore):
         for _ in range(CHANGE_TRIES):
             there = await table.get(at)
             made = fn(None if there is None else decode(there.text))
-            # A put that finds its own text there takes it for done. Two may write one text, so the rank says whose it is.
+            # A put that finds its own text there takes it for done; two may write one text, and the rank says whose.
             mine = float(self.clock.random.getrandbits(52))
             entry = _entry(at, made)._replace(rank=mine)
             try:
