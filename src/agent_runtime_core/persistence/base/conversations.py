@@ -12,8 +12,9 @@ from ...errors import InvalidArgument
 from ..branching import Branch, BranchChoice, Tree, copies, no_branch, replacement
 from ..branching import branches as branches_of
 from ..branching import history as history_of
-from ..models import Conversation, ConversationMessage, Scope
-from ..words import score, words_of
+from ..content import text_in
+from ..documents.words import best, folded, words_of
+from ..models import Conversation, ConversationMessage, Scope, moment
 
 _PAGE = 100
 
@@ -154,20 +155,18 @@ class ConversationStore(ABC):
     ) -> list[tuple[UUID, ConversationMessage]]:
         """Messages whose content holds every word of `query`, with the ids of their conversations, best first.
 
-        Letters are compared without their case. This one reads every conversation there is.
+        Words are compared without case and accents; the last one may be the start of another. Ours ask the full-text
+        index of their store where it has one; here every conversation is read.
         """
-        found = []
-        async for conversation_id, message in self._all_messages(scope):
-            if hits := score(words_of(message.content), query):
-                found.append((hits, conversation_id, message))
-        found.sort(key=lambda each: each[0], reverse=True)
-        return [(conversation_id, message) for _, conversation_id, message in found[:limit]]
+        found = [each async for each in self._all_messages(scope)]
+        texts = ((str(n), moment(each.timestamp), folded(text_in(each.content))) for n, (_, each) in enumerate(found))
+        return [found[int(n)] for n in best(words_of(query), texts, limit)]
 
     async def _all_messages(self, scope: Scope) -> AsyncIterator[tuple[UUID, ConversationMessage]]:
         offset = 0
         while page := await self.list_conversations(scope, _PAGE, offset):
             for conversation in page:
-                for message in reversed(await self.get_messages(conversation.id, scope)):
+                for message in await self.get_messages(conversation.id, scope):
                     yield conversation.id, message
             offset += len(page)
 

@@ -15,6 +15,7 @@ import zlib
 from typing import Any, Final, NamedTuple
 
 from ...errors import StorageCorrupt, StorageTooNew
+from .base import Document
 
 VERSION: Final = 1
 
@@ -32,6 +33,9 @@ class Page(NamedTuple):
     expires: float | None
     text: str
     words: str = ""
+
+    def document(self, rank: float) -> Document:
+        return Document(self.key, self.text, self.version, rank, self.group, self.expires)
 
 
 def written(page: Page) -> bytes:

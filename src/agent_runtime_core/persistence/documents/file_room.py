@@ -20,6 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Final, TypeVar
 
 from ..._clock import Clock
@@ -31,11 +32,11 @@ from .base import Document, Query
 from .file_disk import DRAFTS, Disk, told
 from .file_form import VERSION, sealed, unsealed
 from .file_lock import locked
-from .file_names import part
-from .file_shelf import STAMP, Shelf, Stamp, read_stamp
-from .file_tx import APPLIED, OPS, Edit, FileTx, Kind, Move, Remove, Write
+from .file_shelf import STAMP, Shelf, Stamp, directory_of, read_stamp
+from .file_tx import APPLIED, OPS, Edit, FileTx, Move, Remove, Write
 
 INTENT: Final = "intent"
+NEVER: Final = "0"  # the stamp of what was never written
 _LOCK: Final = "lock"
 _PAUSES: Final = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)  # seconds before another look without the lock
 
@@ -54,13 +55,14 @@ class Room:
         self.clock: Clock = clock
         self.patience: float = patience
         self._ready: Callable[[], None] | None = ready
-        self._shelves: dict[Kind, Shelf] = {}
+        self._shelves: dict[str, Shelf] = {}
         self._making = threading.Lock()
 
-    def shelf(self, at: Kind) -> Shelf:
+    def shelf(self, at: str) -> Shelf:
+        """The kind whose directory that is."""
         with self._making:
             if at not in self._shelves:
-                self._shelves[at] = Shelf(self.disk, f"documents/{part(at[0])}/{part(at[1])}")
+                self._shelves[at] = Shelf(self.disk, at)
             return self._shelves[at]
 
     def check(self) -> bool:
@@ -142,28 +144,30 @@ class Room:
 
     def get(self, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
         def look(shelf: Shelf) -> list[Document]:
-            places = [shelf.place(key) for key in keys]
-            found = [shelf.document(place) for place in places if place is not None]
-            return [each for each in found if each.expires is None or each.expires > now]
+            return [page.document(place.rank) for place, page in shelf.live(map(shelf.place, keys), now)]
 
-        return self._read((space, kind), look, [])
+        return self._read(directory_of(space, kind), look, [])
 
     def find(self, query: Query) -> list[Document]:
-        def look(shelf: Shelf) -> list[Document]:
-            found = list[Document]()
-            end = None if query.limit is None else query.offset + query.limit
-            for document in shelf.documents(query):
-                if end is not None and len(found) >= end:
-                    break
-                found.append(document)
-            return found[query.offset :]
+        end = None if query.limit is None else query.offset + query.limit
 
-        return self._read((query.space, query.kind), look, [])
+        def look(shelf: Shelf) -> list[Document]:
+            found = islice(shelf.live(shelf.ordered(query), query.now), query.offset, end)
+            return [page.document(place.rank) for place, page in found]
+
+        return self._read(directory_of(query.space, query.kind), look, [])
+
+    def words(self, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
+        def look(shelf: Shelf) -> list[tuple[str, float, str]]:
+            found = shelf.live(shelf.places(None), now)
+            return [(page.key, place.rank, page.words) for place, page in found if page.words]
+
+        return self._read(directory_of(space, kind), look, [])
 
     def stamp(self, space: str, kind: str) -> str:
-        return self._read((space, kind), lambda shelf: shelf.token or "", "")
+        return self._read(directory_of(space, kind), lambda shelf: shelf.token or NEVER, NEVER)
 
-    def _read(self, at: Kind, look: Callable[[Shelf], T], nothing: T) -> T:
+    def _read(self, at: str, look: Callable[[Shelf], T], nothing: T) -> T:
         if not self.check():
             return nothing
         shelf = self.shelf(at)
@@ -229,10 +233,10 @@ class Turn:
 
     def __init__(self, room: Room) -> None:
         self._room, self._disk = room, room.disk
-        self._stamps: dict[Kind, Stamp | None] = {}
+        self._stamps: dict[str, Stamp | None] = {}
         self._flush: set[str] = set()
 
-    def shelf(self, at: Kind) -> Shelf:
+    def shelf(self, at: str) -> Shelf:
         shelf = self._room.shelf(at)
         if at not in self._stamps:
             self._stamps[at] = read_stamp(self._disk, shelf.directory)

@@ -4,7 +4,7 @@ The stamp is the file `~stamp` in the directory of the kind. Whoever changes the
 another one afterwards, which names the groups that changed, so that nothing else has to be listed again. While there
 is none, or where it changed meanwhile, what was read may be half of a change.
 
-The file `~last` in the directory of a group keeps the highest rank there was, where no name tells it any more.
+The file `~last` in the directory of a group keeps the highest rank there was, where no name tells it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...errors import StorageCorrupt
-from .base import Document, Query
+from .base import Query
 from .file_disk import Disk
 from .file_form import VERSION, Page, read_page, sealed, unsealed
 from .file_names import ident, key_of, parsed, part, text_of
 
+DOCUMENTS: Final = "documents"
 STAMP: Final = "~stamp"
 LAST: Final = "~last"
 _PAST: Final = 64  # changes that a stamp names
@@ -144,13 +145,16 @@ class Shelf:
             self.token = stamp.token if self.listed == listed else None
 
     def _moved(self, old: Place | None, new: Place | None) -> None:
-        if old is not None:
+        if old is not None and old.name == LAST:
+            self._last.pop(old.group, None)
+        elif old is not None:
             self._groups.get(old.group, {}).pop(old.ident, None)
             self._where.pop(old.ident, None)
         if new is not None:
-            self._groups.setdefault(new.group, {})[new.ident] = new
-            self._last[new.group] = max(self._last.get(new.group, 0.0), new.rank)
-            if new.ident[0] == "~":
+            self._last[new.group] = max(self.last(new.group), new.rank)
+            if new.name != LAST:
+                self._groups.setdefault(new.group, {})[new.ident] = new
+            if new.ident.startswith("~"):
                 self._where[new.ident] = new.group
 
     def forget(self) -> None:
@@ -168,11 +172,6 @@ class Shelf:
     def last(self, group: str) -> float:
         """The highest rank that a group ever had, or 0."""
         return self._last.get(group, 0.0)
-
-    def last_page(self, group: str) -> tuple[str, bytes]:
-        """The file that keeps it, and what is to stand there."""
-        page = sealed(json.dumps({"v": VERSION, "last": self.last(group)}).encode()[:-1])
-        return f"{self.directory_of(group)}/{LAST}", page
 
     def place(self, key: str) -> Place | None:
         with self._lock:
@@ -196,7 +195,11 @@ class Shelf:
                 return list(self._groups.get(group_part(group), {}).values())
             return [place for each in self._groups.values() for place in each.values()]
 
-    def ordered(self, query: Query) -> list[tuple[float, str, Place]]:
+    def groups(self) -> list[str]:
+        with self._lock:
+            return list(self._last)
+
+    def ordered(self, query: Query) -> list[Place]:
         """What the names leave of a query, in order of (rank, key)."""
         found = []
         for place in self.places(query.group):
@@ -204,15 +207,18 @@ class Shelf:
                 query.high is not None and place.rank >= query.high
             ):
                 continue
-            key = key_of(place.ident, text_of(place.group))
-            if key is None:
-                key = self.page(place).key
+            key = self.key(place)
             if key.startswith(query.prefix):
                 found.append((place.rank, key, place))
         found.sort(reverse=query.descending)
-        return found
+        return [place for _, _, place in found]
 
     # -- reading files
+
+    def key(self, place: Place) -> str:
+        """The key of a document, from its name where that can tell."""
+        key = key_of(place.ident, text_of(place.group))
+        return self.page(place).key if key is None else key
 
     def page(self, place: Place) -> Page:
         """What stands in a file; StorageCorrupt, StorageTooNew; FileNotFoundError where it was removed meanwhile."""
@@ -225,17 +231,22 @@ class Shelf:
             )
         return page
 
-    def document(self, place: Place) -> Document:
-        page = self.page(place)
-        return Document(page.key, page.text, page.version, place.rank, page.group, page.expires)
+    def live(self, places: Iterable[Place | None], now: float) -> Iterator[tuple[Place, Page]]:
+        """What stands in those files that are there and have not expired."""
+        for place in places:
+            if place is not None:
+                page = self.page(place)
+                if page.expires is None or page.expires > now:
+                    yield place, page
 
-    def documents(self, query: Query) -> Iterator[Document]:
-        """The documents of a query in order, before its offset and limit."""
-        for _, _, place in self.ordered(query):
-            document = self.document(place)
-            if document.expires is None or document.expires > query.now:
-                yield document
+
+def directory_of(space: str, kind: str) -> str:
+    return f"{DOCUMENTS}/{part(space)}/{part(kind)}"
 
 
 def group_part(group: str) -> str:
     return part(group) if group else "."
+
+
+def last_page(rank: float) -> bytes:
+    return sealed(json.dumps({"v": VERSION, "last": rank}).encode()[:-1])

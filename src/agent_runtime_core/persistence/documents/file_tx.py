@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..._engines.base import FENCE_OPS, NotApplied
-from ...errors import InvalidArgument, StorageCorrupt
-from .base import Absent, Changed, Document, Entry
+from ...errors import StorageCorrupt
+from .base import Absent, Changed, Document, Entry, behind, touched
 from .file_disk import Disk
 from .file_form import VERSION, Page, sealed, unsealed, written
 from .file_names import ident, name_of, part
-from .file_shelf import Place, Shelf, group_part
+from .file_shelf import DOCUMENTS, LAST, Place, Shelf, directory_of, group_part, last_page
 
 FENCES: Final = "fences"
-
-Kind = tuple[str, str]
 
 
 class Write(NamedTuple):
@@ -46,15 +44,19 @@ class Edit(NamedTuple):
 
 
 class FileTx:
-    """Reads see what the commit changed itself; nothing is written before all of it is known."""
+    """Reads see what the commit changed itself; nothing is written before all of it is known.
 
-    def __init__(self, disk: Disk, shelf: Callable[[Kind], Shelf]) -> None:
+    `at` is the directory of a kind.
+    """
+
+    def __init__(self, disk: Disk, shelf: Callable[[str], Shelf]) -> None:
         self.disk = disk
         self._shelf = shelf
         self._fences: dict[str, str | None] = {}
-        self._read: dict[tuple[Kind, str], Document | None] = {}
-        self._changed: dict[tuple[Kind, str], tuple[Document | None, str]] = {}
-        self._last: dict[tuple[Kind, str], float] = {}
+        self._read: dict[tuple[str, str], Held | None] = {}
+        self._changed: dict[tuple[str, str], Held | None] = {}
+        self._last: dict[tuple[str, str], float] = {}
+        self._emptied: set[str] = set()
 
     # -- fences
 
@@ -78,40 +80,55 @@ class FileTx:
 
     # -- documents
 
-    def _stored(self, at: Kind, key: str) -> Document | None:
+    def _stored(self, at: str, key: str) -> Held | None:
         if (at, key) not in self._read:
             shelf = self._shelf(at)
             place = shelf.place(key)
-            self._read[at, key] = None if place is None else shelf.document(place)
+            self._read[at, key] = None if place is None else Held.of(shelf.page(place), place)
         return self._read[at, key]
 
-    def one(self, at: Kind, key: str, now: float) -> Document | None:
+    def one(self, at: str, key: str, now: float) -> Document | None:
         """The document, unless it has expired."""
-        found = self._changed[at, key][0] if (at, key) in self._changed else self._stored(at, key)
-        return None if found is None or (found.expires is not None and found.expires <= now) else found
+        held = self._changed[at, key] if (at, key) in self._changed else self._stored(at, key)
+        if held is None or (held.document.expires is not None and held.document.expires <= now):
+            return None
+        return held.document
 
-    def behind(self, at: Kind, group: str) -> float:
-        return max(self._shelf(at).last(group_part(group)) + 1.0, self._last.get((at, group), 0.0) + 1.0)
+    def behind(self, at: str, group: str) -> float:
+        last = 0.0 if at in self._emptied else self._shelf(at).last(group_part(group))
+        return behind(max(last, self._last.get((at, group), 0.0)))
 
-    def keep(self, at: Kind, document: Document, words: str | None = None) -> None:
+    def keep(self, at: str, document: Document, words: str | None = None) -> None:
         """`words` None: those it has."""
-        self._stored(at, document.key)
         if words is None:
-            words = self._changed.get((at, document.key), (None, ""))[1]
-        self._changed[at, document.key] = (document, words)
+            held = self._changed.get((at, document.key)) or self._stored(at, document.key)
+            words = held.words if held is not None else ""
+        self._stored(at, document.key)
+        self._changed[at, document.key] = Held(document, words)
         self._last[at, document.group] = max(self._last.get((at, document.group), 0.0), document.rank)
 
-    def drop(self, at: Kind, key: str) -> None:
+    def drop(self, at: str, key: str) -> None:
         self._stored(at, key)
-        self._changed[at, key] = (None, "")
+        self._changed[at, key] = None
 
-    def live(self, at: Kind, group: str | None, now: float) -> list[str]:
+    def live(self, at: str, group: str | None, now: float) -> list[str]:
         """The keys that there are."""
-        shelf = self._shelf(at)
-        keys = {shelf.page(place).key for place in shelf.places(group)}
-        keys.update(key for (kind, key), (document, _) in self._changed.items() if kind == at and document is not None)
-        found = [(key, self.one(at, key, now)) for key in sorted(keys)]
+        found = [(key, self.one(at, key, now)) for key in self._keys(at, group)]
         return [key for key, each in found if each is not None and (group is None or each.group == group)]
+
+    def _keys(self, at: str, group: str | None = None) -> list[str]:
+        shelf = self._shelf(at)
+        keys = {shelf.key(place) for place in shelf.places(group)}
+        return sorted(keys | {key for kind, key in self._changed if kind == at})
+
+    def empty(self, space: str) -> None:
+        """Drop all there is in the directory of a space, as if it had never been."""
+        for name in self.disk.directories(space):
+            at = f"{space}/{name}"
+            for key in self._keys(at):
+                self.drop(at, key)
+            self._emptied.add(at)
+        self._last = {(at, group): rank for (at, group), rank in self._last.items() if not at.startswith(f"{space}/")}
 
     # -- what has to be done
 
@@ -122,53 +139,76 @@ class FileTx:
         for key, token in self._fences.items():
             data = None if token is None else _fence(key, token)
             steps.append(Remove(_fence_file(key)) if data is None else Write(_fence_file(key), data))
-        for (at, key), (document, words) in self._changed.items():
-            self._document(self._shelf(at), self._stored(at, key), key, document, words, steps, edits)
-        steps += [Write(*each) for each in _last_pages(edits)]
+        for at in self._emptied:
+            self._forget_ranks(self._shelf(at), steps, edits)
+        for (at, key), held in self._changed.items():
+            _document(self._shelf(at), key, self._stored(at, key), held, steps, edits)
+        for shelf, last in list(self._lasts(edits)):
+            steps.append(Write(shelf.file_of(last), last_page(last.rank)))
+            edits.append(Edit(shelf, None, last))
         steps.sort(key=lambda each: isinstance(each, Remove))
         return steps, edits
 
     @staticmethod
-    def _document(
-        shelf: Shelf, stored: Document | None, key: str, document: Document | None, words: str,
-        steps: list[Write | Move | Remove], edits: list[Edit],
-    ) -> None:  # fmt: skip
-        old = shelf.place(key)
-        if document is None:
-            if old is not None:
-                steps.append(Remove(shelf.file_of(old)))
-                edits.append(Edit(shelf, old, None))
-            return
-        name = ident(key, document.group)
-        new = Place(group_part(document.group), document.rank, name, name_of(document.rank, name))
-        edits.append(Edit(shelf, old, new))
-        if old is not None and stored is not None and stored._replace(rank=document.rank) == document:
-            if old.name != new.name:
-                steps.append(Move(shelf.file_of(old), shelf.file_of(new)))
-            return
-        page = Page(key, document.group, document.version, document.expires, document.text, words)
-        steps.append(Write(shelf.file_of(new), written(page)))
-        if old is not None and shelf.file_of(old) != shelf.file_of(new):
+    def _forget_ranks(shelf: Shelf, steps: list[Write | Move | Remove], edits: list[Edit]) -> None:
+        for group in shelf.groups():
+            mark = Place(group, 0.0, "", LAST)
+            steps.append(Remove(shelf.file_of(mark)))
+            edits.append(Edit(shelf, mark, None))
+
+    def _lasts(self, edits: list[Edit]) -> Iterator[tuple[Shelf, Place]]:
+        """Where the highest rank of a group has to be kept, which no document has any more."""
+        high = {(self._shelf(at), group_part(group)): rank for (at, group), rank in self._last.items()}
+        for shelf, group in {*high, *((each.shelf, each.old.group) for each in edits if each.old is not None)}:
+            if shelf.directory not in self._emptied:
+                high[shelf, group] = max(high.get((shelf, group), 0.0), shelf.last(group))
+        for (shelf, group), rank in high.items():
+            mine = [each for each in edits if each.shelf is shelf]
+            left = max(
+                (each.old.rank for each in mine if each.old is not None and each.old.group == group), default=0.0
+            )
+            kept = max(
+                (each.new.rank for each in mine if each.new is not None and each.new.group == group), default=0.0
+            )
+            if kept < rank and (rank > shelf.last(group) or left >= rank or shelf.directory in self._emptied):
+                yield shelf, Place(group, rank, "", LAST)
+
+
+class Held(NamedTuple):
+    """A document, and what a search finds it by."""
+
+    document: Document
+    words: str
+
+    @classmethod
+    def of(cls, page: Page, place: Place) -> Held:
+        return cls(page.document(place.rank), page.words)
+
+
+def _document(
+    shelf: Shelf, key: str, stored: Held | None, held: Held | None, steps: list[Write | Move | Remove],
+    edits: list[Edit],
+) -> None:  # fmt: skip
+    """What is to be done about one document."""
+    old = shelf.place(key)
+    if held is None:
+        if old is not None:
             steps.append(Remove(shelf.file_of(old)))
-
-
-def _last_pages(edits: list[Edit]) -> list[tuple[str, bytes]]:
-    """The files that keep the highest rank of a group which loses the document that has it."""
-    left = {(id(each.shelf), each.old.group): each.shelf for each in edits if each.old is not None and _is_last(each)}
-    tops: dict[tuple[int, str], float] = {}
-    for each in edits:
-        if each.new is not None:
-            at = (id(each.shelf), each.new.group)
-            tops[at] = max(tops.get(at, each.new.rank), each.new.rank)
-    return [
-        shelf.last_page(group)
-        for (number, group), shelf in left.items()
-        if tops.get((number, group), float("-inf")) < shelf.last(group)
-    ]
-
-
-def _is_last(edit: Edit) -> bool:
-    return edit.old is not None and edit.old.rank >= edit.shelf.last(edit.old.group) > 0
+            edits.append(Edit(shelf, old, None))
+        return
+    document = held.document
+    name = ident(key, document.group)
+    new = Place(group_part(document.group), document.rank, name, name_of(document.rank, name))
+    edits.append(Edit(shelf, old, new))
+    if old is not None and stored is not None and stored.document._replace(rank=document.rank) == document:
+        if old.name != new.name:
+            steps.append(Move(shelf.file_of(old), shelf.file_of(new)))
+        if stored.words == held.words:
+            return
+    page = Page(key, document.group, document.version, document.expires, document.text, held.words)
+    steps.append(Write(shelf.file_of(new), written(page)))
+    if old is not None and shelf.file_of(old) != shelf.file_of(new):
+        steps.append(Remove(shelf.file_of(old)))
 
 
 def _fence_file(key: str) -> str:
@@ -180,7 +220,7 @@ def _fence(key: str, token: str) -> bytes:
 
 
 def put(tx: FileTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
-    at = (space, kind)
+    at = directory_of(space, kind)
     there = tx.one(at, entry.key, now)
     version = 0 if there is None else there.version
     if expect is not None and expect != version:
@@ -190,62 +230,66 @@ def put(tx: FileTx, space: str, kind: str, entry: Entry, expect: int | None, now
     rank = entry.rank
     if rank is None:
         rank = there.rank if there is not None and there.group == entry.group else tx.behind(at, entry.group)
-    elif rank != rank:
-        raise InvalidArgument(f"the rank of {kind} {entry.key!r} is not a number: give one that can be compared")
-    tx.keep(at, Document(entry.key, entry.text, version + 1, float(rank), entry.group, entry.expires), entry.words)
-    return version + 1, float(rank)
+    rank = float(rank)
+    tx.keep(at, Document(entry.key, entry.text, version + 1, rank, entry.group, entry.expires), entry.words)
+    return version + 1, rank
 
 
 def add(tx: FileTx, space: str, kind: str, entry: Entry, now: float) -> float | None:
-    if tx.one((space, kind), entry.key, now) is not None:
+    if tx.one(directory_of(space, kind), entry.key, now) is not None:
         return None
     return put(tx, space, kind, entry, 0, now)[1]
 
 
-def touch(tx: FileTx, space: str, kind: str, key: str, rank: float, now: float) -> None:
-    there = tx.one((space, kind), key, now)
+def touch(tx: FileTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float) -> None:
+    there = tx.one(directory_of(space, kind), key, now)
     if there is None:
         raise Absent
-    if rank > there.rank:
-        tx.keep((space, kind), there._replace(rank=float(rank)))
+    moved = touched(there, rank, expires)
+    if moved != there:
+        tx.keep(directory_of(space, kind), moved)
 
 
 def delete(tx: FileTx, space: str, kind: str, key: str, now: float) -> bool:
-    there = tx.one((space, kind), key, now)
+    there = tx.one(directory_of(space, kind), key, now)
     if there is not None:
-        tx.drop((space, kind), key)
+        tx.drop(directory_of(space, kind), key)
     return there is not None
 
 
 def clear(tx: FileTx, space: str, kind: str, group: str | None, now: float) -> int:
-    keys = tx.live((space, kind), group, now)
+    keys = tx.live(directory_of(space, kind), group, now)
     for key in keys:
-        tx.drop((space, kind), key)
+        tx.drop(directory_of(space, kind), key)
     return len(keys)
 
 
+def drop(tx: FileTx, space: str, now: float) -> None:
+    tx.empty(f"{DOCUMENTS}/{part(space)}")
+
+
 def was_put(tx: FileTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
-    there = tx.one((space, kind), entry.key, now)
+    there = tx.one(directory_of(space, kind), entry.key, now)
     if there is None or there.text != entry.text or (expect is not None and there.version != expect + 1):
         raise NotApplied
     return there.version, there.rank
 
 
 def was_added(tx: FileTx, space: str, kind: str, entry: Entry, now: float) -> float:
-    there = tx.one((space, kind), entry.key, now)
+    there = tx.one(directory_of(space, kind), entry.key, now)
     if there is None or there.text != entry.text:
         raise NotApplied
     return there.rank
 
 
-def was_touched(tx: FileTx, space: str, kind: str, key: str, rank: float, now: float) -> None:
-    there = tx.one((space, kind), key, now)
-    if there is None or there.rank < rank:
+def was_touched(tx: FileTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float) -> None:
+    there = tx.one(directory_of(space, kind), key, now)
+    if there is None or touched(there, rank, expires) != there:
         raise NotApplied
 
 
 def was_deleted(tx: FileTx, space: str, kind: str, key: str, now: float) -> bool:
-    if tx.one((space, kind), key, now) is not None:
+    if tx.one(directory_of(space, kind), key, now) is not None:
         raise NotApplied
     return True
 
@@ -257,6 +301,7 @@ OPS: Final[Mapping[str, Callable[..., Any]]] = {
     "documents.touch": touch,
     "documents.delete": delete,
     "documents.clear": clear,
+    "documents.drop": drop,
 }
 APPLIED: Final[Mapping[str, Callable[..., Any]]] = {
     "documents.put": was_put,

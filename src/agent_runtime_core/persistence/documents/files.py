@@ -83,7 +83,9 @@ class FileDocuments(DocumentStore):
 
     async def read(self, what: str, *args: Any) -> Any:
         room = self._open()
-        reads: dict[str, Callable[..., Any]] = {"get": room.get, "find": room.find, "stamp": room.stamp}
+        reads: dict[str, Callable[..., Any]] = {
+            "get": room.get, "find": room.find, "stamp": room.stamp, "words": room.words
+        }  # fmt: skip
         return await in_thread(reads[what], *args)
 
     async def close(self) -> None:

@@ -142,19 +142,9 @@ class StoredConversations(Home, ConversationStore):
     async def search(
         self, query: str, scope: Scope | None = None, limit: int = 20
     ) -> list[tuple[UUID, ConversationMessage]]:
-        """Messages whose content holds every word of `query`, with the ids of their conversations, best first.
-
-        By the full-text index of the store where it has one; else every message is read.
-        """
         table = self._tables(scope)[1]
-        found = await table.documents.search(table.space, MESSAGE, query, limit)
-        if found is None:
-            return await super().search(query, Scope.PROJECT if scope is None else scope, limit)
-        return [(UUID(each.group), _message(each)) for each in found]
-
-    async def _all_messages(self, scope: Scope) -> AsyncIterator[tuple[UUID, ConversationMessage]]:
-        for each in await self._tables(scope)[1].find(descending=True):
-            yield UUID(each.group), _message(each)
+        _counts(limit=limit)
+        return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
 
     # -- branches
 

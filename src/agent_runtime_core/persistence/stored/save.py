@@ -12,10 +12,10 @@ from ..._clock import aware
 from ..._engines.base import Op
 from ..._json import digest
 from ...errors import InvalidArgument
+from ..content import text_in
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
 from ..models import Conversation, ConversationMessage, moment
-from ..words import indexed
 from .keys import escaped, id_text
 from .order import ranks_for
 
@@ -54,7 +54,7 @@ def message_entry(conversation: str, message: ConversationMessage) -> Entry:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
-    return Entry(key, text_of(message), conversation, words=indexed(message.content))
+    return Entry(key, text_of(message), conversation, words=text_in(message.content))
 
 
 def read_back(header: Document, messages: Sequence[Document]) -> Conversation:

@@ -1,1 +1,1 @@
-"""Conformance suites of the stores of persistence, and of the documents below ours."""
+"""What each kind of store, and the documents below ours, must do: a suite for each, in functions of no test framework."""
