@@ -97,8 +97,7 @@ class Vectors:
         changes = None if self._index is None else await self._feed.since(self._mark)
         if self._index is None or changes is None:
             return await self._load()
-        keys, self._mark = changes
-        index = self._index
+        (keys, mark), index = changes, self._index
         found = {each.key: each for each in await self._table.many(sorted(keys))}
         for number, key in enumerate(keys):
             if number % _STEP == _STEP - 1:
@@ -107,6 +106,8 @@ class Vectors:
                 index.put(*_item(found[key]))
             else:
                 index.drop(key)
+        if index is self._index:
+            self._mark = mark
         return index
 
     async def _load(self) -> Index:
