@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import datetime as _dt
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 from uuid import UUID
 
-from ..models import Conversation, ConversationMessage, Scope
+from ...errors import InvalidArgument
+from ..branching import Branch, BranchChoice, Tree, copies, no_branch, replacement
+from ..branching import branches as branches_of
+from ..branching import history as history_of
+from ..content import text_in
+from ..documents.words import best, folded, words_of
+from ..models import Conversation, ConversationMessage, Scope, moment
+
+_PAGE = 100
 
 
 class ConversationStore(ABC):
-    """Conversations with the messages of all their branches, in the order they came."""
+    """Conversations with the messages of all their branches, in the order they came.
+
+    Six methods are yours to write; those below them are made of these six. Two of those, `append` and `edit_message`,
+    are then several writes each, which others may come between: ours are one commit.
+    """
 
     @abstractmethod
     async def save(self, conversation: Conversation, scope: Scope = Scope.PROJECT) -> None:
@@ -45,5 +59,139 @@ class ConversationStore(ABC):
     ) -> list[ConversationMessage]:
         """Messages of all branches in the order they came: the last `limit` of those before that time."""
 
+    async def append(
+        self, conversation_id: UUID, messages: Sequence[ConversationMessage], scope: Scope = Scope.PROJECT
+    ) -> int:
+        """Append those messages whose ids are not there yet; how many were. InvalidArgument: no such conversation."""
+        there = {message.id for message in (await self._known(conversation_id, scope)).messages}
+        added = 0
+        for message in messages:
+            if message.id not in there:
+                await self.add_message(conversation_id, message, scope)
+                there.add(message.id)
+                added += 1
+        return added
+
+    # -- branches
+
+    async def branches(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> list[Branch]:
+        """Its branches in the order of their first messages. InvalidArgument: no such conversation; BrokenHistory."""
+        return branches_of((await self._known(conversation_id, scope)).messages)
+
+    async def history(
+        self, conversation_id: UUID, scope: Scope = Scope.PROJECT, *, leaf: UUID | None = None,
+        branch_id: BranchChoice = ...,
+    ) -> list[ConversationMessage]:  # fmt: skip
+        """The messages from the first one to `leaf`, else to the last one of `branch_id` (None: the main line), else of
+        the active branch.
+
+        InvalidArgument: no such conversation, message or branch; BrokenHistory: the parents lead nowhere.
+        """
+        known = await self._known(conversation_id, scope)
+        return history_of(known.messages, known.active_branch_id, leaf=leaf, branch_id=branch_id)
+
+    async def edit_message(
+        self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
+        scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
+    ) -> ConversationMessage:  # fmt: skip
+        """A message in the place of another one, with its role, on a branch of its own, which becomes the active one.
+
+        `fields` are further ones of the new message; with an `id` that is there already, that message is the answer.
+        InvalidArgument: no such conversation or message, or a field that is not for the caller to set.
+        """
+        known = await self._known(conversation_id, scope)
+        made = next((each for each in known.messages if each.id == fields.get("id")), None)
+        if made is None:
+            made = replacement(known.messages, message_id, content, fields)
+            await self._branch_off(conversation_id, made, scope, switch)
+        elif switch:
+            await self.switch_branch(conversation_id, made.branch_id, scope)
+        return made
+
+    async def regenerate(
+        self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
+        scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
+    ) -> ConversationMessage:  # fmt: skip
+        """Another answer in the place of one of the assistant's, as `edit_message` puts it there."""
+        role = Tree((await self._known(conversation_id, scope)).messages).message(message_id).role
+        if role != "assistant":
+            raise InvalidArgument(
+                f"message {message_id} is of the {role}, no answer: edit_message puts one in its place"
+            )
+        return await self.edit_message(conversation_id, message_id, content, scope, switch=switch, **fields)
+
+    async def switch_branch(
+        self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT
+    ) -> None:  # fmt: skip
+        """Make a branch the active one; None: the main line. InvalidArgument: no such conversation or branch."""
+        known = await self._known(conversation_id, scope)
+        if branch_id is not None and all(message.branch_id != branch_id for message in known.messages):
+            raise no_branch(branch_id)
+        await self._activate(known, branch_id, scope)
+
+    async def fork(
+        self, conversation_id: UUID, scope: Scope = Scope.PROJECT, *, at: UUID | None = None, title: str | None = None
+    ) -> Conversation:
+        """A new conversation with copies of the messages up to `at`, else of the active branch.
+
+        It keeps agent, metadata and, where no other one is given, the title; not the summary, which may tell of more.
+        `metadata["forked_from"]` of each message is the id of the one it was copied from.
+        """
+        known = await self._known(conversation_id, scope)
+        made = Conversation(
+            title=known.title if title is None else title,
+            messages=copies(history_of(known.messages, known.active_branch_id, leaf=at)),
+            metadata=known.metadata,
+            agent_key=known.agent_key,
+            parent_conversation_id=known.id,
+        )
+        await self.save(made, scope)
+        return made
+
+    # -- search
+
+    async def search(
+        self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20
+    ) -> list[tuple[UUID, ConversationMessage]]:
+        """Messages whose content holds every word of `query`, with the ids of their conversations, best first.
+
+        Words are compared without case and accents; the last one may be the start of another. Ours ask the full-text
+        index of their store where it has one; here every conversation is read.
+        """
+        found = [each async for each in self._all_messages(scope)]
+        texts = ((str(n), moment(each.timestamp), folded(text_in(each.content))) for n, (_, each) in enumerate(found))
+        return [found[int(n)] for n in best(words_of(query), texts, limit)]
+
+    async def _all_messages(self, scope: Scope) -> AsyncIterator[tuple[UUID, ConversationMessage]]:
+        offset = 0
+        while page := await self.list_conversations(scope, _PAGE, offset):
+            for conversation in page:
+                for message in await self.get_messages(conversation.id, scope):
+                    yield conversation.id, message
+            offset += len(page)
+
+    # -- what the methods above are made of
+
+    async def _known(self, conversation_id: UUID, scope: Scope) -> Conversation:
+        found = await self.get(conversation_id, scope)
+        if found is None:
+            raise no_conversation(conversation_id)
+        return found
+
+    async def _branch_off(
+        self, conversation_id: UUID, message: ConversationMessage, scope: Scope, switch: bool
+    ) -> None:  # fmt: skip
+        await self.add_message(conversation_id, message, scope)
+        if switch:
+            await self._activate(await self._known(conversation_id, scope), message.branch_id, scope)
+
+    async def _activate(self, conversation: Conversation, branch_id: UUID | None, scope: Scope) -> None:
+        conversation.active_branch_id = branch_id
+        await self.save(conversation, scope)
+
     async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
         """Let go of what this store holds."""
+
+
+def no_conversation(conversation_id: object) -> InvalidArgument:
+    return InvalidArgument(f"there is no conversation {conversation_id} in this scope: save it first")

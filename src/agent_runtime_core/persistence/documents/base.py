@@ -13,9 +13,13 @@ from typing import Any, NamedTuple, cast
 
 from ..._clock import SYSTEM, Clock
 from ..._engines.base import Commits, Guard, Op
+from ...errors import InvalidArgument
 from ..claim import CLAIM
+from .words import best, folded, words_of
 
 CHANGE_TRIES = 100  # a change that meets another one each time is given up after so many
+MOST_RANK = 1e300  # either way: there is always one behind it
+FOUND = 20  # documents that a search answers with, where it is not said
 
 
 class Document(NamedTuple):
@@ -33,7 +37,7 @@ class Entry(NamedTuple):
     """A text to be stored.
 
     `rank` None: behind all others of its group, which are counted from 1, or where the document is already.
-    `words` is what a full-text search finds it by; "" nothing.
+    `words` is the text that a full-text search finds it by; "" nothing.
     """
 
     key: str
@@ -67,6 +71,19 @@ class Absent(Exception):
     """There is no such document to be touched."""
 
 
+def touched(document: Document, rank: float, expires: float | None) -> Document:
+    """The document, of that rank at least, and not to expire before then."""
+    end = document.expires
+    if end is not None and expires is not None:
+        end = max(end, expires)
+    return document._replace(rank=max(document.rank, float(rank)), expires=end)
+
+
+def behind(last: float) -> float:
+    """The rank behind that one."""
+    return last + 1.0 if last + 1.0 > last else last * (1 + 2**-52)
+
+
 class DocumentStore(ABC):
     """Where documents are kept.
 
@@ -84,12 +101,18 @@ class DocumentStore(ABC):
     - `documents.put(space, kind, Entry, expect, now)` -> (version, rank); `expect` None: whatever is there, 0: nothing
       is, else that version, or Changed. A put whose text is there at version `expect` + 1 has happened already.
     - `documents.add(space, kind, Entry, now)` -> its rank, or None where the key is taken (nothing changes).
-    - `documents.touch(space, kind, key, rank, now)`: its rank is at least that from now on; Absent.
+    - `documents.touch(space, kind, key, rank, expires, now)`: its rank is at least that from now on, and if it
+      expires, not before `expires`; Absent.
     - `documents.delete(space, kind, key, now)` -> whether it was there.
     - `documents.clear(space, kind, group, now)` -> how many there were; `group` None: all of the kind.
+    - `documents.drop(space, now)`: there is nothing of any kind in the space any more.
 
     `read(what, ...)` answers get(space, kind, keys, now), the documents that are there, in the order of `keys`;
-    find(Query); stamp(space, kind), a text that is another one after every change of the kind.
+    find(Query); stamp(space, kind), a text that is another one after every change of the kind (but "0" where there is
+    nothing, and what expires is no change); words(space, kind, now), (key, rank, words) of each document that has any.
+
+    The words of an entry come to a backend as `words.folded` makes them. A document that was deleted and is made
+    anew begins at version 1 again.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
@@ -114,9 +137,20 @@ class DocumentStore(ABC):
         claim = CLAIM.get()
         return await (self.commits.commit(None, ops) if claim is None else claim.commit(self.commits, ops))
 
-    async def search(self, space: str, kind: str, words: str, limit: int) -> list[Document] | None:
-        """Documents whose `words` hold every word of these, best first; None where there is no index to ask."""
-        return None
+    async def drop(self, space: str) -> None:
+        """Delete all documents of a space, whoever's code this is called from."""
+        await self.commits.commit(None, [Op("documents.drop", (space, self.clock.wall()))])
+
+    async def search(self, space: str, kind: str, words: str, limit: int) -> list[Document]:
+        """Documents whose `words` hold every word of these, the last of them perhaps as the start of one, best first.
+
+        Here it looks at all documents of the kind that have words, and the best are those that have the most of
+        them, then the newest. A backend with an index asks that.
+        """
+        now = self.clock.wall()
+        keys = best(words_of(words), await self.read("words", space, kind, now), limit)
+        found: list[Document] = await self.read("get", space, kind, tuple(keys), now) if keys else []
+        return found
 
 
 @dataclass(frozen=True)
@@ -131,11 +165,19 @@ class Table:
     def _now(self) -> float:
         return self.documents.clock.wall()
 
+    def _end(self, now: float) -> float | None:
+        return None if self.ttl is None else now + self.ttl
+
     def _entry(self, entry: Entry, now: float) -> Entry:
-        if self.ttl is None:
-            return entry
-        end = now + self.ttl
-        return entry._replace(expires=end if entry.expires is None else min(end, entry.expires))
+        _storable(entry.key, "key", self.kind)
+        _storable(entry.group, "group", self.kind)
+        _storable(entry.text, "text", self.kind)
+        _number(entry.rank, "rank", entry.key)
+        _number(entry.expires, "expires", entry.key)
+        end = self._end(now)
+        if end is not None:
+            entry = entry._replace(expires=end if entry.expires is None else min(end, entry.expires))
+        return entry._replace(words=folded(entry.words)) if entry.words else entry
 
     # -- operations, to be written together
 
@@ -148,9 +190,13 @@ class Table:
         return Op("documents.add", (self.space, self.kind, self._entry(entry, now), now))
 
     def touch(self, key: str, rank: float) -> Op:
-        return Op("documents.touch", (self.space, self.kind, key, rank, self._now()))
+        now = self._now()
+        _storable(key, "key", self.kind)
+        _number(rank, "rank", key)
+        return Op("documents.touch", (self.space, self.kind, key, rank, self._end(now), now))
 
     def delete(self, key: str) -> Op:
+        _storable(key, "key", self.kind)
         return Op("documents.delete", (self.space, self.kind, key, self._now()))
 
     def clear(self, group: str | None = None) -> Op:
@@ -168,6 +214,8 @@ class Table:
 
     async def many(self, keys: Sequence[str]) -> list[Document]:
         """The documents there are of these keys, in that order."""
+        for key in keys:
+            _storable(key, "key", self.kind)
         if not keys:
             return []
         found: list[Document] = await self.documents.read("get", self.space, self.kind, tuple(keys), self._now())
@@ -178,9 +226,16 @@ class Table:
         descending: bool = False, offset: int = 0, limit: int | None = None,
     ) -> list[Document]:  # fmt: skip
         """Documents in order of (rank, key), or in the opposite one."""
+        if offset < 0 or (limit is not None and limit < 0):
+            raise InvalidArgument(f"offset and limit are 0 or more, not {offset} and {limit}")
+        _storable(prefix, "prefix", self.kind)
         query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
         found: list[Document] = await self.documents.read("find", query)
         return found
+
+    async def search(self, words: str, *, limit: int = FOUND) -> list[Document]:
+        """Documents whose `words` hold every word of these, best first; nothing where there is no word in them."""
+        return await self.documents.search(self.space, self.kind, words, limit)
 
     async def stamp(self) -> str:
         """Another text after every change of this kind."""
@@ -203,3 +258,19 @@ class Table:
                 continue
             return there
         raise Changed(f"{self.kind} {key!r} was changed by others {CHANGE_TRIES} times in a row")
+
+
+def _storable(text: Any, what: str, kind: str) -> None:
+    """InvalidArgument for what is no text, or one that UTF-8 cannot say."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"the {what} of a {kind} is a str, not {text!r:.80}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(f"the {what} of a {kind} has half of a surrogate pair in it: {text!a:.80}") from None
+
+
+def _number(value: Any, what: str, key: str) -> None:
+    if value is not None and not (isinstance(value, int | float) and -MOST_RANK <= value <= MOST_RANK):
+        raise InvalidArgument(f"the {what} of {key!r:.80} is a number within {MOST_RANK:g}, not {value!r:.80}")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ..._engines.backed import OnMemory
 from ..._engines.base import Concern, NotApplied
 from ..._engines.memory import MemoryTx
-from .base import Absent, Changed, Document, DocumentStore, Entry, Query
+from .base import Absent, Changed, Document, DocumentStore, Entry, Query, behind, touched
 
 Kind = tuple[str, str]
 
@@ -40,7 +40,7 @@ def _stamp(tx: MemoryTx, at: Kind) -> None:
 
 def _behind(tx: MemoryTx, at: Kind, group: str) -> float:
     last: float = tx.tables["document_ranks"].get((*at, group), 0.0)
-    return last + 1.0
+    return behind(last)
 
 
 def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
@@ -54,7 +54,13 @@ def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, n
     rank = entry.rank
     if rank is None:
         rank = there.rank if there is not None and there.group == entry.group else _behind(tx, at, entry.group)
+    rank = float(rank)
     _keep(tx, at, Document(entry.key, entry.text, version + 1, rank, entry.group, entry.expires))
+    words = tx.tables["document_words"].setdefault(at, {})
+    if entry.words:
+        tx.put(words, entry.key, entry.words)
+    else:
+        tx.drop(words, entry.key)
     return version + 1, rank
 
 
@@ -64,12 +70,15 @@ def add(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> float 
     return put(tx, space, kind, entry, 0, now)[1]
 
 
-def touch(tx: MemoryTx, space: str, kind: str, key: str, rank: float, now: float) -> None:
+def touch(
+    tx: MemoryTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
+) -> None:  # fmt: skip
     there = _one(tx, (space, kind), key, now)
     if there is None:
         raise Absent
-    if rank > there.rank:
-        _keep(tx, (space, kind), there._replace(rank=rank))
+    moved = touched(there, rank, expires)
+    if moved != there:
+        _keep(tx, (space, kind), moved)
 
 
 def delete(tx: MemoryTx, space: str, kind: str, key: str, now: float) -> bool:
@@ -77,6 +86,7 @@ def delete(tx: MemoryTx, space: str, kind: str, key: str, now: float) -> bool:
     there = _one(tx, at, key, now)
     if there is not None:
         tx.drop(tx.tables["documents"][at], key)
+        tx.drop(tx.tables["document_words"].get(at, {}), key)
         _stamp(tx, at)
     return there is not None
 
@@ -86,6 +96,15 @@ def clear(tx: MemoryTx, space: str, kind: str, group: str | None, now: float) ->
     for key in gone:
         delete(tx, space, kind, key, now)
     return len(gone)
+
+
+def drop(tx: MemoryTx, space: str, now: float) -> None:
+    for at in [at for at in tx.tables["documents"] if at[0] == space]:
+        tx.drop(tx.tables["documents"], at)
+        tx.drop(tx.tables["document_words"], at)
+        _stamp(tx, at)
+    for group in [group for group in tx.tables["document_ranks"] if group[0] == space]:
+        tx.drop(tx.tables["document_ranks"], group)
 
 
 def was_put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
@@ -102,9 +121,11 @@ def was_added(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> 
     return there.rank
 
 
-def was_touched(tx: MemoryTx, space: str, kind: str, key: str, rank: float, now: float) -> None:
+def was_touched(
+    tx: MemoryTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
+) -> None:  # fmt: skip
     there = _one(tx, (space, kind), key, now)
-    if there is None or there.rank < rank:
+    if there is None or touched(there, rank, expires) != there:
         raise NotApplied
 
 
@@ -132,6 +153,11 @@ def _find(tx: MemoryTx, query: Query) -> list[Document]:
     return found[query.offset :][: query.limit]
 
 
+def _words(tx: MemoryTx, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
+    words = tx.tables["document_words"].get((space, kind), {})
+    return [(key, each.rank, words[key]) for key, each in _live(tx, (space, kind), now).items() if key in words]
+
+
 def _stamped(tx: MemoryTx, space: str, kind: str) -> str:
     return str(tx.tables["document_stamps"].get((space, kind), 0))
 
@@ -144,6 +170,7 @@ CONCERN = Concern(
         "documents.touch": touch,
         "documents.delete": delete,
         "documents.clear": clear,
+        "documents.drop": drop,
     },
     {
         "documents.put": was_put,
@@ -151,7 +178,7 @@ CONCERN = Concern(
         "documents.touch": was_touched,
         "documents.delete": was_deleted,
     },
-    tables=("documents", "document_ranks", "document_stamps"),
+    tables=("documents", "document_ranks", "document_stamps", "document_words"),
 )
 
 
@@ -159,4 +186,9 @@ class MemoryDocuments(OnMemory, DocumentStore):
     """Documents in this process, gone when it ends."""
 
     concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "stamp": _stamped}
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
+        "get": _get,
+        "find": _find,
+        "stamp": _stamped,
+        "words": _words,
+    }

@@ -30,6 +30,8 @@ class Home:
         self.session_id: str = session_id if session_id is not None else new_ulid(clock)
         self.project = project
         self.session_ttl = session_ttl
+        self._session_begun = False
+        self._closed = False
 
     def documents(self, scope: Scope) -> DocumentStore:
         """Where the documents of that scope are."""
@@ -41,6 +43,7 @@ class Home:
 
     def table(self, scope: Scope | None, kind: str, default: Scope = Scope.PROJECT) -> Table:
         where = default if scope is None else _scope(scope)
+        self._session_begun |= where is Scope.SESSION
         return Table(self.documents(where), self.space(where), kind, self.expires(where))
 
     def space(self, scope: Scope) -> str:
@@ -62,8 +65,16 @@ class Home:
         return found
 
     async def close(self) -> None:
-        for documents in self.homes():
-            await documents.close()
+        """Let go of where the documents are, once; a session of this store alone ends with it."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._session_begun and not self.shared_session:
+                await self.documents(Scope.SESSION).drop(self.space(Scope.SESSION))
+        finally:
+            for documents in self.homes():
+                await documents.close()
 
 
 def _scope(scope: Any) -> Scope:

@@ -1,0 +1,106 @@
+"""Documents on one Redis or Valkey server, shared by all processes that reach it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..._engines.base import Concern
+from ..._engines.redis import OnRedis
+from ..._engines.redis_script import Codec, RedisConcern, as_list, part
+from ...errors import StorageCorrupt
+from .base import Absent, Changed, Document, DocumentStore, Entry, Query
+
+if TYPE_CHECKING:
+    from ..._engines.redis import RedisEngine
+
+PAGE = 500  # documents in one answer, at most
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _entry(entry: Entry) -> tuple[Any, ...]:
+    return entry.key, _encode(entry.text), entry.group, entry.rank, entry.expires, entry.words
+
+
+def _put(space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[Any, ...]:
+    return (space, kind, *_entry(entry), expect, now)
+
+
+def _add(space: str, kind: str, entry: Entry, now: float) -> tuple[Any, ...]:
+    return (space, kind, *_entry(entry), now)
+
+
+def _placed(answer: list[Any]) -> tuple[int, float]:
+    return answer[0], float(answer[1])
+
+
+def _added(answer: list[Any] | None) -> float | None:
+    return None if answer is None else float(answer[1])
+
+
+def _documents(kind: str, told: Any) -> Iterable[Document]:
+    for each in as_list(told):
+        if isinstance(each, str):
+            raise StorageCorrupt(f"{kind} {each!r:.80} cannot be read; it is left as it is")
+        key, version, rank, group, expires, text = each
+        yield Document(key, text, version, float(rank), group, None if expires is None else float(expires))
+
+
+async def _get(engine: RedisEngine, space: str, kind: str, keys: Sequence[str], now: float) -> list[Document]:
+    found: list[Document] = []
+    while keys:
+        seen, told = await engine.ask("documents.get", space, kind, keys[:PAGE], now)
+        found += _documents(kind, told)
+        keys = keys[seen:]
+    return found
+
+
+async def _find(engine: RedisEngine, query: Query) -> list[Document]:
+    space, kind, now, group, prefix, low, high, descending, offset, limit = query
+    found: list[Document] = []
+    after: list[Any] | None = None
+    while limit is None or len(found) < limit:
+        most = PAGE if limit is None else min(PAGE, limit - len(found))
+        after, offset, told = await engine.ask(
+            "documents.find", space, kind, now, group, prefix, low, high, descending, offset, most, after
+        )
+        found += _documents(kind, told)
+        if after is None:
+            break
+    return found
+
+
+async def _words(engine: RedisEngine, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
+    found: list[tuple[str, float, str]] = []
+    after: list[Any] | None = None
+    while True:
+        after, told = await engine.ask("documents.words", space, kind, now, after)
+        found += [(key, float(rank), words) for key, rank, words in as_list(told)]
+        if after is None:
+            return found
+
+
+async def _stamp(engine: RedisEngine, space: str, kind: str) -> str:
+    return str(await engine.ask("documents.stamp", space, kind))
+
+
+def _corrupt() -> StorageCorrupt:
+    return StorageCorrupt("a document that was to be changed cannot be read; it is left as it is")
+
+
+CONCERN = RedisConcern(
+    "documents",
+    {},
+    script=part(__file__),
+    codecs={"documents.put": Codec(_put, _placed), "documents.add": Codec(_add, _added)},
+    refusals={"CHANGED": Changed, "ABSENT": Absent, "CORRUPT": _corrupt},
+)
+
+
+class RedisDocuments(OnRedis, DocumentStore):
+    """Documents on one Redis or Valkey server, shared by all processes that reach it."""
+
+    concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "stamp": _stamp, "words": _words}

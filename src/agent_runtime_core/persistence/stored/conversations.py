@@ -1,0 +1,212 @@
+"""Conversations: a header each, and every message a document of its own behind it, so that an append is one small
+commit however long the conversation is."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as _dt
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import UUID
+
+from ..._engines.base import Op
+from ..._ids import new_ulid
+from ...errors import InvalidArgument, StorageBusy
+from ..base.conversations import ConversationStore, no_conversation
+from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry, Table
+from ..forms import model_of
+from ..models import Conversation, ConversationMessage, Scope, moment
+from .base import Home
+from .keys import id_text
+from .save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
+from .seen import Seen
+
+CONVERSATION, MESSAGE = "conversation", "message"
+
+_PAGE = 200
+_AT_ONCE = 16  # conversations of a list whose messages are read side by side
+
+
+class StoredConversations(Home, ConversationStore):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._held: Seen[Held] = Seen()
+
+    # -- whole conversations
+
+    async def save(self, conversation: Conversation, scope: Scope | None = None) -> None:
+        """Store a conversation, and set its `updated_at`.
+
+        What the object was read or saved with is remembered here, and only what the caller changed since then is
+        written: a message taken out of the object is deleted, one that another writer appended or changed stays as it
+        is. An object built by hand deletes nothing. InvalidArgument: an id that is none, or that two messages have.
+        """
+        if not isinstance(conversation, Conversation):
+            raise InvalidArgument(f"a Conversation is saved here, not {conversation!r:.60}")
+        headers, messages = self._tables(scope)
+        key = id_text(conversation.id, "conversation")
+        entries = entries_of(key, conversation)
+        for _ in range(CHANGE_TRIES):
+            there = await headers.get(key)
+            held = self._held.of(conversation)
+            if there is not None and not (held and held.is_of(headers.space, there)):
+                held = Held.of(headers.space, there, await messages.find(key), by_hand=True)
+            save = Save(key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock))
+            try:
+                results = await headers.write(*save.ops(headers, messages))
+            except Changed:
+                continue
+            self._held.remember(conversation, save.held(headers.space, results))
+            conversation.updated_at = save.header.updated_at
+            return
+        raise StorageBusy(f"conversation {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
+
+    async def get(self, conversation_id: UUID, scope: Scope | None = None) -> Conversation | None:
+        headers, messages = self._tables(scope)
+        header = await headers.get(id_text(conversation_id, "conversation"))
+        return None if header is None else await self._whole(header, messages)
+
+    async def delete(self, conversation_id: UUID, scope: Scope | None = None) -> bool:
+        headers, messages = self._tables(scope)
+        key = id_text(conversation_id, "conversation")
+        was_there, _ = await headers.write(headers.delete(key), messages.clear(key))
+        return bool(was_there)
+
+    async def list_conversations(
+        self, scope: Scope | None = None, limit: int | None = 100, offset: int = 0, agent_key: str | None = None
+    ) -> list[Conversation]:
+        """Those of that agent, or of all, the last changed first, with their messages."""
+        _counts(limit=limit, offset=offset)
+        headers, messages = self._tables(scope)
+        group = None if agent_key is None else group_of(agent_key)
+        found = await headers.find(group, descending=True, offset=offset, limit=limit)
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def whole(header: Document) -> Conversation:
+            async with turns:
+                return await self._whole(header, messages)
+
+        return list(await asyncio.gather(*(whole(header) for header in found)))
+
+    async def _whole(self, header: Document, messages: Table) -> Conversation:
+        found = await messages.find(header.key)
+        conversation = read_back(header, found)
+        self._held.remember(conversation, Held.of(messages.space, header, found))
+        return conversation
+
+    # -- messages
+
+    async def add_message(
+        self, conversation_id: UUID, message: ConversationMessage, scope: Scope | None = None
+    ) -> None:
+        """Append a message, unless one of its id is there. InvalidArgument: there is no such conversation."""
+        await self.append(conversation_id, [message], scope)
+
+    async def append(
+        self, conversation_id: UUID, messages: Sequence[ConversationMessage], scope: Scope | None = None
+    ) -> int:
+        headers, table = self._tables(scope)
+        key = id_text(conversation_id, "conversation")
+        ops = [table.add(message_entry(key, message)) for message in messages]
+        if not ops and await headers.get(key) is None:
+            raise no_conversation(conversation_id)
+        ranks = await self._beside(headers, conversation_id, ops) if ops else []
+        return sum(rank is not None for rank in ranks)
+
+    async def get_messages(
+        self,
+        conversation_id: UUID,
+        scope: Scope | None = None,
+        limit: int | None = None,
+        before: _dt.datetime | None = None,
+    ) -> list[ConversationMessage]:
+        table, key = self._tables(scope)[1], id_text(conversation_id, "conversation")
+        _counts(limit=limit)
+        if limit == 0:
+            return []
+        if before is None:
+            last = await table.find(key, descending=True, limit=limit)
+            return [_message(each) for each in reversed(last)]
+        if not isinstance(before, _dt.datetime):
+            raise InvalidArgument(f"`before` is a datetime, not {before!r:.60}")
+        found: list[ConversationMessage] = []
+        async for document in _backwards(table, key):
+            message = _message(document)
+            if moment(message.timestamp) < moment(before):
+                found.append(message)
+            if len(found) == limit:
+                break
+        return found[::-1]
+
+    async def search(
+        self, query: str, scope: Scope | None = None, limit: int = 20
+    ) -> list[tuple[UUID, ConversationMessage]]:
+        table = self._tables(scope)[1]
+        _counts(limit=limit)
+        return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
+
+    # -- branches
+
+    async def _branch_off(
+        self, conversation_id: UUID, message: ConversationMessage, scope: Scope | None, switch: bool
+    ) -> None:
+        headers, messages = self._tables(scope)
+        add = messages.add(message_entry(id_text(conversation_id, "conversation"), message))
+        if switch:
+            await self._switch(headers, conversation_id, message.branch_id, add)
+        else:
+            await self._beside(headers, conversation_id, [add])
+
+    async def _activate(self, conversation: Conversation, branch_id: UUID | None, scope: Scope | None) -> None:
+        await self._switch(self._tables(scope)[0], conversation.id, branch_id)
+
+    async def _switch(self, headers: Table, conversation_id: UUID, branch_id: UUID | None, *also: Op) -> None:
+        key, now = id_text(conversation_id, "conversation"), instant(headers)
+
+        def switched(there: Document | None) -> Entry:
+            if there is None:
+                raise no_conversation(conversation_id)
+            header = model_of(Header, there.text)
+            header.active_branch_id = branch_id
+            return header_entry(key, header, now)
+
+        await headers.change(key, switched, *also)
+
+    # -- what they share
+
+    async def _beside(self, headers: Table, conversation_id: UUID, ops: Sequence[Op]) -> list[Any]:
+        """Commit `ops` with the time of the change, which needs the conversation to be there."""
+        touch = headers.touch(id_text(conversation_id, "conversation"), instant(headers))
+        try:
+            return (await headers.write(*ops, touch))[:-1]
+        except Absent:
+            raise no_conversation(conversation_id) from None
+
+    def _tables(self, scope: Scope | None) -> tuple[Table, Table]:
+        return self.table(scope, CONVERSATION), self.table(scope, MESSAGE)
+
+
+def _message(document: Document) -> ConversationMessage:
+    return model_of(ConversationMessage, document.text)
+
+
+async def _backwards(table: Table, group: str) -> AsyncIterator[Document]:
+    """The documents of a group, the last one first, a page at a time."""
+    high: float | None = None
+    known = 0  # of those of the rank that the next page begins with
+    while True:
+        page = await table.find(group, high=high, descending=True, offset=known, limit=_PAGE)
+        for document in page:
+            yield document
+        if len(page) < _PAGE:
+            return
+        last = page[-1].rank
+        known = sum(each.rank == last for each in page) + (known if page[0].rank == last else 0)
+        high = math.nextafter(last, math.inf)
+
+
+def _counts(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise InvalidArgument(f"`{name}` is a number of at least 0, not {value!r:.60}")

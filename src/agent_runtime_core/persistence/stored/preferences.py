@@ -1,0 +1,36 @@
+"""Preferences, as one document to each key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._json import decode, encode
+from ..base.preferences import PreferencesStore
+from ..documents.base import Entry, Table
+from ..models import Scope
+from .base import Home
+from .keys import original, stored_key
+
+PREFERENCE = "preference"
+
+
+class StoredPreferences(Home, PreferencesStore):
+    async def get(self, key: str, scope: Scope | None = None) -> Any | None:
+        found = await self._table(scope).get(stored_key(key))
+        return None if found is None else decode(found.text)
+
+    async def set(self, key: str, value: Any, scope: Scope | None = None) -> None:
+        table = self._table(scope)
+        await table.write(table.put(Entry(stored_key(key), encode(value), rank=0.0)))
+
+    async def delete(self, key: str, scope: Scope | None = None) -> bool:
+        table = self._table(scope)
+        [was_there] = await table.write(table.delete(stored_key(key)))
+        return bool(was_there)
+
+    async def get_all(self, scope: Scope | None = None) -> dict[str, Any]:
+        found = await self._table(scope).find()
+        return {key: decode(text) for key, text in sorted((original(each.key), each.text) for each in found)}
+
+    def _table(self, scope: Scope | None) -> Table:
+        return self.table(scope, PREFERENCE, Scope.GLOBAL)

@@ -1,0 +1,171 @@
+"""How a conversation is written: what of it is new or changed since its object was read, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as _dt
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..._clock import aware
+from ..._engines.base import Op
+from ..._json import digest
+from ...errors import InvalidArgument
+from ..content import text_in
+from ..documents.base import Document, Entry, Table
+from ..forms import model_of, text_of
+from ..models import Conversation, ConversationMessage, moment
+from .keys import escaped, id_text
+from .order import ranks_for
+
+_WITHOUT_MESSAGES = frozenset({"messages"})
+_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Conversation) if field.name not in {"messages", "updated_at"}
+)
+
+
+@dataclass(kw_only=True)
+class Header(Conversation):
+    """A conversation as it is stored, its messages apart. `born` tells it from one deleted under the same id."""
+
+    born: str = ""
+
+
+# -- its documents
+
+
+def instant(table: Table) -> float:
+    """Now, in whole microseconds, as datetimes count."""
+    return moment(aware(table.documents.clock.wall()))
+
+
+def header_entry(key: str, header: Header, now: float) -> Entry:
+    header.updated_at = _like(header.updated_at, now)
+    return Entry(key, text_of(header, leave_out=_WITHOUT_MESSAGES), group_of(header.agent_key), rank=now)
+
+
+def group_of(agent_key: str | None) -> str:
+    """What the conversations of one agent are found by."""
+    return "" if agent_key is None else f"agent:{escaped(agent_key)}"
+
+
+def message_entry(conversation: str, message: ConversationMessage) -> Entry:
+    if not isinstance(message, ConversationMessage):
+        raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
+    key = f"{conversation}/{id_text(message.id, 'message')}"
+    return Entry(key, text_of(message), conversation, words=text_in(message.content))
+
+
+def read_back(header: Document, messages: Sequence[Document]) -> Conversation:
+    kept = model_of(Header, header.text)
+    found = Conversation(**{name: getattr(kept, name) for name in _FIELDS})
+    # An append moves the rank alone.
+    moved = header.rank > moment(kept.updated_at)
+    found.updated_at = _like(kept.updated_at, header.rank) if moved else kept.updated_at
+    found.messages = [model_of(ConversationMessage, each.text) for each in messages]
+    return found
+
+
+def _like(when: Any, seconds: float) -> _dt.datetime:
+    """That time, naive where `when` is, else in its zone."""
+    now = aware(seconds)
+    if not isinstance(when, _dt.datetime):
+        return now
+    return now.replace(tzinfo=None) if when.tzinfo is None else now.astimezone(when.tzinfo)
+
+
+# -- what an object held
+
+
+class Kept(NamedTuple):
+    """A message that is stored: the digest of its text, and where it stands."""
+
+    digest: str
+    rank: float
+
+
+class Held(NamedTuple):
+    """What a conversation object held when it was read or saved.
+
+    `header` is None where it was built by hand: then it decides every field, and deletes no message.
+    """
+
+    space: str
+    born: str
+    header: str | None
+    messages: dict[str, Kept]
+
+    @classmethod
+    def of(cls, space: str, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> Held:
+        kept = {each.key: Kept(digest(each.text), each.rank) for each in messages}
+        return cls(space, model_of(Header, header.text).born, None if by_hand else header.text, kept)
+
+    def is_of(self, space: str, header: Document) -> bool:
+        return self.space == space and self.born == model_of(Header, header.text).born
+
+
+def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
+    """The documents of its messages by their keys, in order."""
+    entries: dict[str, Entry] = {}
+    for message in conversation.messages:
+        entry = message_entry(key, message)
+        if entry.key in entries:
+            raise InvalidArgument(f"two messages of conversation {key} have the id {message.id}")
+        entries[entry.key] = entry
+    return entries
+
+
+class Save:
+    """One try of saving a conversation over what is stored."""
+
+    def __init__(
+        self, key: str, conversation: Conversation, entries: dict[str, Entry], there: Document | None,
+        held: Held | None, now: float, born: str,
+    ) -> None:  # fmt: skip
+        self._key, self._there, self._entries = key, there, entries
+        self._held = held if there is not None else None
+        self._mine = text_of(conversation, leave_out=_WITHOUT_MESSAGES)
+        self.header: Header = _merged(conversation, there, self._held, born)
+        self._header_entry = header_entry(key, self.header, now)
+        known = self._held.messages if self._held is not None else {}
+        self._digests = {key: digest(entry.text) for key, entry in entries.items()}
+        self._ranks = ranks_for(list(entries), {key: kept.rank for key, kept in known.items()})
+        self._written = [key for key in entries if known.get(key) != (self._digests[key], self._ranks[key])]
+        self._gone = [] if self._held is None or self._held.header is None else [
+            key for key in known if key not in entries
+        ]  # fmt: skip
+
+    def ops(self, headers: Table, messages: Table) -> list[Op]:
+        """The header first, then what is written in its order, then what is deleted."""
+        expect = 0 if self._there is None else self._there.version
+        # Messages may outlive a header that expired.
+        before = [messages.clear(self._key)] if self._there is None else []
+        return [
+            *before,
+            headers.put(self._header_entry, expect),
+            *(messages.put(self._entries[key]._replace(rank=self._ranks[key])) for key in self._written),
+            *(messages.delete(key) for key in self._gone),
+        ]
+
+    def held(self, space: str, results: Sequence[Any]) -> Held:
+        """What the object holds once it is saved."""
+        first = 2 if self._there is None else 1
+        ranks = dict(self._ranks)
+        for key, (_, rank) in zip(self._written, results[first:], strict=False):
+            ranks[key] = rank
+        kept = {key: Kept(self._digests[key], ranks[key] or 0.0) for key in self._entries}
+        return Held(space, self.header.born, self._mine, kept)
+
+
+def _merged(conversation: Conversation, there: Document | None, held: Held | None, born: str) -> Header:
+    """The caller's fields; of those it left as it had read them, the stored ones."""
+    fields = {name: getattr(conversation, name) for name in _FIELDS}
+    if there is not None and held is not None:
+        born = held.born
+        if held.header is not None:
+            read, theirs = model_of(Header, held.header), model_of(Header, there.text)
+            fields = {
+                name: getattr(theirs, name) if mine == getattr(read, name) else mine for name, mine in fields.items()
+            }
+    return Header(**fields, updated_at=conversation.updated_at, born=born)

@@ -1,0 +1,35 @@
+"""The stores of each technology, each in a place of its own, for the suites of `testing.contracts.persistence`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core.persistence.homes.memory import InMemoryHome
+from agent_runtime_core.persistence.homes.redis import RedisHome
+from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
+from agent_runtime_core.persistence.stored.base import Home
+from tests.contract.places import places
+
+HOMES: dict[str, type[Home]] = {"memory": InMemoryHome, "sqlite": SQLiteHome, "redis": RedisHome}
+
+TECHNOLOGIES = [pytest.param(name, id=name, marks=[pytest.mark.redis] * (name == "redis")) for name in HOMES]
+
+
+def maker(body: type[Home], technology: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+    """`make(**options)` of a suite: `place` names where; without it, it is a new and empty place."""
+    store: Any = type(f"{technology}{body.__name__}", (HOMES[technology], body), {})
+    place = places(request, tmp_path)
+    engines: dict[str, MemoryEngine] = {}
+
+    def make(place_name: str | None = None, **options: Any) -> Any:
+        where = place(technology, place_name)
+        if technology == "memory" and place_name is not None:
+            where = {"engine": engines.setdefault(place_name, MemoryEngine())}
+        return store(**where, **options)
+
+    return lambda place=None, **options: make(place, **options)
