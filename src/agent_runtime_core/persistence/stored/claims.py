@@ -15,7 +15,8 @@ from ..forms import model_of, text_of
 from ..models import Scope, Task, TaskState, moment
 from .base import Home
 from .board import Card
-from .seen import remember, stamped
+from .keys import id_text
+from .merging import stamped
 from .task_form import settled
 from .task_space import Change, TaskSpace
 
@@ -27,7 +28,7 @@ class Claims(Home, TaskStore):
         super().__init__(**options)
         self._spaces: dict[str, TaskSpace] = {}
 
-    def _space(self, scope: Scope) -> TaskSpace:
+    def _space(self, scope: Scope | None) -> TaskSpace:
         tasks = self.table(scope, "task")
         if tasks.space not in self._spaces:
             self._spaces[tasks.space] = TaskSpace(self.table(scope, "task_list"), tasks)
@@ -35,18 +36,18 @@ class Claims(Home, TaskStore):
 
     def _task(self, space: TaskSpace, document: Document) -> Task:
         task = model_of(Task, document.text)
-        remember(task, space.place, text_of(task))
+        space.seen.remember(task, text_of(task))
         return task
 
     def _entry(self, there: Document, task: Task) -> Entry:
         return Entry(there.key, stamped(text_of(task)), there.group, there.rank)
 
     async def ready(
-        self, task_list_id: UUID | None = None, scope: Scope = Scope.PROJECT, limit: int | None = None
+        self, task_list_id: UUID | None = None, scope: Scope | None = None, limit: int | None = None
     ) -> list[Task]:
         space = self._space(scope)
         board = await space.board()
-        group = None if task_list_id is None else str(task_list_id)
+        group = None if task_list_id is None else id_text(task_list_id, "task list")
         found = board.ready(group, self.clock.wall())
         return [self._task(space, each.document) for each in found[:limit]]
 
@@ -56,13 +57,13 @@ class Claims(Home, TaskStore):
         *,
         task_list_id: UUID | None = None,
         lease_seconds: float | None = None,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
     ) -> Task | None:
         if not isinstance(worker, str) or not worker:
             raise InvalidArgument(f"a worker has a name, not {worker!r:.80}")
         _check_lease(lease_seconds)
         space = self._space(scope)
-        group = None if task_list_id is None else str(task_list_id)
+        group = None if task_list_id is None else id_text(task_list_id, "task list")
         while True:
             board = await space.board()
             first = board.take(group, self.clock.wall())
@@ -87,14 +88,14 @@ class Claims(Home, TaskStore):
         return None if lease_seconds is None else aware(self.clock.wall() + lease_seconds)
 
     async def renew(
-        self, task: Task | UUID, worker: str | None = None, *, lease_seconds: float, scope: Scope = Scope.PROJECT
+        self, task: Task | UUID, worker: str | None = None, *, lease_seconds: float, scope: Scope | None = None
     ) -> Task:
         _check_lease(lease_seconds)
         return await self._held(task, worker, scope, {"claimed_until": self._until(lease_seconds)})
 
     async def checkpoint(
         self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
-        lease_seconds: float | None = None, scope: Scope = Scope.PROJECT,
+        lease_seconds: float | None = None, scope: Scope | None = None,
     ) -> Task:  # fmt: skip
         _check_lease(lease_seconds)
         renewed = {} if lease_seconds is None else {"claimed_until": self._until(lease_seconds)}
@@ -102,30 +103,32 @@ class Claims(Home, TaskStore):
 
     async def complete(
         self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
     ) -> Task:  # fmt: skip
         more = {} if data is None else self._data(data)
         return await self._held(task, worker, scope, {"state": TaskState.COMPLETE, **more})
 
     async def fail(
         self, task: Task | UUID, worker: str | None = None, error: object = None, retry: bool = True, *,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
     ) -> Task:  # fmt: skip
         state = TaskState.NOT_STARTED if retry else TaskState.CANCELLED
         return await self._held(task, worker, scope, {"state": state, "last_error": _said(error)})
 
     async def release(
-        self, task: Task | UUID, worker: str | None = None, *, scope: Scope = Scope.PROJECT
+        self, task: Task | UUID, worker: str | None = None, *, scope: Scope | None = None
     ) -> Task:  # fmt: skip
         return await self._held(task, worker, scope, {"state": TaskState.NOT_STARTED})
 
     def _data(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"checkpoint_data": dict(data), "checkpoint_at": aware(self.clock.wall())}
 
-    async def _held(self, claim: Task | UUID, worker: str | None, scope: Scope, fields: Mapping[str, Any]) -> Task:
+    async def _held(
+        self, claim: Task | UUID, worker: str | None, scope: Scope | None, fields: Mapping[str, Any]
+    ) -> Task:
         """Change a task for whoever has it."""
         space = self._space(scope)
-        key = str(claim.id if isinstance(claim, Task) else claim)
+        key = id_text(claim.id if isinstance(claim, Task) else claim, "task")
 
         def changed(there: Document) -> Entry:
             task = model_of(Task, there.text)

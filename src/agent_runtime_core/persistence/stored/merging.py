@@ -1,34 +1,13 @@
-"""What a model was like when it was read, so that saving it writes what its holder changed and nothing else."""
+"""What a model's holder changed, put into what is stored now; and marks that tell writers of the same text apart."""
 
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
 
 from ..models import new_id
 
-_SEEN = "_agent_runtime_core_seen"
 _STAMP = ',"write":"'
 _CUT = -(len(_STAMP) + 34)
-
-
-class Seen(NamedTuple):
-    """The text of a model as its holder last read or saved it there; for a list also the keys of its parts."""
-
-    place: str
-    text: str
-    parts: tuple[str, ...] = ()
-
-
-def remember(model: Any, place: str, text: str, parts: tuple[str, ...] = ()) -> None:
-    # In the instance and not beside it: copies keep it, and it goes with them.
-    vars(model)[_SEEN] = Seen(place, text, parts)
-
-
-def seen(model: Any, place: str) -> Seen | None:
-    """None for a model that was built by hand, or read elsewhere."""
-    found: Seen | None = vars(model).get(_SEEN)
-    return found if found is not None and found.place == place else None
 
 
 def merged(mine: str, base: str | None, theirs: str | None) -> str:

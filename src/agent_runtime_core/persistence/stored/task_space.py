@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..._engines.base import Op
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, StorageBusy
 from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
 from ..forms import model_of
 from ..models import Task, new_id
@@ -15,6 +15,7 @@ from ..readiness import circle
 from .board import Board, Card, card
 from .feed import Feed, Mark
 from .pages import pages
+from .seen import Seen
 
 _PART = 1000  # documents read at once for the board
 
@@ -33,7 +34,9 @@ class TaskSpace:
 
     def __init__(self, lists: Table, tasks: Table) -> None:
         self.lists, self.tasks = lists, tasks
-        self.place = new_id().hex  # what is remembered of models is of this place
+        #: The text of a task as its holder last read or saved it; of a list also the keys of its tasks.
+        self.seen: Seen[str] = Seen()
+        self.read: Seen[tuple[str, frozenset[str]]] = Seen()
         self._graph = replace(tasks, kind="task_graph")
         self._feed = Feed(tasks)
         self._board: Board | None = None
@@ -140,7 +143,7 @@ class TaskSpace:
                 return document
             except Changed:
                 continue
-        raise Changed(f"task {key} was changed by others {CHANGE_TRIES} times in a row")
+        raise StorageBusy(f"task {key} was changed by others {CHANGE_TRIES} times in a row; try again")
 
 
 def _document(entry: Entry) -> Document:

@@ -7,14 +7,15 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ..._clock import aware
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, StorageBusy
 from ..base.tasks import check_fields
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry
 from ..forms import model_of, text_of
 from ..models import Scope, Task, TaskList, TaskState, moment
 from .claims import Claims
-from .order import ranks
-from .seen import bare, merged, remember, seen, stamped
+from .keys import id_text
+from .merging import bare, merged, stamped
+from .order import ranks_for
 from .task_form import check_task, settled
 from .task_space import Change, TaskSpace
 
@@ -26,7 +27,7 @@ _TASKS = frozenset({"tasks"})
 class StoredTasks(Claims):
     """Lists of tasks. A task that is saved alone goes into the list of its conversation, or into the inbox."""
 
-    async def save(self, task_list: TaskList | Task, scope: Scope = Scope.PROJECT) -> None:
+    async def save(self, task_list: TaskList | Task, scope: Scope | None = None) -> None:
         """Store a list, or a task alone, and set its `updated_at`.
 
         Of what was read from this store only what was changed since then is written: what others did meanwhile stays.
@@ -44,7 +45,9 @@ class StoredTasks(Claims):
                     return await self._save_all(space, task_list)
                 except (Changed, Absent):
                     continue
-            raise Changed(f"{task_list.name!r:.80} was changed by others {CHANGE_TRIES} times in a row")
+            raise StorageBusy(
+                f"{task_list.name!r:.80} was changed by others {CHANGE_TRIES} times in a row; save it again"
+            )
         except BaseException:
             task_list.updated_at = before
             raise
@@ -54,17 +57,17 @@ class StoredTasks(Claims):
         if len(mine) != len(task_list.tasks):
             raise InvalidArgument(f"a task stands twice in the list {task_list.name!r:.80}")
         texts = {key: _text(task) for key, task in mine.items()}
-        base = seen(task_list, space.place)
-        header = await space.lists.get(str(task_list.id))
-        read = frozenset(() if header is None or base is None else base.parts)
-        change = await self._parts(space, str(task_list.id), mine, texts, read)
+        key = id_text(task_list.id, "task list")
+        header = await space.lists.get(key)
+        base, read = space.read.of(task_list) or (None, frozenset())
+        change = await self._parts(space, key, mine, texts, read if header is not None else frozenset())
         text = text_of(task_list, leave_out=_TASKS)
-        whole = merged(text, base and base.text, header and header.text)
+        whole = merged(text, base, header and header.text)
         change.more = [space.lists.put(_header(task_list, stamped(whole)), 0 if header is None else header.version)]
         await space.write(change)
-        remember(task_list, space.place, text, tuple(mine))
+        space.read.remember(task_list, (text, frozenset(mine)))
         for key, task in mine.items():
-            remember(task, space.place, texts[key])
+            space.seen.remember(task, texts[key])
 
     async def _parts(
         self, space: TaskSpace, group: str, mine: Mapping[str, Task], texts: Mapping[str, str], read: frozenset[str]
@@ -76,12 +79,11 @@ class StoredTasks(Claims):
         elsewhere = {each.key: each for each in await space.tasks.many([key for key in mine if key not in there])}
         known = there | elsewhere
         # What others deleted, and the holder of this list left alone, stays deleted.
-        kept = [key for key in mine if key in known or key not in read or _base(mine[key], space) != texts[key]]
+        kept = [key for key in mine if key in known or key not in read or space.seen.of(mine[key]) != texts[key]]
         change = Change(drops=drops)
-        for key, rank in ranks(kept, there).items():
+        for key, rank in ranks_for(kept, {key: each.rank for key, each in there.items()}).items():
             old = known.get(key)
-            new = merged(texts[key], _base(mine[key], space), old and old.text) if key in mine else known[key].text
-            _put(change, key, new, group, rank, old)
+            _put(change, key, merged(texts[key], space.seen.of(mine[key]), old and old.text), group, rank, old)
         return change
 
     async def _save_one(self, space: TaskSpace, task: Task) -> None:
@@ -89,9 +91,9 @@ class StoredTasks(Claims):
         there = await space.tasks.get(key)
         change = Change()
         group = there.group if there is not None else await self._list_for(space, task, change)
-        _put(change, key, merged(text, _base(task, space), there and there.text), group, None, there)
+        _put(change, key, merged(text, space.seen.of(task), there and there.text), group, None, there)
         await space.write(change)
-        remember(task, space.place, text)
+        space.seen.remember(task, text)
 
     async def _list_for(self, space: TaskSpace, task: Task, change: Change) -> str:
         """The list of its conversation or the inbox, to be made by that change where there is none."""
@@ -105,39 +107,39 @@ class StoredTasks(Claims):
         change.more = [space.lists.add(_header(made, text_of(made, leave_out=_TASKS)))]
         return str(made.id)
 
-    async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
+    async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
         space = self._space(scope)
-        header = await space.lists.get(str(task_list_id))
+        header = await space.lists.get(id_text(task_list_id, "task list"))
         return None if header is None else await self._list(space, header)
 
-    async def get_by_conversation(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:
+    async def get_by_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> TaskList | None:
         """The last saved list of that conversation."""
         space = self._space(scope)
         header = await self._of_conversation(space, conversation_id)
         return None if header is None else await self._list(space, header)
 
     async def _of_conversation(self, space: TaskSpace, conversation_id: UUID) -> Document | None:
-        found = await space.lists.find(str(conversation_id), descending=True, limit=1)
+        found = await space.lists.find(id_text(conversation_id, "conversation"), descending=True, limit=1)
         return found[0] if found else None
 
     async def _list(self, space: TaskSpace, header: Document) -> TaskList:
         tasks = [self._task(space, each) for each in await space.tasks.find(header.key)]
         task_list = model_of(TaskList, header.text, tasks=tasks)
-        parts = tuple(str(task.id) for task in tasks)
-        remember(task_list, space.place, text_of(task_list, leave_out=_TASKS), parts)
+        parts = frozenset(str(task.id) for task in tasks)
+        space.read.remember(task_list, (text_of(task_list, leave_out=_TASKS), parts))
         return task_list
 
-    async def get_task(self, task_id: UUID, scope: Scope = Scope.PROJECT) -> Task | None:
+    async def get_task(self, task_id: UUID, scope: Scope | None = None) -> Task | None:
         space = self._space(scope)
-        found = await space.tasks.get(str(task_id))
+        found = await space.tasks.get(id_text(task_id, "task"))
         return None if found is None else self._task(space, found)
 
-    async def delete(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
+    async def delete(self, task_list_id: UUID, scope: Scope | None = None) -> bool:
         """Delete the list and its tasks; what depends on one of them is blocked."""
-        return await self._space(scope).delete(str(task_list_id))
+        return await self._space(scope).delete(id_text(task_list_id, "task list"))
 
     async def update(
-        self, task_id: UUID, *, scope: Scope = Scope.PROJECT, task_list_id: UUID | None = None, **fields: Any
+        self, task_id: UUID, *, scope: Scope | None = None, task_list_id: UUID | None = None, **fields: Any
     ) -> None:
         """Change fields of a task by their names. InvalidArgument: there is no such task, list or field."""
         check_fields(fields)
@@ -150,30 +152,25 @@ class StoredTasks(Claims):
         state: TaskState | None = None,
         name: str | None = None,
         description: str | None = None,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
     ) -> None:
         given = {"state": state, "name": name, "description": description}
         fields = {name: value for name, value in given.items() if value is not None}
         await self._update(task_id, scope, task_list_id, fields)
 
     async def _update(
-        self, task_id: UUID, scope: Scope, task_list_id: UUID | None, fields: Mapping[str, Any]
+        self, task_id: UUID, scope: Scope | None, task_list_id: UUID | None, fields: Mapping[str, Any]
     ) -> None:  # fmt: skip
         def changed(there: Document) -> Entry:
-            if task_list_id is not None and there.group != str(task_list_id):
+            if task_list_id is not None and there.group != id_text(task_list_id, "task list"):
                 raise InvalidArgument(f"there is no task {task_id} in a list {task_list_id} here")
             return self._entry(there, settled(model_of(Task, there.text), fields, self.clock.wall()))
 
-        await self._space(scope).change(str(task_id), changed)
+        await self._space(scope).change(id_text(task_id, "task"), changed)
 
 
 def _text(task: Task) -> str:
     return text_of(check_task(task))
-
-
-def _base(task: Task, space: TaskSpace) -> str | None:
-    found = seen(task, space.place)
-    return None if found is None else found.text
 
 
 def _header(task_list: TaskList, text: str) -> Entry:
