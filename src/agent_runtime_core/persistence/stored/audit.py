@@ -17,6 +17,7 @@ from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, Per
 from ..plain import in_order_of_time, line
 from ..summary import summary
 from .base import Home
+from .keys import id_text, stored_key
 from .pages import PAGE, pages
 
 M = TypeVar("M", AuditEntry, ErrorRecord, PerformanceMetric)
@@ -40,23 +41,25 @@ class StoredAudit(Home, AuditStore):
 
     # -- writing
 
-    async def log_event(self, entry: AuditEntry, scope: Scope = Scope.PROJECT) -> None:
+    async def log_event(self, entry: AuditEntry, scope: Scope | None = None) -> None:
         await self._add("event", entry, scope, group="" if entry.run_id is None else str(entry.run_id))
 
-    async def log_error(self, error: ErrorRecord, scope: Scope = Scope.PROJECT) -> None:
+    async def log_error(self, error: ErrorRecord, scope: Scope | None = None) -> None:
         await self._add("error", error, scope)
 
-    async def record_metric(self, metric: PerformanceMetric, scope: Scope = Scope.PROJECT) -> None:
+    async def record_metric(self, metric: PerformanceMetric, scope: Scope | None = None) -> None:
         _check_value(metric)
-        await self._add("metric", metric, scope, group=metric.name)
+        await self._add("metric", metric, scope, group=stored_key(metric.name, "metric's name"))
 
-    async def _add(self, kind: str, model: Any, scope: Scope, group: str = "") -> None:
+    async def _add(self, kind: str, model: Any, scope: Scope | None, group: str = "") -> None:
         table = self.table(scope, kind)
-        await table.write(table.add(Entry(str(model.id), text_of(model), group, _time(model.timestamp, "timestamp"))))
+        await table.write(
+            table.add(Entry(id_text(model.id, kind), text_of(model), group, _time(model.timestamp, "timestamp")))
+        )
         await self._now_and_then(table)
 
     async def resolve_error(
-        self, error_id: UUID, resolution_notes: str | None = None, scope: Scope = Scope.PROJECT
+        self, error_id: UUID, resolution_notes: str | None = None, scope: Scope | None = None
     ) -> bool:
         def resolved(there: Document | None) -> Entry | None:
             if there is None:
@@ -68,13 +71,13 @@ class StoredAudit(Home, AuditStore):
             error.resolved, error.resolution_notes = True, resolution_notes or error.resolution_notes
             return Entry(there.key, text_of(error), there.group, there.rank, there.expires)
 
-        return await self.table(scope, "error").change(str(error_id), resolved) is not None
+        return await self.table(scope, "error").change(id_text(error_id, "error"), resolved) is not None
 
     # -- reading
 
     async def get_events(
         self,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
         conversation_id: UUID | None = None,
         run_id: UUID | None = None,
         event_types: Sequence[AuditEventType] | None = None,
@@ -94,7 +97,7 @@ class StoredAudit(Home, AuditStore):
 
     async def get_errors(
         self,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
         severity: ErrorSeverity | None = None,
         resolved: bool | None = None,
         start_time: _dt.datetime | None = None,
@@ -109,7 +112,7 @@ class StoredAudit(Home, AuditStore):
     async def get_metrics(
         self,
         name: str,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
         start_time: _dt.datetime | None = None,
         end_time: _dt.datetime | None = None,
         tags: Mapping[str, Any] | None = None,
@@ -120,21 +123,23 @@ class StoredAudit(Home, AuditStore):
         def wanted(metric: PerformanceMetric) -> bool:
             return all(key in metric.tags and metric.tags[key] == value for key, value in asked)
 
-        return await self._newest(PerformanceMetric, "metric", scope, name, wanted, start_time, end_time, limit)
+        return await self._newest(
+            PerformanceMetric, "metric", scope, stored_key(name, "metric's name"), wanted, start_time, end_time, limit
+        )
 
     async def get_metric_summary(
         self,
         name: str,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
         start_time: _dt.datetime | None = None,
         end_time: _dt.datetime | None = None,
     ) -> dict[str, float]:
         low, high = _between(start_time, end_time)
-        found = pages(self.table(scope, "metric"), name, low=low, high=high)
+        found = pages(self.table(scope, "metric"), stored_key(name, "metric's name"), low=low, high=high)
         return summary([model_of(PerformanceMetric, each.text).value async for page in found for each in page])
 
     async def _newest(
-        self, cls: type[M], kind: str, scope: Scope, group: str | None, wanted: Callable[[M], bool],
+        self, cls: type[M], kind: str, scope: Scope | None, group: str | None, wanted: Callable[[M], bool],
         start_time: _dt.datetime | None, end_time: _dt.datetime | None, limit: int | None,
     ) -> list[M]:  # fmt: skip
         _check_count(limit, "limit")
@@ -150,7 +155,7 @@ class StoredAudit(Home, AuditStore):
     # -- keeping it small, and taking it elsewhere
 
     async def prune(
-        self, scope: Scope = Scope.PROJECT, *, older_than: float | None = None, keep: int | None = None
+        self, scope: Scope | None = None, *, older_than: float | None = None, keep: int | None = None
     ) -> int:
         """Delete what is older than so many seconds, and all but the newest `keep` of each kind; how many those were.
 
@@ -183,7 +188,7 @@ class StoredAudit(Home, AuditStore):
 
     async def export(
         self,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
         *,
         start_time: _dt.datetime | None = None,
         end_time: _dt.datetime | None = None,

@@ -17,6 +17,7 @@ from ..index import Index
 from ..models import Embedding, moment
 from ..vectors import dot, floats, unit
 from .feed import Feed, Mark
+from .keys import escaped, id_text, stored_key
 from .pages import pages
 
 MAX_VECTORS = 100_000  # in one scope
@@ -46,10 +47,10 @@ class Vectors:
             raise InvalidArgument(
                 f"embedding {embedding.id} has {len(vector)} components, and dimensions={embedding.dimensions!r:.40}"
             )
-        key = str(embedding.id)
+        key = id_text(embedding.id, "embedding")
         await self._make_room(key)
         rank = moment(embedding.created_at)
-        entry = Entry(key, _text(embedding, vector), embedding.content_type, rank)
+        entry = Entry(key, _text(embedding, vector), stored_key(embedding.content_type, "content_type"), rank)
         _, *notes = await self._table.write(self._table.put(entry), *self._feed.note([key]))
         self._room -= 1
         await self._feed.trim(notes)
@@ -84,7 +85,7 @@ class Vectors:
     ) -> list[tuple[Embedding, float]]:  # fmt: skip
         index = await self._current()
         while limit:
-            keys = await index.search(vector, limit, content_type)
+            keys = await index.search(vector, limit, content_type and escaped(content_type))
             found = await self._table.many(keys)
             if len(found) == len(keys):
                 return _rated(found, vector)
@@ -97,8 +98,7 @@ class Vectors:
         changes = None if self._index is None else await self._feed.since(self._mark)
         if self._index is None or changes is None:
             return await self._load()
-        keys, self._mark = changes
-        index = self._index
+        (keys, mark), index = changes, self._index
         found = {each.key: each for each in await self._table.many(sorted(keys))}
         for number, key in enumerate(keys):
             if number % _STEP == _STEP - 1:
@@ -107,6 +107,8 @@ class Vectors:
                 index.put(*_item(found[key]))
             else:
                 index.drop(key)
+        if index is self._index:
+            self._mark = mark
         return index
 
     async def _load(self) -> Index:

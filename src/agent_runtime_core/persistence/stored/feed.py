@@ -12,7 +12,7 @@ from ..documents.base import Document, Entry, Table
 from ..models import new_id
 from .pages import pages
 
-KEPT = 1000  # notes that are kept: who is further behind reads everything again
+KEPT = 500  # notes that are kept: who is further behind reads everything again
 PART = 1000  # keys in one note
 
 
@@ -31,6 +31,7 @@ class Feed:
 
     def __init__(self, table: Table) -> None:
         self._notes = replace(table, kind=f"{table.kind}_change")
+        self._mine: set[float] = set()  # ranks of notes about what is known here already
 
     def note(self, keys: Iterable[str]) -> list[Op]:
         """To be written behind the changes of those documents."""
@@ -38,10 +39,14 @@ class Feed:
         parts = [all_[start : start + PART] for start in range(0, len(all_), PART)]
         return [self._notes.add(Entry(new_id().hex, json.dumps(part))) for part in parts]
 
-    async def trim(self, ranks: Iterable[object]) -> None:
+    def known(self, ranks: Iterable[float], mark: Mark | None) -> None:
+        """These answers to `note` are of changes that need not be read."""
+        self._mine.update(rank for rank in ranks if mark is not None and rank > mark.rank)
+
+    async def trim(self, ranks: Iterable[float]) -> None:
         """Delete old notes where one of these answers to `note` is a round number."""
         for rank in ranks:
-            if isinstance(rank, float | int) and rank % KEPT == 0 and rank > KEPT:
+            if rank % KEPT == 0 and rank > KEPT:
                 async for page in pages(self._notes, high=rank - KEPT):
                     await self._notes.write(*(self._notes.delete(each.key) for each in page))
 
@@ -56,8 +61,9 @@ class Feed:
         found = await self._notes.find(low=mark.rank)
         if not found or _mark(found[0]) != mark:
             return None
-        keys = {key for each in found[1:] for key in cast("list[str]", json.loads(each.text))}
-        return keys, _mark(found[-1])
+        new = [each for each in found[1:] if each.rank not in self._mine]
+        self._mine = {rank for rank in self._mine if rank > found[-1].rank}
+        return {key for each in new for key in cast("list[str]", json.loads(each.text))}, _mark(found[-1])
 
 
 def _mark(document: Document) -> Mark:

@@ -7,16 +7,17 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import Op
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, StorageBusy
 from ..base.knowledge import KnowledgeStore
+from ..content import text_in
 from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
 from ..forms import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary, moment
 from ..vectors import floats
 from .base import Home
 from .embeddings import MAX_VECTORS, Vectors
+from .keys import id_text, stored_key
 from .pages import PAGE, pages
-from .words import found_in, strings
 
 
 class StoredKnowledge(Home, KnowledgeStore):
@@ -29,26 +30,25 @@ class StoredKnowledge(Home, KnowledgeStore):
 
     # -- facts
 
-    async def save_fact(self, fact: Fact, scope: Scope = Scope.PROJECT) -> None:
-        if not isinstance(fact.key, str) or not fact.key:
-            raise InvalidArgument(f"the key of a fact is text, not {fact.key!r:.80}")
+    async def save_fact(self, fact: Fact, scope: Scope | None = None) -> None:
+        group = stored_key(fact.key, "fact's key")
         end = None if fact.expires_at is None else moment(fact.expires_at)
-        words = " ".join(_words(fact))
+        words = text_in([fact.key, fact.value, fact.source])
         table = self.table(scope, "fact")
-        entry = Entry(str(fact.id), text_of(fact), fact.key, moment(fact.created_at), end, words)
+        entry = Entry(id_text(fact.id, "fact"), text_of(fact), group, moment(fact.created_at), end, words)
         await table.write(table.put(entry))
 
-    async def get_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> Fact | None:
-        found = await self.table(scope, "fact").get(str(fact_id))
+    async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
+        found = await self.table(scope, "fact").get(id_text(fact_id, "fact"))
         return None if found is None else model_of(Fact, found.text)
 
-    async def get_fact_by_key(self, key: str, scope: Scope = Scope.PROJECT) -> Fact | None:
+    async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
         """The newest of that key that has not expired."""
-        found = await self.table(scope, "fact").find(key, descending=True, limit=1)
+        found = await self.table(scope, "fact").find(stored_key(key, "fact's key"), descending=True, limit=1)
         return model_of(Fact, found[0].text) if found else None
 
     async def list_facts(
-        self, scope: Scope = Scope.PROJECT, fact_type: FactType | None = None, limit: int = 100
+        self, scope: Scope | None = None, fact_type: FactType | None = None, limit: int = 100
     ) -> list[Fact]:
         """The newest first."""
         _check_limit(limit)
@@ -60,28 +60,21 @@ class StoredKnowledge(Home, KnowledgeStore):
                 break
         return facts[:limit]
 
-    async def search_facts(self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20) -> list[Fact]:
+    async def search_facts(self, query: str, scope: Scope | None = None, limit: int = 20) -> list[Fact]:
         """Facts with all words of `query` in their key, source and texts of their value, best first."""
         _check_limit(limit)
-        table = self.table(scope, "fact")
-        found = await table.documents.search(table.space, table.kind, query, limit)
-        if found is not None:
-            return list(_facts(found))
-        rated: list[tuple[int, Fact]] = []
-        async for page in pages(table, descending=True):
-            rated += [(rate, fact) for fact in _facts(page) if (rate := found_in(query, _words(fact)))]
-        return [fact for _, fact in sorted(rated, key=lambda each: -each[0])[:limit]]
+        return list(_facts(await self.table(scope, "fact").search(query, limit=limit)))
 
-    async def delete_fact(self, fact_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
+    async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
         table = self.table(scope, "fact")
-        [there] = await table.write(table.delete(str(fact_id)))
+        [there] = await table.write(table.delete(id_text(fact_id, "fact")))
         return bool(there)
 
     # -- summaries, each with a document per conversation that leads to it
 
-    async def save_summary(self, summary: Summary, scope: Scope = Scope.PROJECT) -> None:
+    async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
         table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
-        key, rank = str(summary.id), moment(summary.created_at)
+        key, rank = id_text(summary.id, "summary"), moment(summary.created_at)
         entry = Entry(key, text_of(summary), rank=rank)
         for _ in range(CHANGE_TRIES):
             there = await table.get(key)
@@ -93,35 +86,33 @@ class StoredKnowledge(Home, KnowledgeStore):
                 return
             except Changed:
                 continue
-        raise Changed(f"summary {key} was changed by others {CHANGE_TRIES} times in a row")
+        raise StorageBusy(f"summary {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
 
-    async def get_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> Summary | None:
-        found = await self.table(scope, "summary").get(str(summary_id))
+    async def get_summary(self, summary_id: UUID, scope: Scope | None = None) -> Summary | None:
+        found = await self.table(scope, "summary").get(id_text(summary_id, "summary"))
         return None if found is None else model_of(Summary, found.text)
 
-    async def get_summaries_for_conversation(
-        self, conversation_id: UUID, scope: Scope = Scope.PROJECT
-    ) -> list[Summary]:
+    async def get_summaries_for_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> list[Summary]:
         """Those with it as their conversation or one of them, the newest first."""
-        links = await self.table(scope, "summary_link").find(str(conversation_id), descending=True)
+        links = await self.table(scope, "summary_link").find(id_text(conversation_id, "conversation"), descending=True)
         found = await self.table(scope, "summary").many([each.text for each in links])
         return [model_of(Summary, each.text) for each in found]
 
-    async def delete_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
+    async def delete_summary(self, summary_id: UUID, scope: Scope | None = None) -> bool:
         table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
-        there = await table.get(str(summary_id))
-        answers = await table.write(table.delete(str(summary_id)), *_unlink(links, there))
+        there = await table.get(id_text(summary_id, "summary"))
+        answers = await table.write(table.delete(id_text(summary_id, "summary")), *_unlink(links, there))
         return bool(answers[0])
 
     # -- embeddings
 
-    def _embeddings(self, scope: Scope) -> Vectors:
+    def _embeddings(self, scope: Scope | None) -> Vectors:
         table = self.table(scope, "embedding")
         if table.space not in self._vectors:
             self._vectors[table.space] = Vectors(table, self.max_vectors)
         return self._vectors[table.space]
 
-    async def save_embedding(self, embedding: Embedding, scope: Scope = Scope.PROJECT) -> None:
+    async def save_embedding(self, embedding: Embedding, scope: Scope | None = None) -> None:
         """Keep a text with its vector.
 
         InvalidArgument: the vector is empty, all zeros, not of `dimensions`, or holds what is no finite number.
@@ -133,14 +124,14 @@ class StoredKnowledge(Home, KnowledgeStore):
         self,
         query_vector: Sequence[float],
         limit: int = 10,
-        scope: Scope = Scope.PROJECT,
+        scope: Scope | None = None,
         content_type: str | None = None,
     ) -> list[tuple[Embedding, float]]:
         _check_limit(limit)
         return await self._embeddings(scope).search(floats(query_vector, "query_vector"), limit, content_type)
 
-    async def delete_embedding(self, embedding_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
-        return await self._embeddings(scope).delete(str(embedding_id))
+    async def delete_embedding(self, embedding_id: UUID, scope: Scope | None = None) -> bool:
+        return await self._embeddings(scope).delete(id_text(embedding_id, "embedding"))
 
     async def close(self) -> None:
         self._vectors.clear()
@@ -149,10 +140,6 @@ class StoredKnowledge(Home, KnowledgeStore):
 
 def _facts(documents: Iterable[Document]) -> Iterator[Fact]:
     return (model_of(Fact, each.text) for each in documents)
-
-
-def _words(fact: Fact) -> list[str]:
-    return [fact.key, *strings(fact.value), *([fact.source] if fact.source else [])]
 
 
 def _conversations(summary: Summary) -> list[str]:

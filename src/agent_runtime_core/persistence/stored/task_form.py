@@ -1,0 +1,56 @@
+"""What a task may hold, and what else changes with its state."""
+
+from __future__ import annotations
+
+import datetime as _dt
+import math
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from ..._clock import aware
+from ...errors import InvalidArgument
+from ..models import Task, TaskState
+
+
+def check_task(task: Task) -> Task:
+    """The task as it may be stored; InvalidArgument names what it may not hold."""
+    if not isinstance(task, Task):
+        raise InvalidArgument(f"a list holds tasks, not {task!r:.80}")
+    what = f"task {task.name!r:.80}"
+    if not isinstance(task.name, str):
+        raise InvalidArgument(f"the name of a task is text, not {task.name!r:.80}")
+    task_state(task.state)
+    for each in (task.id, *task.dependencies):
+        if not isinstance(each, UUID):
+            raise InvalidArgument(f"{what}: tasks are named by their UUID, not by {each!r:.80}")
+    if isinstance(task.priority, bool) or not isinstance(task.priority, int | float) or math.isnan(task.priority):
+        raise InvalidArgument(f"{what}: its priority is a number, not {task.priority!r:.80}")
+    for when in (task.due_at, task.claimed_until):
+        if when is not None and not isinstance(when, _dt.datetime):
+            raise InvalidArgument(f"{what}: a time is a datetime, not {when!r:.80}")
+    return task
+
+
+def task_state(state: Any) -> TaskState:
+    try:
+        return TaskState(state)
+    except ValueError:
+        states = ", ".join(each.name for each in TaskState)
+        raise InvalidArgument(f"a task is never {state!r:.80}: there are {states}") from None
+
+
+def settled(task: Task, fields: Mapping[str, Any], now: float) -> Task:
+    """The task with these fields, its claim and the time of its completion as its state then says."""
+    for name, value in fields.items():
+        setattr(task, name, task_state(value) if name == "state" else value)
+    if "updated_at" not in fields:
+        task.updated_at = aware(now)
+    if "state" in fields:
+        if task.state is not TaskState.COMPLETE:
+            task.completed_at = fields.get("completed_at")
+        elif task.completed_at is None:
+            task.completed_at = aware(now)
+        if task.state is not TaskState.IN_PROGRESS:
+            task.claimed_by = task.claimed_until = None
+    return check_task(task)
