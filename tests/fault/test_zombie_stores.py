@@ -28,13 +28,19 @@ from agent_runtime_core.persistence import (
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing.clock import VirtualClock
 
-from .rig import KINDS, REDIS, settings, store, until
+from .rig import KINDS, settings, store, until
 
 CHAT = uuid4()
 STORES = ("files", "the run's own", "sqlite", "memory", pytest.param("redis", marks=pytest.mark.redis))
 
 
-def stores(where: str, engine: Any, path: Path) -> PersistenceManager:
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """Of a server, for those that need one."""
+    return f"{request.getfixturevalue('redis_url')}-stores" if request.node.callspec.params["where"] == "redis" else ""
+
+
+def stores(where: str, engine: Any, path: Path, url: str) -> PersistenceManager:
     match where:
         case "files":
             return PersistenceManager(
@@ -48,7 +54,7 @@ def stores(where: str, engine: Any, path: Path) -> PersistenceManager:
         case "sqlite":
             return PersistenceManager.open(path / "stores.db")
         case "redis":
-            return PersistenceManager.open(f"{REDIS['url']}-stores")
+            return PersistenceManager.open(url)
         case _:
             return PersistenceManager.open("memory://")
 
@@ -90,14 +96,14 @@ async def refused(manager: PersistenceManager) -> list[str]:
 @pytest.mark.parametrize("where", STORES)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_write_of_a_worker_that_was_taken_over_is_refused(
-    kind: str, where: str, writing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, where: str, url: str, writing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     clock, wake, lives = VirtualClock(), asyncio.Event(), 0
     through: list[str] = []
     async with store(kind, tmp_path, clock) as here:
-        first = stores(where, here.engine, tmp_path)
-        second = first if where == "memory" else stores(where, here.engine, tmp_path)
+        first = stores(where, here.engine, tmp_path, url)
+        second = first if where == "memory" else stores(where, here.engine, tmp_path, url)
         await first.memory.set("there", 1)
         await first.conversations.save(Conversation(id=CHAT))
 
@@ -136,14 +142,14 @@ async def test_every_write_of_a_worker_that_was_taken_over_is_refused(
 
 @pytest.mark.parametrize("where", STORES)
 async def test_what_a_run_left_running_writes_nothing_once_it_has_ended(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     through: list[str] = []
     wake = asyncio.Event()
     left: list[asyncio.Task[None]] = []
     async with store("sqlite", tmp_path) as here:
-        manager = stores(where, here.engine, tmp_path)
+        manager = stores(where, here.engine, tmp_path, url)
 
         async def late(ctx: Any) -> None:
             await wake.wait()

@@ -46,7 +46,8 @@ class Talk:
 
     async def answer(self, ctx: Any) -> RunResult:
         self.heard.append(list(ctx.input_messages))
-        return self.give(ctx, f"answer {len(self.heard)}")
+        result: RunResult = self.give(ctx, f"answer {len(self.heard)}")
+        return result
 
     @staticmethod
     def whole(ctx: Any, text: str) -> RunResult:

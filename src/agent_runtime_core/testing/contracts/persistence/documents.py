@@ -876,8 +876,7 @@ async def what_an_attempt_left_running_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         for home in (table.documents.commits, MemoryEngine()):
             await install(table, OLD)
-            claim = Claim(lambda: Guard(RUN, OLD), home)
-            claim.over = True
+            claim = Claim(lambda: Guard(RUN, OLD), home, lambda: True)
             with claimed(claim), refused(LeaseLost, "a write after the attempt"):
                 await table.write(table.put(Entry("a", "")))
             released = Claim(lambda: Guard(RUN, ""), home)
