@@ -24,7 +24,15 @@ WHERE = {
     "unregister_runtime clear_registry AgentRunner RunnerConfig RunContextImpl Step StepExecutor StepResult StepStatus "
     "ExecutionState StepExecutionError StepCancelledError MockRunContext create_test_context run_agent_test "
     "RunStatus RunInfo open_run open_run_sync AgentRuntimeError LeaseLost RunBusy ToolCallingAgent RunLimits tool "
-    "run_turn_loop TurnState CancellationToken agent_tool MockLLMClient MockLLMResponse LLMEvaluator MockTool",
+    "run_turn_loop TurnState CancellationToken agent_tool MockLLMClient MockLLMResponse LLMEvaluator MockTool "
+    "MemoryStore ConversationStore TaskStore PreferencesStore Scope Conversation ConversationMessage ToolCall "
+    "ToolResult TaskList Task TaskState FileMemoryStore FileConversationStore FileTaskStore FilePreferencesStore "
+    "PersistenceManager PersistenceConfig get_persistence_manager configure_persistence",
+    ".persistence": "MemoryStore ConversationStore TaskStore PreferencesStore KnowledgeStore AuditStore Scope "
+    "TaskState FactType AuditEventType ErrorSeverity Conversation ConversationMessage ToolCall "
+    "ToolResult TaskList Task Fact Summary Embedding AuditEntry ErrorRecord PerformanceMetric "
+    "FileMemoryStore FileConversationStore FileTaskStore FilePreferencesStore PersistenceManager "
+    "PersistenceConfig get_persistence_manager configure_persistence",
     ".interfaces": VOCABULARY,
     ".queue": "InMemoryQueue SQLiteQueue get_queue RunQueue QueuedRun",
     ".events": "InMemoryEventBus SQLiteEventBus get_event_bus EventBus Event",
@@ -44,7 +52,7 @@ WHERE = {
     ".agents": "ToolCallingAgent",
 }
 # Names of what is not built yet: a stub of one would be worse than none.
-ABSENT = ("PersistenceManager", "Conversation", "FileMemoryStore", "RedisQueue")
+ABSENT = ("Orchestrator", "PlanningAgent", "TurnManager")
 
 
 def _public_modules() -> Iterator[str]:

@@ -25,6 +25,8 @@ class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    """Where a task stands."""
+
     NOT_STARTED = "not_started"
     IN_PROGRESS = "in_progress"
     COMPLETE = "complete"
@@ -32,6 +34,8 @@ class TaskState(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    """What a fact is about."""
+
     USER = "user"
     PROJECT = "project"
     PREFERENCE = "preference"
@@ -40,6 +44,8 @@ class FactType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    """What an audit entry tells of."""
+
     CONVERSATION_START = "conversation_start"
     CONVERSATION_END = "conversation_end"
     MESSAGE_SENT = "message_sent"
@@ -56,6 +62,8 @@ class AuditEventType(str, Enum):  # noqa: UP042 - StrEnum prints as its value
 
 
 class ErrorSeverity(str, Enum):  # noqa: UP042 - StrEnum prints as its value
+    """How bad an error is."""
+
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"
@@ -166,6 +174,8 @@ class Task:
 
 @dataclass(kw_only=True)
 class TaskList:
+    """Tasks in their order."""
+
     id: UUID = field(default_factory=new_id)
     name: str
     tasks: list[Task] = field(default_factory=list)
@@ -193,6 +203,8 @@ class Fact:
 
 @dataclass(kw_only=True)
 class Summary:
+    """What a conversation, or several, came to."""
+
     id: UUID = field(default_factory=new_id)
     content: str
     conversation_id: UUID | None = None
@@ -220,6 +232,8 @@ class Embedding:
 
 @dataclass(kw_only=True)
 class AuditEntry:
+    """Something that happened."""
+
     id: UUID = field(default_factory=new_id)
     event_type: AuditEventType
     timestamp: _dt.datetime = field(default_factory=now)
@@ -237,6 +251,8 @@ class AuditEntry:
 
 @dataclass(kw_only=True)
 class ErrorRecord:
+    """Something that went wrong, until it is resolved."""
+
     id: UUID = field(default_factory=new_id)
     timestamp: _dt.datetime = field(default_factory=now)
     severity: ErrorSeverity = ErrorSeverity.ERROR
@@ -255,6 +271,8 @@ class ErrorRecord:
 
 @dataclass(kw_only=True)
 class PerformanceMetric:
+    """One measured value."""
+
     id: UUID = field(default_factory=new_id)
     name: str
     value: float
