@@ -304,6 +304,11 @@ def _get(view: sqlite3.Connection, space: str, kind: str, keys: Sequence[str], n
     return [document for document in found if not _over(document, now)]
 
 
+def _all(found: sqlite3.Cursor) -> list[Document]:
+    # Fetched before any is judged: a statement that an error leaves half-way keeps its connection in the past.
+    return [_read(row).document for row in found.fetchall()]
+
+
 def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
     by = "group" if query.group is not None else "rank"
     if query.prefix and query.low is None and query.high is None:
@@ -323,7 +328,7 @@ def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
             "offset": query.offset,
         },
     )
-    return [_read(row).document for row in found]
+    return _all(found)
 
 
 def _end(prefix: str) -> str | bytes:
@@ -357,7 +362,7 @@ def _search(
         _MATCHES,
         {"words": sqlite_words.expression(_place(view, space, kind), words), "now": now, "limit": limit},
     )
-    return [_read(row).document for row in rows]
+    return _all(rows)
 
 
 def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
