@@ -1,0 +1,211 @@
+"""A directory of ours: what is read and written below it, durably, for its owner alone, and never through a link.
+
+Paths are relative to the directory, with "/" between their parts. What the system refuses is told as an error of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from ...errors import StorageCorrupt, StorageError, StorageFull
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+DRAFTS = "drafts"
+
+
+@contextlib.contextmanager
+def told(path: str) -> Iterator[None]:
+    """An OSError about `path` as one of ours; a file that is not there stays FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise translated(error, path) from error
+
+
+def translated(error: OSError, path: str) -> StorageError:
+    if error.errno in _FULL:
+        return StorageFull(f"no space to write {path} ({error.strerror}); nothing acknowledged is lost, free some")
+    if error.errno == errno.ELOOP:
+        return StorageCorrupt(f"{path} is a symbolic link, which is not followed out of the store: put a file there")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StorageError(f"{path} is below something that is no directory: name another place, or move it away")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StorageError(f"{path} may not be written or read ({error.strerror}): grant it, or name another place")
+    return StorageError(f"{path}: {error.strerror or error!r}")
+
+
+class Disk:
+    """`root` and what is below it."""
+
+    def __init__(self, root: str) -> None:
+        self.root: str = root
+        self._made: set[str] = set()
+        self._seen = False
+        self._drafted = 0
+
+    def path(self, where: str) -> str:
+        return os.path.join(self.root, *where.split("/")) if where else self.root
+
+    def there(self) -> bool:
+        """Whether the directory exists; StorageError: it did, and no longer does, or it is no directory."""
+        with told(self.root):
+            try:
+                found = os.stat(self.root)
+            except FileNotFoundError:
+                if self._seen:
+                    raise StorageError(
+                        f"{self.root} was removed while it was in use: what it kept is gone; put it back, "
+                        "or open a new store"
+                    ) from None
+                return False
+        if not stat.S_ISDIR(found.st_mode):
+            raise StorageError(f"{self.root} is a file, no directory: move it away, or name another place")
+        self._seen = True
+        return True
+
+    # -- reading
+
+    def read(self, where: str) -> bytes:
+        """The whole of a file; FileNotFoundError."""
+        path = self.path(where)
+        self._check(os.path.dirname(where))
+        with told(path):
+            # A pipe must not be waited for.
+            descriptor = os.open(path, os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0))
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise StorageCorrupt(f"{path} is no regular file: move it away")
+            with open(descriptor, "rb") as file:
+                return file.read()
+
+    def names(self, where: str) -> list[str]:
+        """What is in a directory; nothing where there is none."""
+        self._check(where)
+        with told(self.path(where)):
+            try:
+                return os.listdir(self.path(where))
+            except FileNotFoundError:
+                return []
+
+    def directories(self, where: str) -> list[str]:
+        """The directories in a directory; StorageCorrupt for a link to one."""
+        self._check(where)
+        found = []
+        with told(self.path(where)), contextlib.suppress(FileNotFoundError), os.scandir(self.path(where)) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    found.append(entry.name)
+                elif entry.is_symlink():
+                    raise StorageCorrupt(f"{entry.path} is a symbolic link, which is not followed: put a file there")
+        return found
+
+    def _check(self, where: str) -> None:
+        """No part of the way may be a link: it would lead out."""
+        if not where:
+            return
+        self._check(where.rpartition("/")[0])
+        try:
+            found = os.lstat(self.path(where))
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            raise StorageCorrupt(f"{self.path(where)} is no directory: move it away")
+
+    # -- writing, by whoever has the lock
+
+    def make(self, where: str) -> None:
+        """A directory and those above it, for its owner alone."""
+        if where in self._made and os.path.isdir(self.path(where)):
+            return
+        if not where:
+            self._make_root(self.root)
+        else:
+            above = where.rpartition("/")[0]
+            self.make(above)
+            self._check(where)
+            self._make(self.path(where))
+        self._made.add(where)
+
+    def _make_root(self, path: str) -> None:
+        if not os.path.isdir(path):
+            if not os.path.lexists(os.path.dirname(path)):
+                self._make_root(os.path.dirname(path))
+            self._make(path)
+
+    def _make(self, path: str) -> None:
+        with told(path), contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)  # whatever the umask left of it
+            _flush(os.path.dirname(path))
+
+    def draft(self, data: bytes, *, durable: bool = True) -> str:
+        """Write a file under a name of its own, to be renamed to its place; that name."""
+        self.make(DRAFTS)
+        self._check(DRAFTS)
+        self._drafted += 1
+        where = f"{DRAFTS}/{os.getpid()}-{id(self):x}-{self._drafted}"
+        path = self.path(where)
+        try:
+            with told(path):
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
+                with open(descriptor, "wb") as file:
+                    if hasattr(os, "fchmod"):
+                        os.fchmod(descriptor, 0o600)
+                    file.write(data)
+                    file.flush()
+                    if durable:
+                        _sync(descriptor)
+        except BaseException:
+            self.remove(where)
+            raise
+        return where
+
+    def drafts(self) -> list[str]:
+        return [f"{DRAFTS}/{name}" for name in self.names(DRAFTS)]
+
+    def rename(self, source: str, target: str) -> None:
+        self._check(os.path.dirname(target))
+        with told(self.path(target)):
+            os.replace(self.path(source), self.path(target))
+
+    def remove(self, where: str) -> None:
+        """Whether it is there or not."""
+        self._check(os.path.dirname(where))
+        with told(self.path(where)), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path(where))
+
+    def flush(self, where: str) -> None:
+        """Make the names in a directory durable."""
+        with told(self.path(where)), contextlib.suppress(FileNotFoundError):
+            _flush(self.path(where))
+
+
+def _flush(path: str) -> None:
+    if os.name == "nt":  # pragma: no cover - Windows has no such thing
+        return
+    descriptor = os.open(path or ".", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:  # pragma: no cover - macOS
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, full)
+            return
+    os.fsync(descriptor)
