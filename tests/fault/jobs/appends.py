@@ -20,7 +20,7 @@ def conversations(technology: str, where: str) -> Any:
     options: dict[str, dict[str, Any]] = {
         "sqlite": {"path": where, "durability": "normal"},
         "redis": {"url": where},
-        "file": {"project_dir": where},
+        "files": {"project_dir": where},
     }
     return type("Conversations", (HOMES[technology], StoredConversations), {})(**options[technology])
 
