@@ -16,13 +16,12 @@ from ...errors import InvalidArgument, StorageBusy
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry, Table
 from ..forms import model_of
+from ..kinds import CONVERSATION, MESSAGE
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .base import Home
 from .keys import id_text
 from .save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
 from .seen import Seen
-
-CONVERSATION, MESSAGE = "conversation", "message"
 
 _PAGE = 200
 _AT_ONCE = 16  # conversations of a list whose messages are read side by side

@@ -15,7 +15,7 @@ from ...errors import InvalidArgument
 from ..content import text_in
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
-from ..models import Conversation, ConversationMessage, moment
+from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .keys import escaped, id_text
 from .order import ranks_for
 
@@ -54,6 +54,14 @@ def message_entry(conversation: str, message: ConversationMessage) -> Entry:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
+    # These two would be stored, and could not be read or compared.
+    if not isinstance(message.timestamp, _dt.datetime):
+        raise InvalidArgument(f"the timestamp of message {message.id} is a datetime, not {message.timestamp!r:.60}")
+    if not isinstance(message.tool_calls, list) or any(type(each) is not ToolCall for each in message.tool_calls):
+        raise InvalidArgument(
+            f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
+            f"not {message.tool_calls!r:.60}"
+        )
     return Entry(key, text_of(message), conversation, words=text_in(message.content))
 
 

@@ -586,6 +586,8 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
             "a message without JSON form": (UnserialisableResult, message(object())),
             "a message that is none": (InvalidArgument, "hello"),
             "a message whose id is none": (InvalidArgument, message("x", id="../x")),
+            "a message of no time": (InvalidArgument, message("x", timestamp=None)),
+            "a tool call that is none": (InvalidArgument, message("x", tool_calls=[{"id": "c", "function": {}}])),
         }
         for what, (error, value) in bad.items():
             await tried(f"add_message of {what}", error, lambda: store.add_message(conversation.id, value))  # noqa: B023
