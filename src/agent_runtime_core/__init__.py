@@ -69,6 +69,7 @@ __all__ = [
     "StorageCorrupt",
     "StorageError",
     "StorageFull",
+    "StorageOutdated",
     "StorageTooNew",
     "StreamCut",
     "Tool",
@@ -146,6 +147,7 @@ if TYPE_CHECKING:
         StorageCorrupt,
         StorageError,
         StorageFull,
+        StorageOutdated,
         StorageTooNew,
         StreamCut,
         ToolTimeout,
@@ -199,8 +201,8 @@ else:
         "ModelNotFound NotConfigured NotSupported OutputMismatch PortalMisuse Postponed ProviderError ProviderTimeout "
         "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting UnknownTool "
-        "UnsafeRedis UnserialisableResult WaitTimeout",
+        "StorageOutdated StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting "
+        "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "limits": "RunLimits",

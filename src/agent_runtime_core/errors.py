@@ -42,6 +42,7 @@ AgentRuntimeError
     ├── StorageFull                   no space; nothing acknowledged is lost
     ├── StorageCorrupt                the store cannot be read; it is left as it is
     ├── StorageTooNew                 written by a later version of this library
+    ├── StorageOutdated               written by an earlier one, and not carried over yet
     ├── UnsafeRedis                   a Redis that would lose runs; nothing was written
     └── StorageClosed                 used after close, or in a forked child
 """
@@ -336,6 +337,10 @@ class StorageCorrupt(StorageError):
 
 class StorageTooNew(StorageError):
     """The store was written by a later version of this library."""
+
+
+class StorageOutdated(StorageError):
+    """The store was written by an earlier version of this library and has to be carried over before it is used."""
 
 
 class UnsafeRedis(StorageError):

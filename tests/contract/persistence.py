@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core.persistence.homes.files import FileHome
 from agent_runtime_core.persistence.homes.memory import InMemoryHome
 from agent_runtime_core.persistence.homes.redis import RedisHome
 from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
 from agent_runtime_core.persistence.stored.base import Home
 from tests.contract.places import places
 
-HOMES: dict[str, type[Home]] = {"memory": InMemoryHome, "sqlite": SQLiteHome, "redis": RedisHome}
+HOMES: dict[str, type[Home]] = {
+    "memory": InMemoryHome,
+    "sqlite": SQLiteHome,
+    "redis": RedisHome,
+    "files": FileHome,
+}
 
 TECHNOLOGIES = [pytest.param(name, id=name, marks=[pytest.mark.redis] * (name == "redis")) for name in HOMES]
 
@@ -30,6 +36,9 @@ def maker(body: type[Home], technology: str, request: pytest.FixtureRequest, tmp
         where = place(technology, place_name)
         if technology == "memory" and place_name is not None:
             where = {"engine": engines.setdefault(place_name, MemoryEngine())}
-        return store(**where, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            if technology == "files":
+                patch.setenv("HOME", f"{where['project_dir']}.home")
+            return store(**where, **options)
 
     return lambda place=None, **options: make(place, **options)

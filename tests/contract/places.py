@@ -35,6 +35,8 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., dict
             return {"path": tmp_path / f"{name}.db"}
         if kind == "redis":
             return {"url": f"{request.getfixturevalue('redis_url')}-{name}"}
+        if kind == "files":
+            return {"project_dir": tmp_path / name}
         return {}
 
     return place

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from ..config import redacted
 from ..errors import AgentRuntimeError, UnknownRun
 from ..status import RunStatus
+from .carrying import carried
 from .letters import discarded, listed, requeued
 from .looking import cancel, runs, show
 from .text import warn
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     _worker(commands, common)
     _dead(commands, told)
     _looking(commands, told)
+    _carrying(commands)
     return top
 
 
@@ -87,6 +89,14 @@ def _looking(commands: Any, told: argparse.ArgumentParser) -> None:
     stop = commands.add_parser("cancel", parents=[told], help="ask for a run and its children to be cancelled")
     stop.add_argument("id", metavar="ID")
     stop.set_defaults(command=cancel)
+
+
+def _carrying(commands: Any) -> None:
+    told = commands.add_parser("carry-over", help="put the files of version 0.5.2 into the stores of today")
+    told.add_argument("directory", nargs="?", metavar="DIR", help="where .agent_runtime lies (this directory)")
+    told.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    told.add_argument("--json", action="store_true", help="write JSON")
+    told.set_defaults(command=carried)
 
 
 def _whole(text: str) -> int:

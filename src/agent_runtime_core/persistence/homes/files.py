@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
+from ..._clock import Clock
 from ...errors import InvalidArgument
 from ..documents.base import DocumentStore
 from ..documents.files import FileDocuments
 from ..documents.memory import MemoryDocuments
 from ..models import Scope
 from ..stored.base import Home
-
-DIRECTORY = ".agent_runtime"
-LAYOUT = "v1"
+from .old_files import DIRECTORY, check_layout, root_of
 
 
 class FileHome(Home):
@@ -24,12 +24,9 @@ class FileHome(Home):
 
     def __init__(self, project_dir: str | os.PathLike[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.project_dir: str = os.path.abspath(os.fspath(project_dir) if project_dir is not None else os.getcwd())
-        home = os.path.expanduser("~")
-        if not os.path.isabs(home):
-            raise InvalidArgument(f"{home!r} is no home directory: set HOME to an absolute path")
-        self._project = FileDocuments(os.path.join(self.project_dir, DIRECTORY, LAYOUT), clock=self.clock)
-        self._global = FileDocuments(os.path.join(home, DIRECTORY, LAYOUT), clock=self.clock)
+        project, home = project_directory(project_dir), home_directory()
+        self._project = documents_in(project, self.clock)
+        self._global = self._project if home == project else documents_in(home, self.clock)
         self._session = MemoryDocuments(clock=self.clock)
 
     def documents(self, scope: Scope) -> DocumentStore:
@@ -40,3 +37,23 @@ class FileHome(Home):
                 return self._project
             case Scope.SESSION:
                 return self._session
+
+
+def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
+    """Where the stores of a project are."""
+    where = os.getcwd() if project_dir is None else os.fspath(project_dir)
+    if not where or "\0" in where:
+        raise InvalidArgument(f"project_dir={where!r} is no path of a directory")
+    return os.path.join(os.path.abspath(where), DIRECTORY)
+
+
+def home_directory() -> str:
+    """Where the stores of this user are."""
+    home = os.path.expanduser("~")
+    if not os.path.isabs(home):
+        raise InvalidArgument(f"{home!r} is no home directory: set HOME to an absolute path")
+    return os.path.join(os.path.normpath(home), DIRECTORY)
+
+
+def documents_in(directory: str, clock: Clock) -> FileDocuments:
+    return FileDocuments(root_of(directory), ready=partial(check_layout, directory), clock=clock)

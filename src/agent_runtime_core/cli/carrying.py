@@ -1,0 +1,29 @@
+"""`agent-runtime carry-over`: the files of version 0.5.2, put into the stores of today."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import asdict
+
+from ..persistence.carry_over import carry_over
+from .text import say, tell, warn
+
+
+async def carried(args: Namespace) -> int:
+    found = await carry_over(args.directory)
+    if args.json:
+        tell(asdict(found))
+    else:
+        say(f"{found.directory}: {_counted(found.carried)} carried over")
+        if found.kept:
+            say(f"{_counted(found.kept)} of them there already, and left as they are")
+    for name, why in found.unreadable.items():
+        warn(f"{found.directory}/{name} is left as it is, for it cannot be read ({why})")
+    if found.unreadable:
+        warn(f"{found.directory} opens once these are repaired or moved away and the command was run again")
+        return 1
+    return 0
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(counts.items())) or "nothing"

@@ -1,0 +1,148 @@
+"""The way from version 0.5.2: what its files hold, put into the documents of today beside them.
+
+The old files stay as they are. What is in the new store already stays too, so that it may be interrupted and run
+again. Only once every old file was carried over does the new store open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .._clock import SYSTEM, Clock, aware
+from .._engines.base import Op
+from .._ids import new_ulid
+from .._json import encode
+from ..errors import InvalidArgument, StorageError, UnserialisableResult
+from .documents.base import Entry, Table
+from .documents.file_disk import Disk, told
+from .documents.files import FileDocuments
+from .forms import text_of
+from .homes.files import home_directory, project_directory
+from .homes.old_files import CARRIED, PREFERENCES, old_files, root_of
+from .kinds import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
+from .models import moment
+from .old_models import conversation_of, task_list_of
+from .stored.keys import stored_key
+from .stored.save import Header, header_entry, message_entry
+
+_LARGEST: Final = 1 << 30  # bytes of a value: what was written once is not refused now
+_AT_ONCE: Final = 100  # documents in one commit
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, UnserialisableResult, InvalidArgument)
+
+Put = tuple[str, Entry]  # a kind, and what is added to it
+
+
+@dataclass
+class CarriedOver:
+    """What became of the files of a directory."""
+
+    directory: str
+    #: How many of each sort are new in the store: memory, preferences, conversations, messages, tasks ...
+    carried: dict[str, int] = field(default_factory=dict)
+    #: How many of each sort were there already, and were left alone.
+    kept: dict[str, int] = field(default_factory=dict)
+    #: Files that could not be read, and why; they are left where they are.
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+
+async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock: Clock = SYSTEM) -> CarriedOver:
+    """Carry over `<project_dir>/.agent_runtime/`, by default that of the current directory.
+
+    The store opens from then on, unless there are unreadable files: it does after another call, once they are
+    repaired or moved away. InvalidArgument: there are no files of version 0.5.2.
+    """
+    directory = project_directory(project_dir)
+    told_of = CarriedOver(directory)
+    files = old_files(directory)
+    if not files:
+        raise InvalidArgument(f"{directory} has no files of version 0.5.2: name the directory that it lies in")
+    spaces = ["project", "global"] if directory == home_directory() else ["project"]
+    documents = FileDocuments(root_of(directory), clock=clock)
+    try:
+        for each in files:
+            try:
+                puts = list(_puts(os.path.join(directory, each), each, clock))
+            except _UNREADABLE as error:
+                told_of.unreadable[each] = f"{type(error).__name__}: {error}"
+                continue
+            for space in spaces:
+                await _put(documents, space, puts, told_of)
+    finally:
+        await documents.close()
+    if not told_of.unreadable:
+        _open_from_now_on(directory, len(files), clock)
+    return told_of
+
+
+async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], told_of: CarriedOver) -> None:
+    for at in range(0, len(puts), _AT_ONCE):
+        part = puts[at : at + _AT_ONCE]
+        ops: list[Op] = [Table(documents, space, kind).add(entry) for kind, entry in part]
+        for (kind, _), rank in zip(part, await documents.commit(None, ops), strict=True):
+            counts = told_of.kept if rank is None else told_of.carried
+            counts[kind] = counts.get(kind, 0) + 1
+
+
+def _puts(path: str, name: str, clock: Clock) -> Iterator[Put]:
+    """What is to be added for a file; a header behind what it is the head of, which is not seen without it."""
+    plain = _read(path)
+    if name == PREFERENCES:
+        for key, value in _items(plain):
+            yield PREFERENCE, _value(key, value)
+        return
+    match name.partition("/")[0]:
+        case "memory":
+            yield MEMORY, _value(plain["key"], plain["value"])
+        case "conversations":
+            yield from _conversation(plain, clock)
+        case "tasks":
+            yield from _task_list(plain)
+
+
+def _read(path: str) -> Any:
+    try:
+        with told(path), open(path, "rb") as file:
+            return json.loads(file.read())
+    except (StorageError, FileNotFoundError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _items(plain: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(plain, dict):
+        raise TypeError(f"{plain!r:.60} is no object")
+    yield from plain.items()
+
+
+def _value(key: Any, value: Any) -> Entry:
+    return Entry(stored_key(key), encode(value, max_bytes=_LARGEST), rank=0.0)
+
+
+def _conversation(plain: Any, clock: Clock) -> Iterator[Put]:
+    found = conversation_of(plain)
+    key = str(found.id)
+    for message in found.messages:
+        yield MESSAGE, message_entry(key, message)
+    names = [each for each in vars(found) if each != "messages"]
+    header = Header(**{name: getattr(found, name) for name in names}, born=new_ulid(clock))
+    yield CONVERSATION, header_entry(key, header, moment(found.updated_at))
+
+
+def _task_list(plain: Any) -> Iterator[Put]:
+    found = task_list_of(plain)
+    key = str(found.id)
+    for task in found.tasks:
+        yield TASK, Entry(str(task.id), text_of(task), key)
+    text = text_of(found, leave_out=frozenset({"tasks"}))
+    yield TASK_LIST, Entry(key, text, str(found.conversation_id or ""), moment(found.updated_at))
+
+
+def _open_from_now_on(directory: str, files: int, clock: Clock) -> None:
+    disk = Disk(root_of(directory))
+    disk.make("")
+    note = {"from": "0.5.2", "files": files, "at": aware(clock.wall()).isoformat()}
+    disk.rename(disk.draft(json.dumps(note).encode() + b"\n"), CARRIED)
+    disk.flush("")
