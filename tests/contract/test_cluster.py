@@ -11,15 +11,23 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._load import load
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.contracts import events, queue, runs, state
+from agent_runtime_core.testing.contracts.persistence import documents
 from tests.servers import RedisCluster
 
 pytestmark = pytest.mark.redis
 
-SUITES: dict[str, list[Any]] = {"queue": queue.CASES, "events": events.CASES, "state": state.CASES, "runs": runs.CASES}
+SUITES: dict[str, list[Any]] = {
+    "queue": queue.CASES,
+    "events": events.CASES,
+    "state": state.CASES,
+    "documents": [*documents.CASES, *documents.OURS],
+    "runs": runs.CASES,
+}
 ALL = [pytest.param(suite, case, id=f"{suite}-{case.__name__}") for suite, cases in SUITES.items() for case in cases]
 FEW = [param for suite in SUITES for param in [p for p in ALL if p.values[0] == suite][::9]]
 
@@ -48,6 +56,9 @@ async def on(cluster: RedisCluster, suite: str, case: Any) -> None:
                 return get_event_bus("redis", **place, **options)
             case "state":
                 return get_state_store("redis", **place, **options)
+            case "documents":
+                store: Any = load("agent_runtime_core.persistence.documents.redis:RedisDocuments")
+                return store(**place, **options)
             case _:
                 return (
                     get_queue("redis", **place, **options),

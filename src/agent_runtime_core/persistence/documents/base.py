@@ -19,6 +19,7 @@ from .words import best, folded, words_of
 
 CHANGE_TRIES = 100  # a change that meets another one each time is given up after so many
 MOST_RANK = 1e300  # either way: there is always one behind it
+MARK_BITS = 52  # so that a double holds it
 FOUND = 20  # documents that a search answers with, where it is not said
 
 
@@ -37,7 +38,8 @@ class Entry(NamedTuple):
     """A text to be stored.
 
     `rank` None: behind all others of its group, which are counted from 1, or where the document is already.
-    `words` is the text that a full-text search finds it by; "" nothing.
+    `words` is the text that a full-text search finds it by; "" nothing. `mark` tells this write from another one of
+    the same text; the table gives it.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Entry(NamedTuple):
     rank: float | None = None
     expires: float | None = None
     words: str = ""
+    mark: int = 0
 
 
 class Query(NamedTuple):
@@ -99,7 +102,8 @@ class DocumentStore(ABC):
     A backend brings two methods. `commit(guard, ops)` applies, besides the fences `fence.install` and `fence.forget`,
 
     - `documents.put(space, kind, Entry, expect, now)` -> (version, rank); `expect` None: whatever is there, 0: nothing
-      is, else that version, or Changed. A put whose text is there at version `expect` + 1 has happened already.
+      is, else that version, or Changed. A put whose text and mark are there at version `expect` + 1 has happened
+      already.
     - `documents.add(space, kind, Entry, now)` -> its rank, or None where the key is taken (nothing changes).
     - `documents.touch(space, kind, key, rank, expires, now)`: its rank is at least that from now on, and if it
       expires, not before `expires`; Absent.
@@ -177,7 +181,8 @@ class Table:
         end = self._end(now)
         if end is not None:
             entry = entry._replace(expires=end if entry.expires is None else min(end, entry.expires))
-        return entry._replace(words=folded(entry.words)) if entry.words else entry
+        mark = self.documents.clock.random.getrandbits(MARK_BITS)
+        return entry._replace(words=folded(entry.words) if entry.words else "", mark=mark)
 
     # -- operations, to be written together
 

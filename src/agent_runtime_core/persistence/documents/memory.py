@@ -43,12 +43,17 @@ def _behind(tx: MemoryTx, at: Kind, group: str) -> float:
     return behind(last)
 
 
+def _landed(tx: MemoryTx, at: Kind, there: Document, entry: Entry) -> bool:
+    mark: int = tx.tables["document_notes"][at][entry.key][1]
+    return there.text == entry.text and mark == entry.mark
+
+
 def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
     at = (space, kind)
     there = _one(tx, at, entry.key, now)
     version = 0 if there is None else there.version
     if expect is not None and expect != version:
-        if there is not None and version == expect + 1 and there.text == entry.text:
+        if there is not None and version == expect + 1 and _landed(tx, at, there, entry):
             return version, there.rank
         raise Changed
     rank = entry.rank
@@ -56,11 +61,7 @@ def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, n
         rank = there.rank if there is not None and there.group == entry.group else _behind(tx, at, entry.group)
     rank = float(rank)
     _keep(tx, at, Document(entry.key, entry.text, version + 1, rank, entry.group, entry.expires))
-    words = tx.tables["document_words"].setdefault(at, {})
-    if entry.words:
-        tx.put(words, entry.key, entry.words)
-    else:
-        tx.drop(words, entry.key)
+    tx.put(tx.tables["document_notes"].setdefault(at, {}), entry.key, (entry.words, entry.mark))
     return version + 1, rank
 
 
@@ -86,7 +87,7 @@ def delete(tx: MemoryTx, space: str, kind: str, key: str, now: float) -> bool:
     there = _one(tx, at, key, now)
     if there is not None:
         tx.drop(tx.tables["documents"][at], key)
-        tx.drop(tx.tables["document_words"].get(at, {}), key)
+        tx.drop(tx.tables["document_notes"][at], key)
         _stamp(tx, at)
     return there is not None
 
@@ -101,24 +102,22 @@ def clear(tx: MemoryTx, space: str, kind: str, group: str | None, now: float) ->
 def drop(tx: MemoryTx, space: str, now: float) -> None:
     for at in [at for at in tx.tables["documents"] if at[0] == space]:
         tx.drop(tx.tables["documents"], at)
-        tx.drop(tx.tables["document_words"], at)
+        tx.drop(tx.tables["document_notes"], at)
         _stamp(tx, at)
     for group in [group for group in tx.tables["document_ranks"] if group[0] == space]:
         tx.drop(tx.tables["document_ranks"], group)
 
 
 def was_put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
-    there = _one(tx, (space, kind), entry.key, now)
-    if there is None or there.text != entry.text or (expect is not None and there.version != expect + 1):
+    at = (space, kind)
+    there = _one(tx, at, entry.key, now)
+    if there is None or not _landed(tx, at, there, entry) or (expect is not None and there.version != expect + 1):
         raise NotApplied
     return there.version, there.rank
 
 
 def was_added(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> float:
-    there = _one(tx, (space, kind), entry.key, now)
-    if there is None or there.text != entry.text:
-        raise NotApplied
-    return there.rank
+    return was_put(tx, space, kind, entry, None, now)[1]
 
 
 def was_touched(
@@ -154,8 +153,9 @@ def _find(tx: MemoryTx, query: Query) -> list[Document]:
 
 
 def _words(tx: MemoryTx, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
-    words = tx.tables["document_words"].get((space, kind), {})
-    return [(key, each.rank, words[key]) for key, each in _live(tx, (space, kind), now).items() if key in words]
+    notes = tx.tables["document_notes"].get((space, kind), {})
+    there = _live(tx, (space, kind), now)
+    return [(key, each.rank, notes[key][0]) for key, each in there.items() if notes[key][0]]
 
 
 def _stamped(tx: MemoryTx, space: str, kind: str) -> str:
@@ -178,7 +178,7 @@ CONCERN = Concern(
         "documents.touch": was_touched,
         "documents.delete": was_deleted,
     },
-    tables=("documents", "document_ranks", "document_stamps", "document_words"),
+    tables=("documents", "document_ranks", "document_stamps", "document_notes"),
 )
 
 

@@ -1,6 +1,7 @@
 -- Documents. The place of a kind is "<length of the space>:<space><kind>", and has
 --
--- doc:<place>       a hash of the documents by key: "<version> <rank> <end> <length of the group> <group><text as JSON>"
+-- doc:<place>       a hash of the documents by key: "<version> <rank> <end> <mark> <length of the group> <group><text as
+--                   JSON>"
 -- docorder:<place>  a sorted set in the order of its members: each document is there as "r<rank><key>" and as
 --                   "g<length of the group>:<group><rank><key>", its rank as eight bytes that sort as numbers do
 -- docwords:<place>  a hash of the words that documents are found by, of those that have any
@@ -49,18 +50,19 @@ local function members(key, doc)
 end
 
 local function parsed(stored)
-  local version, rank, ends, size, at = string.match(stored, '^(%d+) (%S+) (%S+) (%d+) ()')
+  local version, rank, ends, mark, size, at = string.match(stored, '^(%d+) (%S+) (%S+) (%d+) (%d+) ()')
   if not at then return nil end
   at = at + size
   return {
-    version = tonumber(version), rank = tonumber(rank), ends = tonumber(ends),
+    version = tonumber(version), rank = tonumber(rank), ends = tonumber(ends), mark = tonumber(mark),
     group = string.sub(stored, at - size, at - 1), body = string.sub(stored, at),
   }
 end
 
 local function stored_as(doc)
   local ends = doc.ends and text(doc.ends) or '-'
-  return text(doc.version) .. ' ' .. text(doc.rank) .. ' ' .. ends .. ' ' .. #doc.group .. ' ' .. doc.group .. doc.body
+  return text(doc.version) .. ' ' .. text(doc.rank) .. ' ' .. ends .. ' ' .. string.format('%.0f', doc.mark) .. ' '
+    .. #doc.group .. ' ' .. doc.group .. doc.body
 end
 
 local function live(doc, at)
@@ -113,7 +115,10 @@ end
 
 local function touched(doc, rank, ends)
   local later = doc.ends and ends ~= null and math.max(doc.ends, ends) or doc.ends
-  return {version = doc.version, rank = math.max(doc.rank, rank), ends = later, group = doc.group, body = doc.body}
+  return {
+    version = doc.version, rank = math.max(doc.rank, rank), ends = later, mark = doc.mark, group = doc.group,
+    body = doc.body,
+  }
 end
 
 local function forget_kind(place)
@@ -155,14 +160,14 @@ local function clear_group(place, group, at)
   return count
 end
 
-ops['documents.put'] = function(space, kind, key, body, group, rank, ends, words, expect, at)
+ops['documents.put'] = function(space, kind, key, body, group, rank, ends, words, mark, expect, at)
   local place = place_of(space, kind)
   local found = doc_at(place, key)
   local there = live(found.is, at)
   local version = there and there.version or 0
   tx.docs_at = at
   if expect ~= null and expect ~= version then
-    if there and version == expect + 1 and there.body == body then
+    if there and version == expect + 1 and there.body == body and there.mark == mark then
       return raw('[' .. text(version) .. ',' .. text(there.rank) .. ']')
     end
     refuse('CHANGED')
@@ -172,24 +177,26 @@ ops['documents.put'] = function(space, kind, key, body, group, rank, ends, words
   end
   found.words = words
   set_doc(place, found, {
-    version = version + 1, rank = rank, ends = ends ~= null and ends or nil, group = group, body = body,
+    version = version + 1, rank = rank, ends = ends ~= null and ends or nil, mark = mark, group = group, body = body,
   })
   return raw('[' .. text(version + 1) .. ',' .. text(rank) .. ']')
 end
 
-applied['documents.put'] = function(space, kind, key, body, group, rank, ends, words, expect, at)
+applied['documents.put'] = function(space, kind, key, body, group, rank, ends, words, mark, expect, at)
   local there = live(doc_at(place_of(space, kind), key).is, at)
-  if not there or there.body ~= body or expect ~= null and there.version ~= expect + 1 then not_applied() end
+  if not there or there.body ~= body or there.mark ~= mark or expect ~= null and there.version ~= expect + 1 then
+    not_applied()
+  end
   return raw('[' .. text(there.version) .. ',' .. text(there.rank) .. ']')
 end
 
-ops['documents.add'] = function(space, kind, key, body, group, rank, ends, words, at)
+ops['documents.add'] = function(space, kind, key, body, group, rank, ends, words, mark, at)
   if live(doc_at(place_of(space, kind), key).is, at) then return null end
-  return ops['documents.put'](space, kind, key, body, group, rank, ends, words, null, at)
+  return ops['documents.put'](space, kind, key, body, group, rank, ends, words, mark, null, at)
 end
 
-applied['documents.add'] = function(space, kind, key, body, group, rank, ends, words, at)
-  return applied['documents.put'](space, kind, key, body, group, rank, ends, words, null, at)
+applied['documents.add'] = function(space, kind, key, body, group, rank, ends, words, mark, at)
+  return applied['documents.put'](space, kind, key, body, group, rank, ends, words, mark, null, at)
 end
 
 ops['documents.touch'] = function(space, kind, key, rank, ends, at)

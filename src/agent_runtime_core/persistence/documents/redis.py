@@ -21,7 +21,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _entry(entry: Entry) -> tuple[Any, ...]:
-    return entry.key, _encode(entry.text), entry.group, entry.rank, entry.expires, entry.words
+    return entry.key, _encode(entry.text), entry.group, entry.rank, entry.expires, entry.words, entry.mark
 
 
 def _put(space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[Any, ...]:

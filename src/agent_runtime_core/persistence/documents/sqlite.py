@@ -26,7 +26,7 @@ MIGRATIONS = (
     UNIQUE (space, kind));
 CREATE TABLE arc_documents (
     id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, key TEXT NOT NULL, grp TEXT NOT NULL, rank REAL NOT NULL,
-    version INTEGER NOT NULL, expires REAL, crc INTEGER NOT NULL, text TEXT NOT NULL);
+    version INTEGER NOT NULL, expires REAL, mark INTEGER NOT NULL, crc INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE UNIQUE INDEX arc_documents_key ON arc_documents (kind, key);
 CREATE INDEX arc_documents_group ON arc_documents (kind, grp, rank, key);
 CREATE INDEX arc_documents_rank ON arc_documents (kind, rank, key);
@@ -36,22 +36,25 @@ CREATE INDEX arc_documents_end ON arc_documents (expires) WHERE expires IS NOT N
 )
 
 _KIND = "SELECT id FROM arc_document_kinds WHERE space = ? AND kind = ?"
-_COLUMNS = "SELECT d.id, d.kind, d.key, d.grp, d.rank, d.version, d.expires, d.crc, d.text FROM "
+_COLUMNS = "SELECT d.id, d.kind, d.mark, d.key, d.grp, d.rank, d.version, d.expires, d.crc, d.text FROM "
 _ONE = _COLUMNS + "arc_documents d INDEXED BY arc_documents_key WHERE kind = ? AND key = ?"
 _LAST = "SELECT max(rank) FROM arc_documents INDEXED BY arc_documents_group WHERE kind = ? AND grp = ?"
 _INSERT = (
-    "INSERT INTO arc_documents (kind, key, grp, rank, version, expires, crc, text) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO arc_documents (kind, mark, key, grp, rank, version, expires, crc, text)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_UPDATE = "UPDATE arc_documents SET grp = ?, rank = ?, version = ?, expires = ?, crc = ?, text = ? WHERE id = ?"
+_UPDATE = (
+    "UPDATE arc_documents SET mark = ?, grp = ?, rank = ?, version = ?, expires = ?, crc = ?, text = ? WHERE id = ?"
+)
 _EXPIRED = "SELECT id, kind FROM arc_documents INDEXED BY arc_documents_end WHERE expires <= ? LIMIT ?"
 
-_WHERE = " WHERE d.kind = :kind AND d.rank >= :low AND d.rank < :high AND (d.expires IS NULL OR d.expires > :now)"
+_WHERE = (
+    " WHERE d.kind = :kind AND d.rank >= :low AND d.rank < :high AND d.key >= :prefix AND d.key < :end"
+    " AND (d.expires IS NULL OR d.expires > :now)"
+)
 _GROUPED = _COLUMNS + "arc_documents d INDEXED BY arc_documents_group" + _WHERE + " AND d.grp = :group"
 _RANKED = _COLUMNS + "arc_documents d INDEXED BY arc_documents_rank" + _WHERE
-_NAMED = (
-    _COLUMNS + "arc_documents d INDEXED BY arc_documents_key" + _WHERE + " AND d.key >= :prefix AND d.key < :end"
-    " AND (:group IS NULL OR d.grp = :group)"
-)
+_NAMED = _COLUMNS + "arc_documents d INDEXED BY arc_documents_key" + _WHERE + " AND (:group IS NULL OR d.grp = :group)"
 _UP = " ORDER BY d.rank, d.key LIMIT :limit OFFSET :offset"
 _DOWN = " ORDER BY d.rank DESC, d.key DESC LIMIT :limit OFFSET :offset"
 #: Which question it is: by (by what, whether downwards).
@@ -80,6 +83,7 @@ class Row(NamedTuple):
 
     id: int
     place: int
+    mark: int
     document: Document
 
 
@@ -89,11 +93,11 @@ def _crc(place: int, document: Document) -> int:
 
 
 def _read(row: tuple[Any, ...]) -> Row:
-    id_, place, key, group, rank, version, expires, crc, text = row
+    id_, place, mark, key, group, rank, version, expires, crc, text = row
     document: Document = tuple.__new__(Document, (key, text, version, rank, group, expires))
     if not isinstance(text, str) or _crc(place, document) != crc:
         raise StorageCorrupt(f"document {key!r:.80} (row {id_}) does not match its checksum; it is left as it is")
-    return Row(id_, place, document)
+    return Row(id_, place, mark, document)
 
 
 # -- writing
@@ -163,19 +167,23 @@ def _forget(tx: SQLiteTx, place: int) -> None:
     tx.counters.pop(f"documents:{space}\0{kind}", None)
 
 
-def _update(tx: SQLiteTx, row: Row, document: Document) -> None:
-    crc = _crc(row.place, document)
-    tx.execute(_UPDATE, (document.group, document.rank, document.version, document.expires, crc, document.text, row.id))
+def _update(tx: SQLiteTx, row: Row, document: Document, mark: int) -> None:
+    _, text, version, rank, group, expires = document
+    tx.execute(_UPDATE, (mark, group, rank, version, expires, _crc(row.place, document), text, row.id))
     _stamp(tx, row.place)
 
 
-def _insert(tx: SQLiteTx, place: int, document: Document) -> int:
+def _insert(tx: SQLiteTx, place: int, document: Document, mark: int) -> int:
     key, text, version, rank, group, expires = document
     crc = _crc(place, document)
-    id_ = tx.execute(_INSERT, (place, key, group, rank, version, expires, crc, text)).lastrowid
+    id_ = tx.execute(_INSERT, (place, mark, key, group, rank, version, expires, crc, text)).lastrowid
     assert id_ is not None
     _stamp(tx, place)
     return id_
+
+
+def _landed(row: Row, entry: Entry) -> bool:
+    return row.mark == entry.mark and row.document.text == entry.text
 
 
 def put(tx: SQLiteTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
@@ -185,8 +193,8 @@ def put(tx: SQLiteTx, space: str, kind: str, entry: Entry, expect: int | None, n
     there = None if row is None or _over(row.document, now) else row.document
     version = 0 if there is None else there.version
     if expect is not None and expect != version:
-        if there is not None and version == expect + 1 and there.text == entry.text:
-            return version, there.rank
+        if row is not None and version == expect + 1 and _landed(row, entry):
+            return version, row.document.rank
         raise Changed
     rank = entry.rank
     if rank is None and there is not None and there.group == entry.group:
@@ -196,10 +204,10 @@ def put(tx: SQLiteTx, space: str, kind: str, entry: Entry, expect: int | None, n
     expires = None if entry.expires is None else float(entry.expires)
     document = Document(entry.key, entry.text, version + 1, float(rank), entry.group, expires)
     if row is None:
-        id_ = _insert(tx, place, document)
+        id_ = _insert(tx, place, document, entry.mark)
     else:
         id_ = row.id
-        _update(tx, row, document)
+        _update(tx, row, document, entry.mark)
     if row is not None or entry.words:
         sqlite_words.keep(tx, id_, place, entry.words)
     return document.version, document.rank
@@ -219,14 +227,14 @@ def touch(
         raise Absent
     moved = touched(row.document, rank, expires)
     if moved != row.document:
-        _update(tx, row, moved)
+        _update(tx, row, moved, row.mark)
 
 
 def delete(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
     place = _known(tx, space, kind)
     row = None if place is None else tx.execute(_ONE, (place, key)).fetchone()
     # Also one that cannot be read any more: there has to be a way to be rid of it.
-    if place is None or row is None or (row[6] is not None and row[6] <= now):
+    if place is None or row is None or (row[7] is not None and row[7] <= now):
         return False
     _remove(tx, row[0])
     _stamp(tx, place)
@@ -261,10 +269,9 @@ def drop(tx: SQLiteTx, space: str, now: float) -> None:
 
 def was_put(tx: SQLiteTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
     row = _one(tx, _known(tx, space, kind), entry.key, now)
-    there = None if row is None else row.document
-    if there is None or there.text != entry.text or (expect is not None and there.version != expect + 1):
+    if row is None or not _landed(row, entry) or (expect is not None and row.document.version != expect + 1):
         raise NotApplied
-    return there.version, there.rank
+    return row.document.version, row.document.rank
 
 
 def was_added(tx: SQLiteTx, space: str, kind: str, entry: Entry, now: float) -> float:
@@ -316,8 +323,7 @@ def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
             "offset": query.offset,
         },
     )
-    documents = [_read(row).document for row in found]
-    return documents if by == "key" else [each for each in documents if each.key.startswith(query.prefix)]
+    return [_read(row).document for row in found]
 
 
 def _end(prefix: str) -> str | bytes:

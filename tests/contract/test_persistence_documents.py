@@ -1,0 +1,59 @@
+"""Every document store keeps the contract, on its own and below the claims of runs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._load import pick
+from agent_runtime_core.persistence.documents.base import DocumentStore, Table
+from agent_runtime_core.testing.contracts.persistence.documents import CASES, OURS, Case, Make, refuses_a_zombie
+from tests.contract.places import places
+
+DOCUMENTS = {
+    "memory": ".memory:MemoryDocuments",
+    "sqlite": ".sqlite:SQLiteDocuments",
+    "redis": ".redis:RedisDocuments",
+}
+
+
+def _marked(*kinds: str) -> Any:
+    marks = [pytest.mark.redis] if "redis" in kinds else []
+    return pytest.param(kinds if len(kinds) > 1 else kinds[0], id="+".join(kinds), marks=marks)
+
+
+@pytest.fixture
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., DocumentStore]:
+    place = places(request, tmp_path)
+
+    def new(kind: str, **options: object) -> DocumentStore:
+        cls = pick(DOCUMENTS, kind, package="agent_runtime_core.persistence.documents", what="document store")
+        documents: DocumentStore = cls(**place(kind), **options)
+        return documents
+
+    return new
+
+
+@pytest.fixture(params=map(_marked, DOCUMENTS))
+def make(request: pytest.FixtureRequest, new: Callable[..., DocumentStore]) -> Make:
+    return functools.partial(new, request.param)
+
+
+@pytest.mark.parametrize("case", [*CASES, *OURS], ids=lambda case: case.__name__)
+async def test_contract(case: Case, make: Make) -> None:
+    await case(make)
+
+
+@pytest.mark.parametrize("kinds", [_marked(*kinds) for kinds in itertools.product(DOCUMENTS, repeat=2)])
+async def test_a_zombie_is_refused_wherever_its_queue_is(
+    kinds: tuple[str, str], new: Callable[..., DocumentStore]
+) -> None:
+    documents, queue = (new(kind) for kind in kinds)
+    await refuses_a_zombie(Table(documents, "project", "thing"), queue.commits, f"another {kinds[1]} engine")
+    await documents.close()
+    await queue.close()
