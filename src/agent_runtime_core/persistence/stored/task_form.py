@@ -11,6 +11,7 @@ from uuid import UUID
 from ..._clock import aware
 from ...errors import InvalidArgument
 from ..models import Task, TaskList, TaskState
+from .choices import choice
 
 _KINDS: dict[str, type] = {"dependencies": list, "metadata": dict, "checkpoint_data": dict, "attempts": int}
 
@@ -28,7 +29,7 @@ def check_task(task: Task) -> Task:
     what = f"task {task.name!r:.80}"
     if not isinstance(task.name, str):
         raise InvalidArgument(f"the name of a task is text, not {task.name!r:.80}")
-    task_state(task.state)
+    choice(TaskState, task.state, "state of a task")
     for name, kind in _KINDS.items():
         if not isinstance(getattr(task, name), kind):
             raise InvalidArgument(f"{what}: its {name} is a {kind.__name__}, not {getattr(task, name)!r:.80}")
@@ -52,14 +53,6 @@ def _check_times(model: Any, names: Iterable[str], what: str) -> None:
             raise InvalidArgument(f"{what}: its {name} is a datetime, not {when!r:.80}")
 
 
-def task_state(state: Any) -> TaskState:
-    try:
-        return TaskState(state)
-    except ValueError:
-        states = ", ".join(each.name for each in TaskState)
-        raise InvalidArgument(f"a task is never {state!r:.80}: there are {states}") from None
-
-
 def now_like(wall: float, when: _dt.datetime) -> _dt.datetime:
     """That moment as the other time tells it: naive, or in its zone."""
     now = aware(wall)
@@ -69,7 +62,7 @@ def now_like(wall: float, when: _dt.datetime) -> _dt.datetime:
 def settled(task: Task, fields: Mapping[str, Any], now: float) -> Task:
     """The task with these fields, its claim and the time of its completion as its state then says."""
     for name, value in fields.items():
-        setattr(task, name, task_state(value) if name == "state" else value)
+        setattr(task, name, choice(TaskState, value, "state of a task") if name == "state" else value)
     if "updated_at" not in fields:
         task.updated_at = now_like(now, task.updated_at)
     if "state" in fields:
