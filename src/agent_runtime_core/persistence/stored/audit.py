@@ -17,6 +17,7 @@ from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, Per
 from ..plain import in_order_of_time, line
 from ..summary import summary
 from .base import Home
+from .choices import choice
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
 
@@ -85,7 +86,7 @@ class StoredAudit(Home, AuditStore):
         end_time: _dt.datetime | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        types = None if event_types is None else {AuditEventType(each) for each in event_types}
+        types = None if event_types is None else {choice(AuditEventType, each, "event type") for each in event_types}
 
         def wanted(entry: AuditEntry) -> bool:
             return (types is None or entry.event_type in types) and (
@@ -104,8 +105,10 @@ class StoredAudit(Home, AuditStore):
         end_time: _dt.datetime | None = None,
         limit: int = 100,
     ) -> list[ErrorRecord]:
+        wished = None if severity is None else choice(ErrorSeverity, severity, "severity")
+
         def wanted(error: ErrorRecord) -> bool:
-            return severity in (None, error.severity) and resolved in (None, error.resolved)
+            return wished in (None, error.severity) and resolved in (None, error.resolved)
 
         return await self._newest(ErrorRecord, "error", scope, None, wanted, start_time, end_time, limit)
 

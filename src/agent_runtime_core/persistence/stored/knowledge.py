@@ -15,6 +15,7 @@ from ..forms import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary, moment
 from ..vectors import floats
 from .base import Home
+from .choices import choice
 from .embeddings import MAX_VECTORS, Vectors
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
@@ -52,7 +53,7 @@ class StoredKnowledge(Home, KnowledgeStore):
     ) -> list[Fact]:
         """The newest first."""
         _check_limit(limit)
-        wanted = None if fact_type is None else FactType(fact_type)
+        wanted = None if fact_type is None else choice(FactType, fact_type, "type of a fact")
         facts: list[Fact] = []
         async for page in pages(self.table(scope, "fact"), descending=True, size=max(1, min(limit, PAGE))):
             facts += [fact for fact in _facts(page) if wanted in (None, fact.fact_type)]

@@ -16,7 +16,7 @@ from .claims import Claims
 from .keys import id_text
 from .merging import bare, merged, stamped
 from .order import ranks_for
-from .task_form import check_task, settled
+from .task_form import check_list, check_task, now_like, settled
 from .task_space import Change, TaskSpace
 
 # Part of every store ever written: with another value tasks saved alone would go into new lists.
@@ -36,7 +36,8 @@ class StoredTasks(Claims):
         if not isinstance(task_list, TaskList | Task):
             raise InvalidArgument(f"a TaskList or a Task is saved here, not {task_list!r:.80}")
         space = self._space(scope)
-        before, task_list.updated_at = task_list.updated_at, aware(self.clock.wall())
+        before = check_task(task_list).updated_at if isinstance(task_list, Task) else check_list(task_list).updated_at
+        task_list.updated_at = now_like(self.clock.wall(), before)
         try:
             for _ in range(CHANGE_TRIES):
                 try:
@@ -53,7 +54,7 @@ class StoredTasks(Claims):
             raise
 
     async def _save_all(self, space: TaskSpace, task_list: TaskList) -> None:
-        mine = {str(task.id): task for task in task_list.tasks}
+        mine = {str(check_task(task).id): task for task in task_list.tasks}
         if len(mine) != len(task_list.tasks):
             raise InvalidArgument(f"a task stands twice in the list {task_list.name!r:.80}")
         texts = {key: _text(task) for key, task in mine.items()}
