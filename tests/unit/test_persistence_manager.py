@@ -129,7 +129,7 @@ class TheirTasks(TaskStore):
     def __init__(self, user: str) -> None:
         self.user, self.lists = user, dict[UUID, TaskList]()
 
-    async def save(self, task_list: TaskList, scope: Scope = Scope.PROJECT) -> None:  # type: ignore[override]
+    async def save(self, task_list: TaskList, scope: Scope = Scope.PROJECT) -> None:
         self.lists[task_list.id] = task_list
 
     async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None:

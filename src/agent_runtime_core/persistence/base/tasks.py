@@ -30,8 +30,8 @@ class TaskStore(ABC):
     """
 
     @abstractmethod
-    async def save(self, task_list: TaskList | Task, scope: Scope = Scope.PROJECT) -> None:
-        """Store a list, and set its `updated_at`. Ours take a task alone too, for the list of its conversation."""
+    async def save(self, task_list: Any, scope: Scope = Scope.PROJECT) -> None:
+        """Store a TaskList, and set its `updated_at`. Ours take a Task too, for the list of its conversation."""
 
     @abstractmethod
     async def get(self, task_list_id: UUID, scope: Scope = Scope.PROJECT) -> TaskList | None: ...
