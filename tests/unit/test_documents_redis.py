@@ -178,6 +178,8 @@ async def test_a_document_that_cannot_be_read_is_told_and_left(redis_server: Red
         redis_server.ask("HDEL", place, "a")
         with pytest.raises(StorageCorrupt, match="thing 'a'"):
             await table.find("g")
+        await table.write(table.clear("g"))
+        assert await table.find() == [Document("sound", "S", 1, 1.0, "h")]
 
 
 async def test_keys_with_a_nul_are_told_apart(redis_url: str) -> None:
