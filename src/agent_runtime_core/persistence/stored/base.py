@@ -38,6 +38,11 @@ class Home:
         self._session_begun = False
         self._closed = False
 
+    def follow(self, documents: DocumentStore) -> None:
+        """Take the clock of the documents, which is that of their engine, where no other one was given."""
+        if self.clock is SYSTEM:
+            self.clock = documents.clock
+
     def documents(self, scope: Scope) -> DocumentStore:
         """Where the documents of that scope are."""
         raise NotImplementedError
