@@ -142,6 +142,13 @@ async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
     assert documents._let_go  # type: ignore[attr-defined]
 
 
+def test_names_that_cannot_be_stored_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="session_id"):
+        InMemoryHome(session_id="half \ud800")
+    with pytest.raises(InvalidArgument, match="project"):
+        InMemoryHome(project=7)
+
+
 def test_a_file_has_one_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="db_path"):
         SQLiteHome(tmp_path / "a.db", db_path=tmp_path / "b.db")
