@@ -94,7 +94,7 @@ class Room:
                 self.recover()
                 turn = Turn(self)
                 for request in batch:
-                    if not turn.carry_out(request):
+                    if not request.withdrawn and not turn.carry_out(request):
                         break
                 turn.flush()
         except FileNotFoundError:
