@@ -130,8 +130,8 @@ class FileTx:
 
     def empty(self, space: str) -> None:
         """Drop all there is in the directory of a space, as if it had never been."""
-        for name in self.disk.directories(space):
-            at = f"{space}/{name}"
+        stored = {f"{space}/{name}" for name in self.disk.directories(space)}
+        for at in sorted(stored | {at for at, _ in self._changed if at.startswith(f"{space}/")}):
             for key in self._keys(at):
                 self.drop(at, key)
             self._emptied.add(at)
