@@ -16,6 +16,7 @@ from .base import Absent, Changed, Document, DocumentStore, Entry, Query, behind
 from .words import words_of
 
 SWEPT = 8  # expired documents that a write takes away at most
+LAST = b""  # behind all numbers and texts
 LONG = 100_000  # characters of a text that take more than a moment
 
 # Numbers of kinds are never used again (AUTOINCREMENT), so that a stamp is none that was seen before. The text stands
@@ -304,6 +305,11 @@ def _get(view: sqlite3.Connection, space: str, kind: str, keys: Sequence[str], n
     return [document for document in found if not _over(document, now)]
 
 
+def _all(found: sqlite3.Cursor) -> list[Document]:
+    # Fetched before any is judged: a statement that an error leaves half-way keeps its connection in the past.
+    return [_read(row).document for row in found.fetchall()]
+
+
 def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
     by = "group" if query.group is not None else "rank"
     if query.prefix and query.low is None and query.high is None:
@@ -315,7 +321,7 @@ def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
             "kind": place,
             "group": query.group,
             "low": float("-inf") if query.low is None else query.low,
-            "high": float("inf") if query.high is None else query.high,
+            "high": LAST if query.high is None else query.high,
             "now": query.now,
             "prefix": query.prefix,
             "end": _end(query.prefix),
@@ -323,7 +329,7 @@ def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
             "offset": query.offset,
         },
     )
-    return [_read(row).document for row in found]
+    return _all(found)
 
 
 def _end(prefix: str) -> str | bytes:
@@ -334,7 +340,7 @@ def _end(prefix: str) -> str | bytes:
             # There are no characters in the place of surrogates.
             return prefix[:-1] + chr(0xE000 if last == 0xD7FF else last + 1)
         prefix = prefix[:-1]
-    return b""  # behind all texts
+    return LAST
 
 
 def _stamped(view: sqlite3.Connection, space: str, kind: str) -> str:
@@ -357,7 +363,7 @@ def _search(
         _MATCHES,
         {"words": sqlite_words.expression(_place(view, space, kind), words), "now": now, "limit": limit},
     )
-    return [_read(row).document for row in rows]
+    return _all(rows)
 
 
 def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
