@@ -19,6 +19,7 @@ DOCUMENTS = {
     "memory": ".memory:MemoryDocuments",
     "sqlite": ".sqlite:SQLiteDocuments",
     "redis": ".redis:RedisDocuments",
+    "files": ".files:FileDocuments",
 }
 
 
@@ -33,7 +34,8 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Documen
 
     def new(kind: str, **options: object) -> DocumentStore:
         cls = pick(DOCUMENTS, kind, package="agent_runtime_core.persistence.documents", what="document store")
-        documents: DocumentStore = cls(**place(kind), **options)
+        where = place(kind)
+        documents: DocumentStore = cls(**({"root": where["project_dir"]} if kind == "files" else where), **options)
         return documents
 
     return new

@@ -19,6 +19,7 @@ from .._json import encode
 from ..errors import InvalidArgument, StorageError, UnserialisableResult
 from .documents.base import Entry, Table
 from .documents.file_disk import Disk, told
+from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
 from .forms import text_of
 from .homes.files import home_directory, project_directory
@@ -144,5 +145,8 @@ def _open_from_now_on(directory: str, files: int, clock: Clock) -> None:
     disk = Disk(root_of(directory))
     disk.make("")
     note = {"from": "0.5.2", "files": files, "at": aware(clock.wall()).isoformat()}
-    disk.rename(disk.draft(json.dumps(note).encode() + b"\n"), CARRIED)
-    disk.flush("")
+    with told(disk.root), locked(disk.path(LOCK)):
+        draft = disk.draft(json.dumps(note).encode() + b"\n")
+        disk.flush(draft)
+        disk.rename(draft, CARRIED)
+        disk.flush("")

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from ...errors import StorageBusy, StorageCorrupt
 
@@ -15,6 +16,8 @@ if sys.platform == "win32":  # pragma: no cover - Windows
     import msvcrt
 else:
     import fcntl
+
+LOCK: Final = "lock"  # its name in the directory
 
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 

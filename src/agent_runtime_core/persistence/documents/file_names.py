@@ -28,11 +28,12 @@ def part(text: str) -> str:
         return text
     data = text.encode("utf-8", "surrogatepass")
     last = len(data) - 1
-    kept = _SAFE if not _DEVICES.fullmatch(text) else frozenset()
     escaped = "".join(
-        chr(byte) if byte in kept and (chr(byte) not in "-." or 0 < at < last) else f"%{byte:02x}"
+        chr(byte) if byte in _SAFE and (chr(byte) not in "-." or 0 < at < last) else f"%{byte:02x}"
         for at, byte in enumerate(data)
     )
+    if _DEVICES.fullmatch(escaped):
+        escaped = f"%{data[0]:02x}{escaped[1:]}"
     if len(escaped) > LONGEST:
         return f"{escaped[:_KEPT]}%%{hashlib.sha256(data).hexdigest()[:32]}"
     return escaped or "%"

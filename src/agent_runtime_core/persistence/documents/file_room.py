@@ -27,17 +27,16 @@ from ..._clock import Clock
 from ..._engines.base import NotApplied
 from ..._engines.requests import Request
 from ..._ids import new_ulid
-from ...errors import LeaseLost, StorageCorrupt, StorageError
+from ...errors import LeaseLost, StorageBusy, StorageCorrupt, StorageError
 from .base import Document, Query
 from .file_disk import DRAFTS, Disk, told
 from .file_form import VERSION, sealed, unsealed
-from .file_lock import locked
+from .file_lock import LOCK, locked
 from .file_shelf import STAMP, Shelf, Stamp, directory_of, read_stamp
 from .file_tx import APPLIED, OPS, Edit, FileTx, Move, Remove, Write
 
 INTENT: Final = "intent"
 NEVER: Final = "0"  # the stamp of what was never written
-_LOCK: Final = "lock"
 _PAUSES: Final = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)  # seconds before another look without the lock
 
 T = TypeVar("T")
@@ -45,6 +44,10 @@ T = TypeVar("T")
 
 class _Moved(Exception):
     """What was read may be half of a change: look again."""
+
+
+class _Interrupted(Exception):
+    """A commit was decided, and could not be carried out to its end; its cause says why."""
 
 
 class Room:
@@ -74,7 +77,7 @@ class Room:
 
     @contextlib.contextmanager
     def lock(self, *, writable: bool = True, patience: float | None = None) -> Iterator[None]:
-        path = self.disk.path(_LOCK)
+        path = self.disk.path(LOCK)
         with contextlib.ExitStack() as held:
             with told(path):
                 held.enter_context(locked(path, writable=writable, patience=patience))
@@ -90,16 +93,23 @@ class Room:
             with self.lock():
                 self.recover()
                 turn = Turn(self)
-                try:
-                    for request in batch:
-                        turn.carry_out(request)
-                finally:
-                    turn.flush()
+                for request in batch:
+                    if not turn.carry_out(request):
+                        break
+                turn.flush()
+        except FileNotFoundError:
+            self._failed(batch, StorageError(f"{self.disk.root} was removed while it was in use: open a new store"))
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, and this thread goes on for others
-            lost = StorageError(f"{self.disk.root} was removed while it was in use: open a new store")
-            for request in batch:
-                if request.error is None:
-                    request.result, request.error = None, lost if isinstance(error, FileNotFoundError) else error
+            self._failed(batch, error)
+        for request in batch:
+            if request.result is None and request.error is None:
+                request.error = StorageBusy(f"{self.disk.root}: a commit before this one was interrupted; try again")
+
+    @staticmethod
+    def _failed(batch: Sequence[Request], error: Exception) -> None:
+        for request in batch:
+            if request.error is None:
+                request.result, request.error = None, error
 
     def recover(self) -> None:
         """Do what a commit that was interrupted left to do."""
@@ -120,21 +130,24 @@ class Room:
             shelf.forget()
         for directory in kinds:
             self.disk.remove(f"{directory}/{STAMP}")
-        self.follow(renames, removes)
+        self.follow(renames, removes, again=True)
+        self.finish(renames, removes)
 
-    def follow(self, renames: Sequence[Sequence[str]], removes: Sequence[str]) -> None:
-        """Carry out what an intent says, as often as it takes."""
+    def follow(self, renames: Sequence[Sequence[str]], removes: Sequence[str], *, again: bool = False) -> None:
+        """Rename and remove; `again`: some of it may have been done before."""
         for source, target in renames:
-            with contextlib.suppress(FileNotFoundError):  # it has been renamed before
+            try:
                 self.disk.rename(source, target)
+            except FileNotFoundError:
+                if not again:
+                    raise
         for where in removes:
             self.disk.remove(where)
-        for directory in {os.path.dirname(each) for pair in renames for each in pair} | set(
-            map(os.path.dirname, removes)
-        ):
-            self.disk.flush(directory)
-        self.disk.remove(INTENT)
-        self.disk.flush("")
+
+    def finish(self, renames: Sequence[Sequence[str]], removes: Sequence[str]) -> None:
+        """Nothing of an intent is left to do."""
+        self.disk.flush(*directories_of(renames, removes))
+        self.disk.remove(INTENT)  # which the next commit makes durable before it changes anything
 
     def _sweep(self) -> None:
         for where in self.disk.drafts():
@@ -225,7 +238,7 @@ class Room:
         return new_ulid(self.clock)
 
     def put_stamp(self, shelf: Shelf, stamp: Stamp) -> None:
-        self.disk.rename(self.disk.draft(stamp.data(), durable=False), f"{shelf.directory}/{STAMP}")
+        self.disk.rename(self.disk.draft(stamp.data()), f"{shelf.directory}/{STAMP}")
 
 
 class Turn:
@@ -234,7 +247,7 @@ class Turn:
     def __init__(self, room: Room) -> None:
         self._room, self._disk = room, room.disk
         self._stamps: dict[str, Stamp | None] = {}
-        self._flush: set[str] = set()
+        self._later: set[str] = set()  # directories whose names are not durable yet
 
     def shelf(self, at: str) -> Shelf:
         shelf = self._room.shelf(at)
@@ -243,7 +256,8 @@ class Turn:
             shelf.refresh(self._stamps[at])
         return shelf
 
-    def carry_out(self, request: Request) -> None:
+    def carry_out(self, request: Request) -> bool:
+        """False: it is decided, but was interrupted, so that no other may come before the rest of it."""
         try:
             try:
                 self._carry_out(request)
@@ -253,10 +267,16 @@ class Turn:
                     self._room.shelf(at).forget()
                 self._stamps.clear()
                 self._carry_out(request)
+        except _Interrupted as error:
+            request.error = StorageBusy(
+                f"{self._disk.root}: {error.__cause__}; it is decided, and completed with the next one: repeat it"
+            )
+            return False
         except FileNotFoundError as error:
             request.error = StorageError(f"{error.filename} was removed while it was in use: try again")
         except Exception as error:  # noqa: BLE001 - it belongs to the caller of this commit, not to the others
             request.error = error
+        return True
 
     def _carry_out(self, request: Request) -> None:
         tx = FileTx(self._disk, self.shelf)
@@ -275,45 +295,51 @@ class Turn:
         """All steps or none."""
         removes = [each.where for each in steps if isinstance(each, Remove)]
         listed = {id(each.shelf): each.shelf.listed for each in edits}
-        renames, drafts = list[tuple[str, str]](), list[str]()
         changed = sorted({each.shelf.directory for each in edits})
+        drafts = list[str]()
         try:
-            for step in steps:
-                if isinstance(step, Remove):
-                    continue
-                target = step.where if isinstance(step, Write) else step.target
-                self._disk.make(os.path.dirname(target))
-                if isinstance(step, Write):
-                    drafts.append(self._disk.draft(step.data))
-                renames.append((drafts[-1] if isinstance(step, Write) else step.where, target))
+            renames = self._drafted(steps, drafts)
             if len(steps) > 1:
-                self._decide(renames, removes, changed)
+                drafts.append(self._intent(renames, removes, changed))
+            self._disk.flush("", *([DRAFTS] if len(steps) > 1 else []), *drafts)
         except BaseException:
             for draft in drafts:
                 self._disk.remove(draft)
             raise
-        for directory in changed:
-            self._disk.remove(f"{directory}/{STAMP}")
-        if len(steps) > 1:
+        try:
+            if len(steps) > 1:
+                # From here on these steps are taken, by the next one to have the lock if not by this one.
+                self._disk.rename(drafts[-1], INTENT)
+                self._disk.flush("")
+            for directory in changed:
+                self._disk.remove(f"{directory}/{STAMP}")
             self._room.follow(renames, removes)
-        else:
-            self._one(renames, removes)
-        self._tell(edits, listed)
+            self._tell(edits, listed)
+            if len(steps) > 1:
+                self._room.finish(renames, removes)
+        except Exception as error:
+            if len(steps) > 1:
+                raise _Interrupted from error
+            raise
+        if len(steps) == 1:
+            self._later |= directories_of(renames, removes)
 
-    def _decide(self, renames: Sequence[tuple[str, str]], removes: Sequence[str], kinds: Sequence[str]) -> None:
-        self._disk.flush(DRAFTS)
-        intent = {"v": VERSION, "renames": renames, "removes": removes, "kinds": kinds}
-        draft = self._disk.draft(sealed(json.dumps(intent).encode()[:-1]))
-        self._disk.rename(draft, INTENT)
-        self._disk.flush("")
+    def _drafted(self, steps: Sequence[Write | Move | Remove], drafts: list[str]) -> list[tuple[str, str]]:
+        """The files that steps need, written into `drafts`; what is to be renamed to what."""
+        renames = []
+        for step in steps:
+            if isinstance(step, Remove):
+                continue
+            target = step.where if isinstance(step, Write) else step.target
+            self._disk.make(os.path.dirname(target))
+            if isinstance(step, Write):
+                drafts.append(self._disk.draft(step.data))
+            renames.append((drafts[-1] if isinstance(step, Write) else step.where, target))
+        return renames
 
-    def _one(self, renames: Sequence[tuple[str, str]], removes: Sequence[str]) -> None:
-        for source, target in renames:
-            self._disk.rename(source, target)
-            self._flush |= {os.path.dirname(source), os.path.dirname(target)} - {DRAFTS}
-        for where in removes:
-            self._disk.remove(where)
-            self._flush.add(os.path.dirname(where))
+    def _intent(self, renames: Sequence[tuple[str, str]], removes: Sequence[str], kinds: Sequence[str]) -> str:
+        left = {"v": VERSION, "renames": renames, "removes": removes, "kinds": kinds}
+        return self._disk.draft(sealed(json.dumps(left).encode()[:-1]))
 
     def _tell(self, edits: Sequence[Edit], listed: dict[int, int]) -> None:
         """Write the stamps of what changed; without one, others have to look again, which is right too."""
@@ -333,5 +359,10 @@ class Turn:
                 shelf.forget()
 
     def flush(self) -> None:
-        for directory in self._flush:
-            self._disk.flush(directory)
+        self._disk.flush(*self._later)
+
+
+def directories_of(renames: Sequence[Sequence[str]], removes: Sequence[str]) -> set[str]:
+    """Those whose names change, but for the one of drafts, which nobody misses."""
+    paths = [*(each for pair in renames for each in pair), *removes]
+    return {os.path.dirname(each) for each in paths} - {DRAFTS}

@@ -10,6 +10,7 @@ The file `~last` in the directory of a group keeps the highest rank there was, w
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -110,8 +111,9 @@ class Shelf:
         for name in names:
             told = parsed(name)
             if told is None:
-                if name.endswith(".json"):
-                    raise StorageCorrupt(f"{self.disk.path(f'{directory}/{name}')} is no document: move it away")
+                path = self.disk.path(f"{directory}/{name}")
+                if name.endswith(".json") and not (group == "." and os.path.isdir(path)):
+                    raise StorageCorrupt(f"{path} is no document: move it away")
                 continue
             rank, ident = told
             twin = found.get(ident) or (self._twin(ident) if ident[0] == "~" else None)

@@ -16,6 +16,7 @@ from .base import Absent, Changed, Document, DocumentStore, Entry, Query, behind
 from .words import words_of
 
 SWEPT = 8  # expired documents that a write takes away at most
+LAST = b""  # behind all numbers and texts
 LONG = 100_000  # characters of a text that take more than a moment
 
 # Numbers of kinds are never used again (AUTOINCREMENT), so that a stamp is none that was seen before. The text stands
@@ -320,7 +321,7 @@ def _find(view: sqlite3.Connection, query: Query) -> list[Document]:
             "kind": place,
             "group": query.group,
             "low": float("-inf") if query.low is None else query.low,
-            "high": float("inf") if query.high is None else query.high,
+            "high": LAST if query.high is None else query.high,
             "now": query.now,
             "prefix": query.prefix,
             "end": _end(query.prefix),
@@ -339,7 +340,7 @@ def _end(prefix: str) -> str | bytes:
             # There are no characters in the place of surrogates.
             return prefix[:-1] + chr(0xE000 if last == 0xD7FF else last + 1)
         prefix = prefix[:-1]
-    return b""  # behind all texts
+    return LAST
 
 
 def _stamped(view: sqlite3.Connection, space: str, kind: str) -> str:

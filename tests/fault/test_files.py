@@ -1,0 +1,141 @@
+"""Documents in files under SIGKILL and many writers: nothing torn, nothing acknowledged lost, no update lost.
+
+The long forms, 300 kills and 16 appenders of 500 each: pytest tests/fault/test_files.py -m slow -o log_cli=true
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agent_runtime_core.errors import StorageBusy
+from agent_runtime_core.persistence.documents.base import Document, Table
+from agent_runtime_core.persistence.documents.file_form import read_page
+from agent_runtime_core.persistence.documents.files import FileDocuments
+from tests.fault.children import Child
+
+log = logging.getLogger("fault")
+
+
+async def killed(root: Path, kills: int) -> None:
+    random, done, landed = Random(kills), 0, 0
+    while landed < kills:
+        with Child("filing", root, "writes") as child:
+            child.expect("ready")
+            life = random.expovariate(1 / 0.1)
+            while (said := child.poll_line(life)) is not None:
+                done = int(said.removeprefix("done "))
+                if random.random() < 0.1:
+                    break
+            landed += child.kill()
+            while (said := child.poll_line(0)) is not None:
+                done = int(said.removeprefix("done "))
+        whole(root)
+        done = await checked(root, done)
+    log.info("%d kills while writing, %d commits of four documents: no torn file, none half, none lost", landed, done)
+
+
+def whole(root: Path) -> None:
+    """No file that has its name is torn, in the state that the killed one left behind."""
+    for path in root.glob("documents/*/*/**/*.json"):
+        read_page(path.read_bytes(), str(path))
+
+
+async def checked(root: Path, done: int) -> int:
+    """What the next one finds; the number that it goes on from."""
+    documents = FileDocuments(root)
+    headers, messages = Table(documents, "project", "header"), Table(documents, "project", "message")
+    try:
+        one, two, alone = [int(each.text) for each in await headers.many(["one", "two", "alone"])] or (0, 0, 0)
+        assert one == two, "a commit is there in part"
+        assert one >= done, "an acknowledged commit is gone"
+        assert alone <= one
+        found = await messages.find("talk")
+        assert [(each.rank, each.key) for each in found] == [
+            (n, f"talk/{n}") for n in range(1, one + 1) if n % 2 or n + 5 > one
+        ]
+        header = await headers.get("one")
+        assert header is None or header.rank == one
+    finally:
+        await documents.close()
+    return one
+
+
+async def test_killed_while_writing(tmp_path: Path) -> None:
+    await killed(tmp_path / "store", 20)
+
+
+@pytest.mark.slow
+async def test_300_times_killed_while_writing(tmp_path: Path) -> None:
+    await killed(tmp_path / "store", 300)
+
+
+@pytest.mark.parametrize(("processes", "times"), [(2, 60), (8, 15)])
+async def test_no_update_of_another_process_is_lost(tmp_path: Path, processes: int, times: int) -> None:
+    run(tmp_path, [("counts", times)] * processes)
+    documents = FileDocuments(tmp_path)
+    found = await Table(documents, "project", "counter").get("n")
+    await documents.close()
+    assert found is not None
+    assert (json.loads(found.text)[0], found.version) == (processes * times, processes * times)
+
+
+async def appended(root: Path, names: list[str], times: int) -> None:
+    """Appenders in as many processes as there are names; a name stands for several with commas between."""
+    run(root, [("appends", name, times) for name in names])
+    documents = FileDocuments(root)
+    found: list[Document] = await Table(documents, "project", "message").find("talk")
+    await documents.close()
+    every = [each for name in names for each in name.split(",")]
+    assert [each.rank for each in found] == list(range(1, len(every) * times + 1))
+    for who in every:
+        mine = [n for name, n in map(json.loads, (each.text for each in found)) if name == who]
+        assert mine == list(range(times)), "not in order"
+    log.info("%d appenders in %d processes, %d messages, in order", len(every), len(names), len(found))
+
+
+def run(root: Path, jobs: list[tuple[object, ...]]) -> None:
+    with contextlib.ExitStack() as stack:
+        children = [stack.enter_context(Child("filing", root, *job)) for job in jobs]
+        for child in children:
+            child.expect("ready")
+        for child in children:
+            child.expect("over")
+            assert child.ended() == 0
+
+
+async def test_messages_of_many_appenders(tmp_path: Path) -> None:
+    await appended(tmp_path, ["a,b,c,d", "e,f", "g", "h"], 50)
+
+
+@pytest.mark.slow
+async def test_8000_messages_of_16_appenders(tmp_path: Path) -> None:
+    await appended(tmp_path, ["a,b,c,d", "e,f,g,h", "i,j,k,l", "m,n,o,p"], 500)
+
+
+class Hasty(FileDocuments):
+    patience = 0.2
+
+
+async def test_a_writer_that_stands_still_does_not_stop_readers(tmp_path: Path) -> None:
+    documents, seen = Hasty(tmp_path), 0
+    table = Table(documents, "project", "header")
+    with Child("filing", tmp_path, "writes") as child:
+        child.expect("ready")
+        for _ in range(20):
+            before = int(child.expect("done"))
+            child.stop()
+            # Only while files are being renamed is there nothing to be read.
+            with contextlib.suppress(StorageBusy):
+                found = {each.key: int(each.text) for each in await table.many(["one", "two"])}
+                assert found["one"] == found["two"] >= before
+                seen += 1
+            child.send(signal.SIGCONT)
+    await documents.close()
+    assert seen >= 15
