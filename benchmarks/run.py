@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent_runtime_core.config import reset_config
 
-from . import chain, conversation, events, idle, imports, jobs, loop, memory, payload, queue, resume
+from . import chain, conversation, documents, events, idle, imports, jobs, loop, memory, payload, queue, resume
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
@@ -30,6 +30,7 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "imports": imports.rows,
     "events": events.rows,
     "conversation": conversation.rows,
+    "documents": documents.rows,
     "drain": queue.drain,
     "claims": queue.claims,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,8 @@ from ..._engines.memory import MemoryTx
 from .base import Absent, Changed, Document, DocumentStore, Entry, Query, behind, touched
 
 Kind = tuple[str, str]
+
+SWEPT = 2  # documents with an end that a write looks at
 
 
 def _live(tx: MemoryTx, at: Kind, now: float) -> dict[str, Document]:
@@ -23,11 +26,34 @@ def _one(tx: MemoryTx, at: Kind, key: str, now: float) -> Document | None:
     return None if each is None or (each.expires is not None and each.expires <= now) else each
 
 
+def _sweep(tx: MemoryTx, now: float) -> None:
+    """Take away the expired among a few of those with an end, each write the next few in turn."""
+    ends = tx.tables["document_ends"]
+    for where in list(itertools.islice(ends, SWEPT)):
+        space, kind, key = where
+        end = ends[where]
+        tx.drop(ends, where)
+        if end > now:
+            tx.put(ends, where, end)
+        else:
+            _take(tx, (space, kind), key)
+
+
+def _take(tx: MemoryTx, at: Kind, key: str) -> None:
+    tx.drop(tx.tables["documents"][at], key)
+    tx.drop(tx.tables["document_notes"][at], key)
+    tx.drop(tx.tables["document_ends"], (*at, key))
+
+
 def _keep(tx: MemoryTx, at: Kind, document: Document) -> None:
     tables = tx.tables["documents"]
     if at not in tables:
         tx.put(tables, at, {})
     tx.put(tables[at], document.key, document)
+    if document.expires is not None:
+        tx.put(tx.tables["document_ends"], (*at, document.key), document.expires)
+    else:
+        tx.drop(tx.tables["document_ends"], (*at, document.key))
     if document.rank > tx.tables["document_ranks"].get((*at, document.group), 0.0):
         tx.put(tx.tables["document_ranks"], (*at, document.group), document.rank)
     _stamp(tx, at)
@@ -35,7 +61,9 @@ def _keep(tx: MemoryTx, at: Kind, document: Document) -> None:
 
 def _stamp(tx: MemoryTx, at: Kind) -> None:
     stamps = tx.tables["document_stamps"]
-    tx.put(stamps, at, stamps.get(at, 0) + 1)
+    last = stamps.get(None, 0) + 1  # counted together, so that none is ever seen again
+    tx.put(stamps, None, last)
+    tx.put(stamps, at, last)
 
 
 def _behind(tx: MemoryTx, at: Kind, group: str) -> float:
@@ -50,6 +78,7 @@ def _landed(tx: MemoryTx, at: Kind, there: Document, entry: Entry) -> bool:
 
 def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
     at = (space, kind)
+    _sweep(tx, now)
     there = _one(tx, at, entry.key, now)
     version = 0 if there is None else there.version
     if expect is not None and expect != version:
@@ -86,8 +115,7 @@ def delete(tx: MemoryTx, space: str, kind: str, key: str, now: float) -> bool:
     at = (space, kind)
     there = _one(tx, at, key, now)
     if there is not None:
-        tx.drop(tx.tables["documents"][at], key)
-        tx.drop(tx.tables["document_notes"][at], key)
+        _take(tx, at, key)
         _stamp(tx, at)
     return there is not None
 
@@ -101,9 +129,10 @@ def clear(tx: MemoryTx, space: str, kind: str, group: str | None, now: float) ->
 
 def drop(tx: MemoryTx, space: str, now: float) -> None:
     for at in [at for at in tx.tables["documents"] if at[0] == space]:
-        tx.drop(tx.tables["documents"], at)
-        tx.drop(tx.tables["document_notes"], at)
-        _stamp(tx, at)
+        for key in list(tx.tables["documents"][at]):
+            _take(tx, at, key)
+        for table in ("documents", "document_notes", "document_stamps"):
+            tx.drop(tx.tables[table], at)
     for group in [group for group in tx.tables["document_ranks"] if group[0] == space]:
         tx.drop(tx.tables["document_ranks"], group)
 
@@ -178,7 +207,7 @@ CONCERN = Concern(
         "documents.touch": was_touched,
         "documents.delete": was_deleted,
     },
-    tables=("documents", "document_ranks", "document_stamps", "document_notes"),
+    tables=("documents", "document_notes", "document_ends", "document_ranks", "document_stamps"),
 )
 
 

@@ -299,6 +299,7 @@ local function keep_doc(place, key, found, lists)
   return (is and 1 or 0) - (was and 1 or 0)
 end
 
+-- Whether it has changed, and anything is left of it.
 local function keep_kind(place, here)
   local lists = {set = {}, gone = {}, order = {}, disorder = {}, ends = {}, endless = {}, words = {}, wordless = {}}
   local more = 0
@@ -316,13 +317,12 @@ local function keep_kind(place, here)
   if lists.due then write('ZADD', P .. 'docdue', 'LT', text(lists.due), place) end
   if #lists.gone > 0 and #lists.set == 0 and call('HLEN', P .. 'doc:' .. place) + more == 0 then
     forget_kind(place)
-  elseif #lists.set > 0 and here.moved then
-    if here.cleared or call('HEXISTS', P .. 'docstamps', place) == 0 then
-      write('SADD', P .. 'dockinds:' .. space_of(place), place)
-    end
-    return true
+    return false
   end
-  return here.moved and #lists.gone > 0
+  if #lists.set > 0 and (here.cleared or call('HEXISTS', P .. 'docstamps', place) == 0) then
+    write('SADD', P .. 'dockinds:' .. space_of(place), place)
+  end
+  return here.moved and #lists.set + #lists.gone > 0
 end
 
 flushes[#flushes + 1] = function()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..._clock import SYSTEM, Clock
 from ..._ids import new_ulid
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, StorageError
 from ..documents.base import DocumentStore, Table
 from ..models import Scope
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 SESSION_TTL = 30 * 24 * 3600.0  # seconds after its last write that a session is kept where it outlives its process
 
@@ -71,10 +74,18 @@ class Home:
         self._closed = True
         try:
             if self._session_begun and not self.shared_session:
-                await self.documents(Scope.SESSION).drop(self.space(Scope.SESSION))
+                await self._end_session()
         finally:
             for documents in self.homes():
                 await documents.close()
+
+    async def _end_session(self) -> None:
+        try:
+            await self.documents(Scope.SESSION).drop(self.space(Scope.SESSION))
+        except StorageError as error:
+            if self.expires(Scope.SESSION) is None:
+                raise
+            log.warning("session %s is left to expire, it could not be cleared: %s", self.session_id, error)
 
 
 def _scope(scope: Any) -> Scope:

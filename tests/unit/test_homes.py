@@ -1,0 +1,155 @@
+"""Where stores keep their documents: scopes, sessions that end, engines that are shared and let go of once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed
+from agent_runtime_core.persistence.documents.base import Entry
+from agent_runtime_core.persistence.homes.memory import InMemoryHome
+from agent_runtime_core.persistence.homes.redis import RedisHome
+from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
+from agent_runtime_core.persistence.models import Scope
+from agent_runtime_core.persistence.stored.base import Home
+from agent_runtime_core.testing import VirtualClock
+
+New = Callable[..., Home]
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> New:
+    """Homes in one place."""
+    if request.param == "memory":
+        engine = MemoryEngine(VirtualClock())
+        return lambda **options: InMemoryHome(engine=engine, **options)
+    if request.param == "sqlite":
+        return lambda **options: SQLiteHome(tmp_path / "home.db", durability="normal", **options)
+    url = request.getfixturevalue("redis_url")
+    return lambda **options: RedisHome(url, **options)
+
+
+async def put(home: Home, scope: Scope, key: str = "k") -> None:
+    table = home.table(scope, "thing")
+    await table.write(table.put(Entry(key, scope.value)))
+
+
+async def keys(home: Home, scope: Scope | None, kind: str = "thing") -> list[str]:
+    return [document.key for document in await home.table(scope, kind).find()]
+
+
+async def test_scopes_are_told_apart(new: New) -> None:
+    clock = VirtualClock()
+    first, second = new(clock=clock), new(clock=clock, project="other")
+    for scope in Scope:
+        await put(first, scope, scope.value)
+    assert [await keys(first, scope) for scope in Scope] == [[scope.value] for scope in Scope]
+    assert await keys(first, None) == [Scope.PROJECT.value]
+    assert [await keys(second, scope) for scope in (Scope.GLOBAL, Scope.PROJECT, Scope.SESSION)] == [["global"], [], []]
+    with pytest.raises(InvalidArgument, match="nowhere"):
+        first.table("nowhere", "thing")  # type: ignore[arg-type]
+    await first.close()
+    await second.close()
+
+
+async def test_a_session_ends_with_its_store(new: New) -> None:
+    clock = VirtualClock()
+    watching = new(clock=clock, session_id="watching")
+    for shared, left in ((False, []), (True, ["k"])):
+        home = new(clock=clock, session_id="mine" if shared else None)
+        session = home.session_id
+        for kind in ("thing", "other"):
+            table = home.table(Scope.SESSION, kind)
+            await table.write(table.put(Entry("k", "")))
+        await put(home, Scope.PROJECT)
+        await home.close()
+        after = new(clock=clock, session_id=session)
+        assert [await keys(after, Scope.SESSION, kind) for kind in ("thing", "other")] == [left, left]
+        assert await keys(after, Scope.PROJECT) == ["k"]
+        await after.close()
+    await watching.close()
+
+
+async def test_a_session_that_outlives_its_process_expires(new: New) -> None:
+    home = new(clock=VirtualClock(), session_id="left", session_ttl=100.0)
+    if home.expires(Scope.SESSION) is None:
+        await home.close()
+        return  # it cannot outlive it
+    clock = home.clock
+    assert isinstance(clock, VirtualClock)
+    for scope in Scope:
+        await put(home, scope)
+    clock.advance(99)
+    assert await keys(home, Scope.SESSION) == ["k"]
+    clock.advance(1)
+    assert [await keys(home, scope) for scope in (Scope.GLOBAL, Scope.PROJECT, Scope.SESSION)] == [["k"], ["k"], []]
+    await home.close()
+
+
+async def test_the_clock_is_that_of_the_documents(new: New) -> None:
+    home = new(clock=VirtualClock())
+    assert home.clock is home.documents(Scope.PROJECT).clock
+    await home.close()
+
+
+async def test_an_engine_is_let_go_of_once_by_each(new: New) -> None:
+    first, second = new(), new()
+    await put(first, Scope.PROJECT)
+    for _ in range(3):
+        await first.close()
+    assert await keys(second, Scope.PROJECT) == ["k"]
+    await second.close()
+    await second.close()
+    if not isinstance(second, InMemoryHome):
+        with pytest.raises(StorageClosed):
+            await keys(second, Scope.PROJECT)
+
+
+async def test_a_store_on_an_engine_of_others_leaves_it_open(new: New) -> None:
+    first = new(clock=VirtualClock())
+    engine: Any = first.documents(Scope.PROJECT).commits
+    second = type(first)(engine=engine)  # type: ignore[call-arg]
+    assert second.clock is first.clock
+    await put(second, Scope.SESSION)
+    await put(second, Scope.PROJECT)
+    await second.close()
+    assert await keys(first, Scope.PROJECT) == ["k"]
+    await first.close()
+
+
+async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
+    new: New, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def away(space: str) -> None:
+        raise StorageBusy("the server is away")
+
+    home = new()
+    documents = home.documents(Scope.SESSION)
+    await put(home, Scope.SESSION)
+    monkeypatch.setattr(documents, "drop", away)
+    with caplog.at_level(logging.WARNING, "agent_runtime_core"):
+        if home.expires(Scope.SESSION) is None:
+            with pytest.raises(StorageBusy):
+                await home.close()
+        else:
+            await home.close()
+            assert home.session_id in caplog.text
+    assert documents._let_go  # type: ignore[attr-defined]
+
+
+def test_a_file_has_one_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="db_path"):
+        SQLiteHome(tmp_path / "a.db", db_path=tmp_path / "b.db")
+
+
+@pytest.mark.redis
+def test_a_server_has_one_name() -> None:
+    with pytest.raises(InvalidArgument, match="redis_url"):
+        RedisHome("redis://localhost:1", redis_url="redis://localhost:2")
+    with pytest.raises(InvalidArgument, match="needs url"):
+        RedisHome()
