@@ -215,6 +215,7 @@ def test_ranks_find_room_where_there_is_none() -> None:
     assert ranks_for(["a", "b"], held) == {"a": 1.0, "b": 2.0}
     tight = {"a": 1.0, "b": 1.0 + 2**-52, "c": 2.0}
     assert ranks_for(["a", "x", "b", "c"], tight) == pytest.approx({"a": 1.0, "x": 4 / 3, "b": 5 / 3, "c": 2.0})
+    assert ranks_for(["b", "a", "x", "c"], {"a": 1.0, "b": 2.0, "c": 10.0}) == {"b": 1.0, "a": 2.0, "x": 6.0, "c": 10.0}
     assert ranks_for([], {}) == {}
 
 

@@ -146,5 +146,7 @@ def _open_from_now_on(directory: str, files: int, clock: Clock) -> None:
     disk.make("")
     note = {"from": "0.5.2", "files": files, "at": aware(clock.wall()).isoformat()}
     with told(disk.root), locked(disk.path(LOCK)):
-        disk.rename(disk.draft(json.dumps(note).encode() + b"\n"), CARRIED)
+        draft = disk.draft(json.dumps(note).encode() + b"\n")
+        disk.flush(draft)
+        disk.rename(draft, CARRIED)
         disk.flush("")

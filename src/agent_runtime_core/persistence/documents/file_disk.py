@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
 
 from ...errors import StorageCorrupt, StorageError, StorageFull
@@ -21,6 +22,7 @@ except ImportError:  # pragma: no cover - Windows
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 DRAFTS = "drafts"
+_FLUSHERS = 8  # threads at once: the disk flushes what comes together in one go
 
 
 @contextlib.contextmanager
@@ -28,7 +30,7 @@ def told(path: str) -> Iterator[None]:
     """An OSError about `path` as one of ours; a file that is not there stays FileNotFoundError."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, StorageError):
         raise
     except OSError as error:
         raise translated(error, path) from error
@@ -131,6 +133,7 @@ class Disk:
             return
         if not where:
             self._make_root(self.root)
+            self._seen = True
         else:
             above = where.rpartition("/")[0]
             self.make(above)
@@ -148,10 +151,10 @@ class Disk:
         with told(path), contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
             os.chmod(path, 0o700)  # whatever the umask left of it
-            _flush(os.path.dirname(path))
+            _flush(os.path.dirname(path) or os.sep)
 
-    def draft(self, data: bytes, *, durable: bool = True) -> str:
-        """Write a file under a name of its own, to be renamed to its place; that name."""
+    def draft(self, data: bytes) -> str:
+        """Write a file under a name of its own, to be flushed and renamed to its place; that name."""
         self.make(DRAFTS)
         self._check(DRAFTS)
         self._drafted += 1
@@ -164,9 +167,6 @@ class Disk:
                     if hasattr(os, "fchmod"):
                         os.fchmod(descriptor, 0o600)
                     file.write(data)
-                    file.flush()
-                    if durable:
-                        _sync(descriptor)
         except BaseException:
             self.remove(where)
             raise
@@ -186,16 +186,33 @@ class Disk:
         with told(self.path(where)), contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(where))
 
-    def flush(self, where: str) -> None:
-        """Make the names in a directory durable."""
-        with told(self.path(where)), contextlib.suppress(FileNotFoundError):
-            _flush(self.path(where))
+    def flush(self, *wheres: str) -> None:
+        """Make files, and the names in directories, durable; several side by side, which costs little more than one."""
+        left, errors = iter(wheres), list[Exception]()
+
+        def work() -> None:
+            for where in left:
+                try:
+                    with told(self.path(where)), contextlib.suppress(FileNotFoundError):
+                        _flush(self.path(where))
+                except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for this thread
+                    errors.append(error)
+
+        others = [threading.Thread(target=work, daemon=True) for _ in range(min(len(wheres), _FLUSHERS) - 1)]
+        for each in others:
+            each.start()
+        work()
+        for each in others:
+            each.join()
+        if errors:
+            raise errors[0]
 
 
 def _flush(path: str) -> None:
-    if os.name == "nt":  # pragma: no cover - Windows has no such thing
+    windows = os.name == "nt"
+    if windows and os.path.isdir(path):  # pragma: no cover - Windows has no such thing
         return
-    descriptor = os.open(path or ".", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    descriptor = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
     try:
         _sync(descriptor)
     finally:

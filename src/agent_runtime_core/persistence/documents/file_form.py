@@ -1,10 +1,11 @@
 """What stands in a document's file: three lines of JSON that a person can read and search.
 
-    {"v": 1, "key": "theme", "group": "", "version": 3, "expires": null,
+    {"v": 1, "key": "theme", "group": "", "version": 3, "expires": null, "mark": 4503599627370,
     "value": {"dark":true},
     "crc": "1c291ca3"}
 
-The value's text is kept to the letter; one that is no JSON on one line stands there as the string `"text"`.
+`mark` is a number of that very write. The value's text is kept to the letter; one that is no JSON on one line stands
+there as the string `"text"`.
 """
 
 from __future__ import annotations
@@ -33,15 +34,19 @@ class Page(NamedTuple):
     expires: float | None
     text: str
     words: str = ""
+    mark: int = 0
 
     def document(self, rank: float) -> Document:
         return Document(self.key, self.text, self.version, rank, self.group, self.expires)
 
 
 def written(page: Page) -> bytes:
-    head = {
-        "v": VERSION, "key": page.key, "group": page.group, "version": page.version, "expires": page.expires
-    } | ({"words": page.words} if page.words else {})  # fmt: skip
+    head: dict[str, Any] = {
+        "v": VERSION, "key": page.key, "group": page.group, "version": page.version, "expires": page.expires,
+        "mark": page.mark,
+    }  # fmt: skip
+    if page.words:
+        head["words"] = page.words
     return sealed(json.dumps(head).encode()[:-1] + b",\n" + _value(page.text))
 
 
@@ -67,7 +72,9 @@ def read_page(data: bytes, path: str) -> Page:
     try:
         told = json.loads(head.rstrip(b",") + b"}")
         text = value.removeprefix(_VALUE).decode() if value.startswith(_VALUE) else json.loads(value[len(_TEXT) :])
-        return Page(told["key"], told["group"], told["version"], told["expires"], text, told.get("words", ""))
+        return Page(
+            told["key"], told["group"], told["version"], told["expires"], text, told.get("words", ""), told["mark"]
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise _corrupt(path, f"it is no document ({error!r})") from error
 

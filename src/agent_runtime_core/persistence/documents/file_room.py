@@ -94,7 +94,7 @@ class Room:
                 self.recover()
                 turn = Turn(self)
                 for request in batch:
-                    if not turn.carry_out(request):
+                    if not request.withdrawn and not turn.carry_out(request):
                         break
                 turn.flush()
         except FileNotFoundError:
@@ -146,11 +146,8 @@ class Room:
 
     def finish(self, renames: Sequence[Sequence[str]], removes: Sequence[str]) -> None:
         """Nothing of an intent is left to do."""
-        directories = {os.path.dirname(each) for pair in renames for each in pair}
-        for directory in directories | {os.path.dirname(each) for each in removes}:
-            self.disk.flush(directory)
-        self.disk.remove(INTENT)
-        self.disk.flush("")
+        self.disk.flush(*directories_of(renames, removes))
+        self.disk.remove(INTENT)  # which the next commit makes durable before it changes anything
 
     def _sweep(self) -> None:
         for where in self.disk.drafts():
@@ -241,7 +238,7 @@ class Room:
         return new_ulid(self.clock)
 
     def put_stamp(self, shelf: Shelf, stamp: Stamp) -> None:
-        self.disk.rename(self.disk.draft(stamp.data(), durable=False), f"{shelf.directory}/{STAMP}")
+        self.disk.rename(self.disk.draft(stamp.data()), f"{shelf.directory}/{STAMP}")
 
 
 class Turn:
@@ -298,24 +295,22 @@ class Turn:
         """All steps or none."""
         removes = [each.where for each in steps if isinstance(each, Remove)]
         listed = {id(each.shelf): each.shelf.listed for each in edits}
-        renames, drafts = list[tuple[str, str]](), list[str]()
         changed = sorted({each.shelf.directory for each in edits})
+        drafts = list[str]()
         try:
-            for step in steps:
-                if isinstance(step, Remove):
-                    continue
-                target = step.where if isinstance(step, Write) else step.target
-                self._disk.make(os.path.dirname(target))
-                if isinstance(step, Write):
-                    drafts.append(self._disk.draft(step.data))
-                renames.append((drafts[-1] if isinstance(step, Write) else step.where, target))
+            renames = self._drafted(steps, drafts)
             if len(steps) > 1:
-                self._decide(renames, removes, changed)
+                drafts.append(self._intent(renames, removes, changed))
+            self._disk.flush("", *([DRAFTS] if len(steps) > 1 else []), *drafts)
         except BaseException:
             for draft in drafts:
                 self._disk.remove(draft)
             raise
         try:
+            if len(steps) > 1:
+                # From here on these steps are taken, by the next one to have the lock if not by this one.
+                self._disk.rename(drafts[-1], INTENT)
+                self._disk.flush("")
             for directory in changed:
                 self._disk.remove(f"{directory}/{STAMP}")
             self._room.follow(renames, removes)
@@ -327,15 +322,24 @@ class Turn:
                 raise _Interrupted from error
             raise
         if len(steps) == 1:
-            self._later |= {os.path.dirname(each) for pair in renames for each in pair} - {DRAFTS}
-            self._later |= {os.path.dirname(each) for each in removes}
+            self._later |= directories_of(renames, removes)
 
-    def _decide(self, renames: Sequence[tuple[str, str]], removes: Sequence[str], kinds: Sequence[str]) -> None:
-        self._disk.flush(DRAFTS)
-        intent = {"v": VERSION, "renames": renames, "removes": removes, "kinds": kinds}
-        draft = self._disk.draft(sealed(json.dumps(intent).encode()[:-1]))
-        self._disk.rename(draft, INTENT)
-        self._disk.flush("")
+    def _drafted(self, steps: Sequence[Write | Move | Remove], drafts: list[str]) -> list[tuple[str, str]]:
+        """The files that steps need, written into `drafts`; what is to be renamed to what."""
+        renames = []
+        for step in steps:
+            if isinstance(step, Remove):
+                continue
+            target = step.where if isinstance(step, Write) else step.target
+            self._disk.make(os.path.dirname(target))
+            if isinstance(step, Write):
+                drafts.append(self._disk.draft(step.data))
+            renames.append((drafts[-1] if isinstance(step, Write) else step.where, target))
+        return renames
+
+    def _intent(self, renames: Sequence[tuple[str, str]], removes: Sequence[str], kinds: Sequence[str]) -> str:
+        left = {"v": VERSION, "renames": renames, "removes": removes, "kinds": kinds}
+        return self._disk.draft(sealed(json.dumps(left).encode()[:-1]))
 
     def _tell(self, edits: Sequence[Edit], listed: dict[int, int]) -> None:
         """Write the stamps of what changed; without one, others have to look again, which is right too."""
@@ -355,5 +359,10 @@ class Turn:
                 shelf.forget()
 
     def flush(self) -> None:
-        for directory in self._later:
-            self._disk.flush(directory)
+        self._disk.flush(*self._later)
+
+
+def directories_of(renames: Sequence[Sequence[str]], removes: Sequence[str]) -> set[str]:
+    """Those whose names change, but for the one of drafts, which nobody misses."""
+    paths = [*(each for pair in renames for each in pair), *removes]
+    return {os.path.dirname(each) for each in paths} - {DRAFTS}

@@ -98,14 +98,21 @@ class FileTx:
         last = 0.0 if at in self._emptied else self._shelf(at).last(group_part(group))
         return behind(max(last, self._last.get((at, group), 0.0)))
 
-    def keep(self, at: str, document: Document, words: str | None = None) -> None:
-        """`words` None: those it has."""
-        if words is None:
-            held = self._changed.get((at, document.key)) or self._stored(at, document.key)
-            words = held.words if held is not None else ""
-        self._stored(at, document.key)
-        self._changed[at, document.key] = Held(document, words)
+    def keep(self, at: str, document: Document, entry: Entry | None = None) -> None:
+        """`entry` None: it keeps its words and its mark."""
+        if entry is not None:
+            self._stored(at, document.key)
+            held = Held(document, entry.words, entry.mark)
+        else:
+            there = self._changed.get((at, document.key)) or self._stored(at, document.key)
+            held = Held(document) if there is None else there._replace(document=document)
+        self._changed[at, document.key] = held
         self._last[at, document.group] = max(self._last.get((at, document.group), 0.0), document.rank)
+
+    def landed(self, at: str, entry: Entry) -> bool:
+        """Whether what is there comes from this very write."""
+        held = self._changed[at, entry.key] if (at, entry.key) in self._changed else self._stored(at, entry.key)
+        return held is not None and (held.document.text, held.mark) == (entry.text, entry.mark)
 
     def drop(self, at: str, key: str) -> None:
         self._stored(at, key)
@@ -123,8 +130,8 @@ class FileTx:
 
     def empty(self, space: str) -> None:
         """Drop all there is in the directory of a space, as if it had never been."""
-        for name in self.disk.directories(space):
-            at = f"{space}/{name}"
+        stored = {f"{space}/{name}" for name in self.disk.directories(space)}
+        for at in sorted(stored | {at for at, _ in self._changed if at.startswith(f"{space}/")}):
             for key in self._keys(at):
                 self.drop(at, key)
             self._emptied.add(at)
@@ -175,14 +182,15 @@ class FileTx:
 
 
 class Held(NamedTuple):
-    """A document, and what a search finds it by."""
+    """A document, what a search finds it by, and the mark of its write."""
 
     document: Document
-    words: str
+    words: str = ""
+    mark: int = 0
 
     @classmethod
     def of(cls, page: Page, place: Place) -> Held:
-        return cls(page.document(place.rank), page.words)
+        return cls(page.document(place.rank), page.words, page.mark)
 
 
 def _document(
@@ -203,9 +211,9 @@ def _document(
     if old is not None and stored is not None and stored.document._replace(rank=document.rank) == document:
         if old.name != new.name:
             steps.append(Move(shelf.file_of(old), shelf.file_of(new)))
-        if stored.words == held.words:
+        if stored[1:] == held[1:]:
             return
-    page = Page(key, document.group, document.version, document.expires, document.text, held.words)
+    page = Page(key, document.group, document.version, document.expires, document.text, held.words, held.mark)
     steps.append(Write(shelf.file_of(new), written(page)))
     if old is not None and shelf.file_of(old) != shelf.file_of(new):
         steps.append(Remove(shelf.file_of(old)))
@@ -224,14 +232,14 @@ def put(tx: FileTx, space: str, kind: str, entry: Entry, expect: int | None, now
     there = tx.one(at, entry.key, now)
     version = 0 if there is None else there.version
     if expect is not None and expect != version:
-        if there is not None and version == expect + 1 and there.text == entry.text:
+        if there is not None and version == expect + 1 and tx.landed(at, entry):
             return version, there.rank
         raise Changed
     rank = entry.rank
     if rank is None:
         rank = there.rank if there is not None and there.group == entry.group else tx.behind(at, entry.group)
     rank = float(rank)
-    tx.keep(at, Document(entry.key, entry.text, version + 1, rank, entry.group, entry.expires), entry.words)
+    tx.keep(at, Document(entry.key, entry.text, version + 1, rank, entry.group, entry.expires), entry)
     return version + 1, rank
 
 
@@ -269,17 +277,15 @@ def drop(tx: FileTx, space: str, now: float) -> None:
 
 
 def was_put(tx: FileTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
-    there = tx.one(directory_of(space, kind), entry.key, now)
-    if there is None or there.text != entry.text or (expect is not None and there.version != expect + 1):
+    at = directory_of(space, kind)
+    there = tx.one(at, entry.key, now)
+    if there is None or not tx.landed(at, entry) or (expect is not None and there.version != expect + 1):
         raise NotApplied
     return there.version, there.rank
 
 
 def was_added(tx: FileTx, space: str, kind: str, entry: Entry, now: float) -> float:
-    there = tx.one(directory_of(space, kind), entry.key, now)
-    if there is None or there.text != entry.text:
-        raise NotApplied
-    return there.rank
+    return was_put(tx, space, kind, entry, None, now)[1]
 
 
 def was_touched(tx: FileTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float) -> None:

@@ -16,7 +16,6 @@ from ..models import Scope, Task, TaskState, moment
 from .base import Home
 from .board import Card
 from .keys import id_text
-from .merging import stamped
 from .task_form import settled
 from .task_space import Change, TaskSpace
 
@@ -40,7 +39,7 @@ class Claims(Home, TaskStore):
         return task
 
     def _entry(self, there: Document, task: Task) -> Entry:
-        return Entry(there.key, stamped(text_of(task)), there.group, there.rank)
+        return Entry(there.key, text_of(task), there.group, there.rank)
 
     async def ready(
         self, task_list_id: UUID | None = None, scope: Scope | None = None, limit: int | None = None

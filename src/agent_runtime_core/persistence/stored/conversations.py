@@ -49,14 +49,14 @@ class StoredConversations(Home, ConversationStore):
         for _ in range(CHANGE_TRIES):
             there = await headers.get(key)
             held = self._held.of(conversation)
-            if there is not None and not (held and held.is_of(headers.space, there)):
-                held = Held.of(headers.space, there, await messages.find(key), by_hand=True)
+            if there is not None and not (held and held.is_of(there)):
+                held = Held.of(there, await messages.find(key), by_hand=True)
             save = Save(key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock))
             try:
                 results = await headers.write(*save.ops(headers, messages))
             except Changed:
                 continue
-            self._held.remember(conversation, save.held(headers.space, results))
+            self._held.remember(conversation, save.held(results))
             conversation.updated_at = save.header.updated_at
             return
         raise StorageBusy(f"conversation {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
@@ -91,7 +91,7 @@ class StoredConversations(Home, ConversationStore):
     async def _whole(self, header: Document, messages: Table) -> Conversation:
         found = await messages.find(header.key)
         conversation = read_back(header, found)
-        self._held.remember(conversation, Held.of(messages.space, header, found))
+        self._held.remember(conversation, Held.of(header, found))
         return conversation
 
     # -- messages

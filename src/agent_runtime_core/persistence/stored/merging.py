@@ -1,13 +1,8 @@
-"""What a model's holder changed, put into what is stored now; and marks that tell writers of the same text apart."""
+"""What a model's holder changed, put into what is stored now."""
 
 from __future__ import annotations
 
 import json
-
-from ..models import new_id
-
-_STAMP = ',"write":"'
-_CUT = -(len(_STAMP) + 34)
 
 
 def merged(mine: str, base: str | None, theirs: str | None) -> str:
@@ -15,18 +10,8 @@ def merged(mine: str, base: str | None, theirs: str | None) -> str:
     if base is None or theirs is None:
         return mine
     if mine == base:
-        return bare(theirs)
+        return theirs
     new, old = json.loads(mine), json.loads(base)
     # As texts: 1, 1.0 and True are equal.
     changed = {name: each for name, each in new.items() if json.dumps(each) != json.dumps(old.get(name))}
-    return json.dumps(json.loads(bare(theirs)) | changed, separators=(",", ":"))
-
-
-def stamped(text: str) -> str:
-    """The text with a mark of its own: two writers of the same change must not take each other's for theirs."""
-    return f'{bare(text)[:-1]}{_STAMP}{new_id().hex}"}}'
-
-
-def bare(text: str) -> str:
-    """The text without that mark."""
-    return f"{text[:_CUT]}}}" if text[_CUT:].startswith(_STAMP) else text
+    return json.dumps(json.loads(theirs) | changed, separators=(",", ":"))

@@ -14,7 +14,7 @@ from ..forms import model_of, text_of
 from ..models import Scope, Task, TaskList, TaskState, moment
 from .claims import Claims
 from .keys import id_text
-from .merging import bare, merged, stamped
+from .merging import merged
 from .order import ranks_for
 from .task_form import check_list, check_task, now_like, settled
 from .task_space import Change, TaskSpace
@@ -64,7 +64,7 @@ class StoredTasks(Claims):
         change = await self._parts(space, key, mine, texts, read if header is not None else frozenset())
         text = text_of(task_list, leave_out=_TASKS)
         whole = merged(text, base, header and header.text)
-        change.more = [space.lists.put(_header(task_list, stamped(whole)), 0 if header is None else header.version)]
+        change.more = [space.lists.put(_header(task_list, whole), 0 if header is None else header.version)]
         await space.write(change)
         space.read.remember(task_list, (text, frozenset(mine)))
         for key, task in mine.items():
@@ -180,6 +180,6 @@ def _header(task_list: TaskList, text: str) -> Entry:
 
 def _put(change: Change, key: str, text: str, group: str, rank: float | None, there: Document | None) -> None:
     """Have the task written, unless it is there as it should be."""
-    alike = there is not None and bare(there.text) == bare(text)
+    alike = there is not None and there.text == text
     if there is None or not alike or there.group != group or rank not in (None, there.rank):
-        change.puts.append((Entry(key, stamped(text), group, rank), there))
+        change.puts.append((Entry(key, text, group, rank), there))

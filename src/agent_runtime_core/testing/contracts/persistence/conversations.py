@@ -223,7 +223,8 @@ async def an_append_of_what_is_there_is_none(make: Make) -> None:
         conversation = await talk(store, "one")
         more = [message("two"), message("three")]
         same(await store.append(conversation.id, more), 2, "how many were appended")
-        same(await store.append(conversation.id, [*more, message("four"), more[0]]), 1, "how many, some known")
+        four = message("four")
+        same(await store.append(conversation.id, [*more, four, more[0], four]), 1, "how many, some known")
         same(await store.append(conversation.id, []), 0, "how many of none")
         same(said(await store.get_messages(conversation.id)), ["one", "two", "three", "four"], "the messages")
         for messages in ([message("lost")], []):
