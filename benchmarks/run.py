@@ -15,7 +15,21 @@ from pathlib import Path
 
 from agent_runtime_core.config import reset_config
 
-from . import chain, documents, events, idle, imports, jobs, loop, memory, payload, queue, resume, vectors
+from . import (
+    chain,
+    conversation,
+    documents,
+    events,
+    idle,
+    imports,
+    jobs,
+    loop,
+    memory,
+    payload,
+    queue,
+    resume,
+    vectors,
+)
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
@@ -29,6 +43,7 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "idle": idle.rows,
     "imports": imports.rows,
     "events": events.rows,
+    "conversation": conversation.rows,
     "documents": documents.rows,
     "vectors": vectors.rows,
     "drain": queue.drain,

@@ -100,25 +100,20 @@ class ConversationStore(ABC):
         InvalidArgument: no such conversation or message, or a field that is not for the caller to set.
         """
         known = await self._known(conversation_id, scope)
-        made = next((each for each in known.messages if each.id == fields.get("id")), None)
-        if made is None:
-            made = replacement(known.messages, message_id, content, fields)
-            await self._branch_off(conversation_id, made, scope, switch)
-        elif switch:
-            await self.switch_branch(conversation_id, made.branch_id, scope)
-        return made
+        return await self._replace(known, message_id, content, scope, switch, fields)
 
     async def regenerate(
         self, conversation_id: UUID, message_id: UUID, content: str | dict[str, Any] | list[Any],
         scope: Scope = Scope.PROJECT, *, switch: bool = True, **fields: Any,
     ) -> ConversationMessage:  # fmt: skip
         """Another answer in the place of one of the assistant's, as `edit_message` puts it there."""
-        role = Tree((await self._known(conversation_id, scope)).messages).message(message_id).role
+        known = await self._known(conversation_id, scope)
+        role = Tree(known.messages).message(message_id).role
         if role != "assistant":
             raise InvalidArgument(
                 f"message {message_id} is of the {role}, no answer: edit_message puts one in its place"
             )
-        return await self.edit_message(conversation_id, message_id, content, scope, switch=switch, **fields)
+        return await self._replace(known, message_id, content, scope, switch, fields)
 
     async def switch_branch(
         self, conversation_id: UUID, branch_id: UUID | None, scope: Scope = Scope.PROJECT
@@ -177,6 +172,17 @@ class ConversationStore(ABC):
         if found is None:
             raise no_conversation(conversation_id)
         return found
+
+    async def _replace(
+        self, known: Conversation, message_id: UUID, content: Any, scope: Scope, switch: bool, fields: dict[str, Any]
+    ) -> ConversationMessage:
+        made = next((each for each in known.messages if each.id == fields.get("id")), None)
+        if made is None:
+            made = replacement(known.messages, message_id, content, fields)
+            await self._branch_off(known.id, made, scope, switch)
+        elif switch:
+            await self._activate(known, made.branch_id, scope)
+        return made
 
     async def _branch_off(
         self, conversation_id: UUID, message: ConversationMessage, scope: Scope, switch: bool

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from ..._clock import SYSTEM, Clock
 from ..._engines.base import Commits, Guard, Op
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, StorageBusy
 from ..claim import CLAIM
 from .words import best, folded, words_of
 
@@ -251,6 +251,7 @@ class Table:
         """Put what `fn` makes of the document, and commit `also` with it; what it made it of.
 
         Repeated where somebody else was faster, so `fn` does nothing but decide; None from it changes nothing.
+        StorageBusy: somebody else always was.
         """
         for _ in range(CHANGE_TRIES):
             there = await self.get(key)
@@ -262,7 +263,7 @@ class Table:
             except Changed:
                 continue
             return there
-        raise Changed(f"{self.kind} {key!r} was changed by others {CHANGE_TRIES} times in a row")
+        raise StorageBusy(f"{self.kind} {key!a:.60} was changed by others {CHANGE_TRIES} times in a row; try again")
 
 
 def _storable(text: Any, what: str, kind: str) -> None:

@@ -16,13 +16,12 @@ from ...errors import InvalidArgument, StorageBusy
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry, Table
 from ..forms import model_of
+from ..kinds import CONVERSATION, MESSAGE
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .base import Home
 from .keys import id_text
 from .save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
 from .seen import Seen
-
-CONVERSATION, MESSAGE = "conversation", "message"
 
 _PAGE = 200
 _AT_ONCE = 16  # conversations of a list whose messages are read side by side
@@ -50,14 +49,14 @@ class StoredConversations(Home, ConversationStore):
         for _ in range(CHANGE_TRIES):
             there = await headers.get(key)
             held = self._held.of(conversation)
-            if there is not None and not (held and held.is_of(headers.space, there)):
-                held = Held.of(headers.space, there, await messages.find(key), by_hand=True)
+            if there is not None and not (held and held.is_of(there)):
+                held = Held.of(there, await messages.find(key), by_hand=True)
             save = Save(key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock))
             try:
                 results = await headers.write(*save.ops(headers, messages))
             except Changed:
                 continue
-            self._held.remember(conversation, save.held(headers.space, results))
+            self._held.remember(conversation, save.held(results))
             conversation.updated_at = save.header.updated_at
             return
         raise StorageBusy(f"conversation {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
@@ -92,7 +91,7 @@ class StoredConversations(Home, ConversationStore):
     async def _whole(self, header: Document, messages: Table) -> Conversation:
         found = await messages.find(header.key)
         conversation = read_back(header, found)
-        self._held.remember(conversation, Held.of(messages.space, header, found))
+        self._held.remember(conversation, Held.of(header, found))
         return conversation
 
     # -- messages

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._json import decode, encode
-from ...errors import InvalidArgument, StorageBusy
+from ...errors import InvalidArgument
 from ..base.memory import MemoryStore
-from ..documents.base import CHANGE_TRIES, Changed, Entry
+from ..documents.base import Document, Entry
+from ..kinds import MEMORY
 from ..models import Scope
 from .base import Home
 from .keys import escaped, original, stored_key
-
-MEMORY = "memory"
 
 
 class StoredMemory(Home, MemoryStore):
@@ -26,20 +25,15 @@ class StoredMemory(Home, MemoryStore):
         await table.write(table.put(_entry(stored_key(key), value)))
 
     async def change(self, key: str, fn: Callable[[Any | None], Any], scope: Scope | None = None) -> Any:
-        table, at = self.table(scope, MEMORY), stored_key(key)
-        for _ in range(CHANGE_TRIES):
-            there = await table.get(at)
+        at, made = stored_key(key), None
+
+        def changed(there: Document | None) -> Entry:
+            nonlocal made
             made = fn(None if there is None else decode(there.text))
-            # A put that finds its own text there takes it for done; two may write one text, and the rank says whose.
-            mine = float(self.clock.random.getrandbits(52))
-            entry = _entry(at, made)._replace(rank=mine)
-            try:
-                [(_, rank)] = await table.write(table.put(entry, 0 if there is None else there.version))
-            except Changed:
-                continue
-            if rank == mine:
-                return made
-        raise StorageBusy(f"memory {key!a:.60} was changed by others {CHANGE_TRIES} times in a row; try again")
+            return _entry(at, made)
+
+        await self.table(scope, MEMORY).change(at, changed)
+        return made
 
     async def delete(self, key: str, scope: Scope | None = None) -> bool:
         table = self.table(scope, MEMORY)

@@ -7,11 +7,10 @@ from typing import Any
 from ..._json import decode, encode
 from ..base.preferences import PreferencesStore
 from ..documents.base import Entry, Table
+from ..kinds import PREFERENCE
 from ..models import Scope
 from .base import Home
 from .keys import original, stored_key
-
-PREFERENCE = "preference"
 
 
 class StoredPreferences(Home, PreferencesStore):

@@ -15,7 +15,7 @@ from ...errors import InvalidArgument
 from ..content import text_in
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
-from ..models import Conversation, ConversationMessage, moment
+from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .keys import escaped, id_text
 from .order import ranks_for
 
@@ -27,7 +27,10 @@ _FIELDS = tuple(
 
 @dataclass(kw_only=True)
 class Header(Conversation):
-    """A conversation as it is stored, its messages apart. `born` tells it from one deleted under the same id."""
+    """A conversation as it is stored, its messages apart.
+
+    `born` tells it from one of the same id that was deleted, or is in another scope or store.
+    """
 
     born: str = ""
 
@@ -54,6 +57,14 @@ def message_entry(conversation: str, message: ConversationMessage) -> Entry:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
+    # These two would be stored, and could not be read or compared.
+    if not isinstance(message.timestamp, _dt.datetime):
+        raise InvalidArgument(f"the timestamp of message {message.id} is a datetime, not {message.timestamp!r:.60}")
+    if not isinstance(message.tool_calls, list) or any(type(each) is not ToolCall for each in message.tool_calls):
+        raise InvalidArgument(
+            f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
+            f"not {message.tool_calls!r:.60}"
+        )
     return Entry(key, text_of(message), conversation, words=text_in(message.content))
 
 
@@ -91,18 +102,17 @@ class Held(NamedTuple):
     `header` is None where it was built by hand: then it decides every field, and deletes no message.
     """
 
-    space: str
     born: str
     header: str | None
     messages: dict[str, Kept]
 
     @classmethod
-    def of(cls, space: str, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> Held:
+    def of(cls, header: Document, messages: Sequence[Document], *, by_hand: bool = False) -> Held:
         kept = {each.key: Kept(digest(each.text), each.rank) for each in messages}
-        return cls(space, model_of(Header, header.text).born, None if by_hand else header.text, kept)
+        return cls(model_of(Header, header.text).born, None if by_hand else header.text, kept)
 
-    def is_of(self, space: str, header: Document) -> bool:
-        return self.space == space and self.born == model_of(Header, header.text).born
+    def is_of(self, header: Document) -> bool:
+        return self.born == model_of(Header, header.text).born
 
 
 def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
@@ -148,14 +158,14 @@ class Save:
             *(messages.delete(key) for key in self._gone),
         ]
 
-    def held(self, space: str, results: Sequence[Any]) -> Held:
+    def held(self, results: Sequence[Any]) -> Held:
         """What the object holds once it is saved."""
         first = 2 if self._there is None else 1
         ranks = dict(self._ranks)
         for key, (_, rank) in zip(self._written, results[first:], strict=False):
             ranks[key] = rank
         kept = {key: Kept(self._digests[key], ranks[key] or 0.0) for key in self._entries}
-        return Held(space, self.header.born, self._mine, kept)
+        return Held(self.header.born, self._mine, kept)
 
 
 def _merged(conversation: Conversation, there: Document | None, held: Held | None, born: str) -> Header:

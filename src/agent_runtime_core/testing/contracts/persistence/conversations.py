@@ -223,7 +223,8 @@ async def an_append_of_what_is_there_is_none(make: Make) -> None:
         conversation = await talk(store, "one")
         more = [message("two"), message("three")]
         same(await store.append(conversation.id, more), 2, "how many were appended")
-        same(await store.append(conversation.id, [*more, message("four"), more[0]]), 1, "how many, some known")
+        four = message("four")
+        same(await store.append(conversation.id, [*more, four, more[0], four]), 1, "how many, some known")
         same(await store.append(conversation.id, []), 0, "how many of none")
         same(said(await store.get_messages(conversation.id)), ["one", "two", "three", "four"], "the messages")
         for messages in ([message("lost")], []):
@@ -586,6 +587,8 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
             "a message without JSON form": (UnserialisableResult, message(object())),
             "a message that is none": (InvalidArgument, "hello"),
             "a message whose id is none": (InvalidArgument, message("x", id="../x")),
+            "a message of no time": (InvalidArgument, message("x", timestamp=None)),
+            "a tool call that is none": (InvalidArgument, message("x", tool_calls=[{"id": "c", "function": {}}])),
         }
         for what, (error, value) in bad.items():
             await tried(f"add_message of {what}", error, lambda: store.add_message(conversation.id, value))  # noqa: B023
