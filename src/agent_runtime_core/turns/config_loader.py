@@ -75,7 +75,7 @@ class _Document:
     def _read(self) -> Reading:
         marks = {self.path: mark_of(self.path)}
         try:
-            return Reading({self.path.name: read_file(self.path, str(self.path))}, marks)
+            return Reading({self.path.name: read_file(self.path, self.path.name)}, marks)
         except InvalidArgument as error:
             return Reading({}, marks, str(error))
 

@@ -81,9 +81,13 @@ class PackReader:
         self._begun = False
 
     def marks(self) -> dict[Path, Mark]:
-        """The marks of every file that counts."""
-        paths = [self.folder, *(self.folder / name / FILE for name in self._names())]
-        return {path: mark_of(path) for path in (*paths, *(p for k in self._known.values() for p in k.reading.marks))}
+        """The marks of every file that counts, and of the folders, which a new file changes."""
+        homes = [self.folder / name for name in self._names()]
+        files = [
+            *(home / FILE for home in homes),
+            *(path for each in self._known.values() for path in each.reading.marks),
+        ]
+        return {path: mark_of(path) for path in (self.folder, *homes, *files)}
 
     def look(self) -> Found:
         """The packs as they are now. One that has become broken is kept as it was, which the log says once.
@@ -141,11 +145,19 @@ def read_pack(folder: Path, name: str) -> Reading:
         if not home.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
             raise InvalidArgument(f"personality {name!r} leads out of {folder}: move its folder there")
         contents[FILE] = _read_into(marks, home, FILE)
-        for file in _files_of(_table_of(name, contents[FILE])):
+        for file in _named_in(name, contents[FILE]):
             contents[file] = _read_into(marks, home, file)
     except (InvalidArgument, OSError, RuntimeError) as error:
         return Reading(contents, marks, str(error))
     return Reading(contents, marks)
+
+
+def _named_in(name: str, content: bytes) -> list[str]:
+    """The prompt files that pack.toml names; none where it cannot be used, which `built` tells."""
+    try:
+        return _files_of(_table_of(name, content))
+    except InvalidArgument:
+        return []
 
 
 def _read_into(marks: dict[Path, Mark], home: Path, file: str) -> bytes:

@@ -16,7 +16,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Seconds for which files must lie still before they are read: who writes one in parts is let finish.
 STILL = 0.1
-#: How often they are asked whether they do; then the next look decides.
+#: How often they are asked whether they do, before they are read all the same.
 PATIENCE = 50
 
 
@@ -39,8 +39,6 @@ async def watch(source: Reloads, interval: float, clock: Clock) -> None:
                 break
             await clock.sleep(STILL)
             seen, marks = marks, await in_thread(_marks, source)
-        else:
-            continue
         await in_thread(source.reload)
         await clock.sleep(interval)
 
