@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.testing import MockLLMClient, VirtualClock
 from agent_runtime_core.tools import ToolRegistry, tool
 from agent_runtime_core.turns import MemorySettings, PersonalityInstance, PersonalityPackManager, Sampling
+from agent_runtime_core.turns.files import Reading, twice
 
 FULL = """
 name = "helper"
@@ -426,6 +428,59 @@ def test_packs_that_do_not_agree_stay_as_they_were(tmp_path: Path, caplog: pytes
     assert manager.reload() is False
     assert "cannot be read" in str(manager.errors[""])
     assert manager.get().name == "b"
+
+
+async def test_a_watched_folder_may_go_and_come_back(tmp_path: Path) -> None:
+    packs, clock = tmp_path / "packs", VirtualClock()
+    full(packs)
+    manager = PersonalityPackManager(packs, clock=clock)
+    watcher = asyncio.create_task(manager.watch(interval=5))
+
+    async def look(seconds: float) -> None:
+        await clock.until_sleeping()
+        clock.advance(seconds)
+        await clock.until_sleeping()
+
+    await look(0.1)
+    packs.rename(tmp_path / "away")
+    await look(5)
+    await look(0.1)
+    assert "cannot be read" in str(manager.errors[""])
+    assert manager.get().name == "helper"
+    (tmp_path / "away" / "helper" / "system.md").write_text("Back.")
+    (tmp_path / "away").rename(packs)
+    await look(5)
+    await look(0.1)
+    assert (manager.get().system_prompt, manager.errors) == ("Back.", {})
+    watcher.cancel()
+    await asyncio.wait({watcher})
+
+
+@pytest.mark.parametrize("age", [1, 60])
+def test_only_packs_that_have_lain_still_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float
+) -> None:
+    home = full(tmp_path)
+    clock = VirtualClock(start=(home / "greeting.md").stat().st_mtime + age)
+    manager, opened = PersonalityPackManager(tmp_path, clock=clock), list[Any]()
+    open_it = os.open
+
+    def counting(file: Any, *rest: Any) -> int:
+        opened.append(file)
+        return open_it(file, *rest)
+
+    monkeypatch.setattr(os, "open", counting)
+    assert manager.reload() is False
+    assert bool(opened) == (age == 1)
+    (home / "system.md").write_text("New.")
+    assert manager.reload() is True
+
+
+def test_files_that_change_with_every_reading_are_not_taken() -> None:
+    numbers = itertools.count()
+    reading = twice(lambda: Reading({"pack.toml": b"%d" % next(numbers)}, {}), "personality 'helper'")
+    assert reading.problem == "personality 'helper' changes while it is read"
+    assert next(numbers) < 20
 
 
 async def test_watching_a_folder(tmp_path: Path) -> None:

@@ -82,7 +82,10 @@ class PackReader:
 
     def marks(self) -> dict[Path, Mark]:
         """The marks of every file that counts, and of the folders, which a new file changes."""
-        homes = [self.folder / name for name in self._names()]
+        try:
+            homes = [self.folder / name for name in self._names()]
+        except InvalidArgument:
+            homes = []  # look() tells why
         files = [
             *(home / FILE for home in homes),
             *(path for each in self._known.values() for path in each.reading.marks),

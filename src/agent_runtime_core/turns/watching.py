@@ -33,21 +33,14 @@ async def watch(source: Reloads, interval: float, clock: Clock) -> None:
         raise InvalidArgument(f"interval={interval!r} cannot be used: it must be a number of seconds above 0")
     seen: dict[Path, Mark] | None = None
     while True:
-        marks = await in_thread(_marks, source)
+        marks = await in_thread(source.marks)
         for _ in range(PATIENCE):
             if marks == seen:
                 break
             await clock.sleep(STILL)
-            seen, marks = marks, await in_thread(_marks, source)
+            seen, marks = marks, await in_thread(source.marks)
         await in_thread(source.reload)
         await clock.sleep(interval)
-
-
-def _marks(source: Reloads) -> dict[Path, Mark]:
-    try:
-        return source.marks()
-    except InvalidArgument:
-        return {}  # reload() tells what is wrong
 
 
 class Problems:
