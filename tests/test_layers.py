@@ -36,6 +36,7 @@ LAYERS: list[set[str]] = [
     {"agents"},
     {"registry", "backends"},
     {"runner"},
+    {"turns"},
     {"testing", "cli"},
     {"__main__"},
     {"__init__"},

@@ -50,6 +50,8 @@ WHERE = {
     ".loop": "run_turn_loop TurnState CancellationToken LoopResult Hooks agent_tool",
     ".limits": "RunLimits",
     ".agents": "ToolCallingAgent",
+    ".turns": "ConfigChanged ConfigLoader MemorySettings PackSet PersonalityInstance PersonalityPackManager "
+    "PersonalitySettings ProviderSettings Sampling Settings TurnSettings",
 }
 # Names of what is not built yet: a stub of one would be worse than none.
 ABSENT = ("Orchestrator", "PlanningAgent", "TurnManager")

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,14 +16,16 @@ from .errors import InvalidArgument, UnknownSetting
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
-_PREFIX = "AGENT_RUNTIME_"
+PREFIX = "AGENT_RUNTIME_"
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
 _TRUTHS = frozenset({"langfuse_enabled", "langfuse_content"})
 _SECRETS = frozenset({*_KEYS, "langfuse_secret_key"})
 _PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_WHOLE = frozenset({"max_retries"})
-_POSITIVE = frozenset({"run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"})
+_WHOLE = frozenset({"max_retries", "max_unsent_bytes"})
+_POSITIVE = frozenset({
+    "run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds", "max_unsent_bytes",
+})  # fmt: skip
 _NOT_NEGATIVE = frozenset({"max_retries", "retry_backoff_base", "retry_backoff_max", "park_after"})
 _NUMBERS = _POSITIVE | _NOT_NEGATIVE
 _PASSWORD = re.compile(r"(?<=://)[^/].*(?=@)|(?<=password=)[^&]*")
@@ -57,6 +59,8 @@ class RuntimeConfig:
     retry_backoff_max: float = 300
     #: How long a wait keeps its worker before it parks the run; 0 parks at once.
     park_after: float = 5.0
+    #: How many bytes an attached output may lag behind before its own run's model stream is paused.
+    max_unsent_bytes: int = 131072
     #: USD per million tokens by model: `{"gpt-4o": {"input": 2.5, "output": 10, "cached_input": 1.25}}`.
     model_prices: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
     #: Trace sinks of every runner: instances, names ("langfuse") or "their_package.module:Class".
@@ -71,8 +75,8 @@ class RuntimeConfig:
     langfuse_content: bool = False
 
     def __post_init__(self) -> None:
-        for name in _FIELDS:
-            _check(name, name, getattr(self, name))
+        for name in FIELDS:
+            check_setting(name, name, getattr(self, name))
 
     def get_openai_api_key(self) -> str | None:
         """The key that was set, or else the environment's OPENAI_API_KEY."""
@@ -92,10 +96,10 @@ class RuntimeConfig:
         return options
 
     def __repr__(self) -> str:
-        return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in _FIELDS)})"
+        return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in FIELDS)})"
 
 
-_FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
+FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
 _current: RuntimeConfig | None = None
 
 
@@ -108,10 +112,9 @@ def configure(**settings: Any) -> RuntimeConfig:
     """
     global _current
     for name in settings:
-        if name not in _FIELDS:
-            near = difflib.get_close_matches(name, _FIELDS, n=1, cutoff=0.0)
-            raise UnknownSetting(f"no setting {name!r}: did you mean {near[0]!r}?")
-    _current = RuntimeConfig(**{**_from_environment(os.environ), **settings})
+        if name not in FIELDS:
+            raise UnknownSetting(f"no setting {name!r}: did you mean {nearest(name, FIELDS)!r}?")
+    _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
     return _current
 
 
@@ -126,23 +129,30 @@ def reset_config() -> None:
     _current = None
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that these variables say; InvalidArgument names a variable that cannot be used."""
     found: dict[str, Any] = {}
-    for name in _FIELDS:
-        variable = _KEYS.get(name, _PREFIX + name.upper())
+    for name in FIELDS:
+        variable = _KEYS.get(name, PREFIX + name.upper())
         text = environment.get(variable, "").strip()
         if text:
             found[name] = _read(name, text)
-            _check(name, variable, found[name])
+            check_setting(name, variable, found[name])
     return found
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of the names that `name` is most like."""
+    # Cut off: what is compared takes time in the square of its length.
+    return difflib.get_close_matches(name[:100], names, n=1, cutoff=0.0)[0]
 
 
 def _read(name: str, text: str) -> Any:
     """The value that an environment variable says, or its text where that says none."""
     if name in _NUMBERS:
-        return _number(text)
+        return number_in(text)
     if name in _TRUTHS:
-        return _TRUTH.get(text.lower(), text)
+        return truth_in(text)
     if name == "trace_sinks":
         return tuple(filter(None, map(str.strip, text.split(","))))
     if name == "model_prices":
@@ -153,7 +163,12 @@ def _read(name: str, text: str) -> Any:
     return text
 
 
-def _number(text: str) -> float | str:
+def truth_in(text: str) -> bool | str:
+    """True or False, or the text itself where it says neither."""
+    return _TRUTH.get(text.lower(), text)
+
+
+def number_in(text: str) -> float | str:
     """A number, or the text itself where it is none."""
     for kind in (int, float):
         try:
@@ -163,7 +178,8 @@ def _number(text: str) -> float | str:
     return text
 
 
-def _check(name: str, called: str, value: Any) -> None:
+def check_setting(name: str, called: str, value: Any) -> None:
+    """InvalidArgument for a value that setting cannot have; `called` is what the message calls it."""
     if name in _NUMBERS:
         wanted = _misfit(name, value)
     elif name == "durability":
@@ -175,7 +191,7 @@ def _check(name: str, called: str, value: Any) -> None:
     elif name == "model_prices":
         wanted = "" if _are_prices(value) else _PRICES_WANTED
     else:
-        optional = _FIELDS[name].default is None
+        optional = FIELDS[name].default is None
         fits = (isinstance(value, str) and value != "") or (optional and value is None)
         wanted = "" if fits else "a text" + (" or None" if optional else "")
     if wanted:

@@ -30,6 +30,7 @@ def test_the_defaults() -> None:
         "retry_backoff_base": 2,
         "retry_backoff_max": 300,
         "park_after": 5.0,
+        "max_unsent_bytes": 131072,
         "model_prices": {},
         "trace_sinks": (),
         "tracing_backend": None,
@@ -138,6 +139,8 @@ def test_an_unknown_setting_names_the_nearest_and_changes_nothing() -> None:
         ("RETRY_BACKOFF_MAX", "9" * 5000),
         ("PARK_AFTER", "-0.1"),
         ("DURABILITY", "most"),
+        ("MAX_UNSENT_BYTES", "0"),
+        ("MAX_UNSENT_BYTES", "1.5"),
     ],
 )
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
@@ -160,6 +163,8 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, tex
         ("queue_backend", None),
         ("sqlite_path", 3),
         ("durability", "FULL"),
+        ("max_unsent_bytes", 0),
+        ("max_unsent_bytes", 1.5),
     ],
 )
 def test_a_bad_value_is_named(name: str, value: object) -> None:

@@ -1,0 +1,199 @@
+"""The settings of a program in config.toml, read again whenever the file, its packs or the environment change."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._clock import SYSTEM, Clock
+from ..config import FIELDS, RuntimeConfig, configure
+from ..errors import InvalidArgument
+from .files import Mark, Reading, has_changed, mark_of, read_file, settled, twice
+from .packs import Found, PackReader
+from .personality import PackSet
+from .settings import PersonalitySettings, ProviderSettings, Settings, Sources, TurnSettings, changes
+from .subscribers import Subscribers
+from .tables import parsed
+from .watching import Problems, watch
+
+__all__ = [
+    "ConfigChanged",
+    "ConfigLoader",
+    "PersonalitySettings",
+    "ProviderSettings",
+    "Settings",
+    "TurnSettings",
+]
+
+
+@dataclass(frozen=True)
+class ConfigChanged:
+    """The event "config.changed": settings differ now. `changed` are their dotted names, as `runtime.max_retries`."""
+
+    version: int
+    changed: tuple[str, ...]
+    path: str
+    event_type: str = "config.changed"
+
+    def payload(self) -> dict[str, Any]:
+        """The event as JSON has it."""
+        return {"version": self.version, "changed": list(self.changed), "path": self.path}
+
+
+class _Document:
+    """One TOML file and what it said when it was last looked at."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path, self._clock = path, clock
+        self._reading: Reading | None = None
+        self._settled = False
+        self._tables: dict[str, Any] | None = None
+        self._error: InvalidArgument | None = None
+
+    @property
+    def content(self) -> bytes:
+        """The bytes that were last read; empty where none could be."""
+        return b"" if self._reading is None else self._reading.contents.get(self.path.name, b"")
+
+    def look(self) -> dict[str, Any]:
+        """What the file says now; InvalidArgument if it cannot be read or is not TOML."""
+        if self._reading is None or not self._settled or has_changed(self._reading.marks):
+            reading = twice(self._read, self.path.name)
+            self._settled = settled(reading.marks, self._clock)
+            if self._reading is None or reading._replace(marks={}) != self._reading._replace(marks={}):
+                self._take(reading)
+            self._reading = reading
+        if self._error is not None:
+            raise self._error
+        return self._tables or {}
+
+    def _read(self) -> Reading:
+        marks = {self.path: mark_of(self.path)}
+        try:
+            return Reading({self.path.name: read_file(self.path, self.path.name)}, marks)
+        except InvalidArgument as error:
+            return Reading({}, marks, str(error))
+
+    def _take(self, reading: Reading) -> None:
+        try:
+            if reading.problem:
+                raise InvalidArgument(reading.problem)
+            content = reading.contents[self.path.name]
+            if self._tables and not content.strip():
+                # Whoever writes it in place has only begun to; to mean the defaults a comment will do.
+                raise InvalidArgument(f"{self.path.name} has become empty")
+            self._tables, self._error = parsed(content, self.path.name), None
+        except InvalidArgument as error:
+            self._error = error
+
+
+class ConfigLoader:
+    """The settings that config.toml, the default personality and the environment make together.
+
+    1. The order is: defaults, the provider and model of the default personality, config.toml, the environment;
+       `apply(**settings)` goes above them all.
+    2. `current` is one Settings, packs included, replaced as a whole: who takes it once sees no mixture.
+    3. What cannot be used leaves the last good settings in place. `last_error` says why, and the log says it once.
+    4. Every change of a value is told to the subscribers as one ConfigChanged; a file's new time or comment is none.
+
+    The first look is made here, and raises InvalidArgument, which names file, key and value. `path=None` is for
+    programs without a file; `environ` is `os.environ` by default, read at every look.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = "config.toml",
+        *,
+        environ: Mapping[str, str] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._path = None if path is None else Path(path).absolute()
+        self._document = None if self._path is None else _Document(self._path, clock)
+        self._environ, self._clock = environ, clock
+        self._lock = threading.Lock()
+        self._subscribers = Subscribers[ConfigChanged]()
+        self._problems = Problems("the settings" if self._path is None else str(self._path))
+        self._pack_errors: Mapping[str, InvalidArgument] = {}
+        self._reader: PackReader | None = None
+        self._good: dict[str, Any] = {}
+        if self._path is not None and not self._path.exists():
+            raise InvalidArgument(f"{self._path} is not there: write it, or give path=None to do without a file")
+        self._current = self._built({} if self._document is None else self._document.look())
+
+    @property
+    def current(self) -> Settings:
+        """All settings, as of one moment."""
+        return self._current
+
+    @property
+    def last_error(self) -> InvalidArgument | None:
+        """Why the newest settings are not used, or None; a broken pack counts."""
+        return self._problems.last or next(iter(self._pack_errors.values()), None)
+
+    def reload(self) -> bool:
+        """Look at the files and the environment; True if any setting has changed. It may block for the files."""
+        with self._lock:
+            changed = self._look()
+        self._subscribers.tell()
+        return changed
+
+    async def watch(self, interval: float = 1.0) -> None:
+        """Reload whenever the files have changed and lie still, looking every `interval` seconds until cancelled."""
+        await watch(self, interval, self._clock)
+
+    def subscribe(self, fn: Callable[[ConfigChanged], Any]) -> Callable[[], None]:
+        """Tell `fn`, sync or async, of every change, in order; what is returned ends that. One that fails is logged.
+
+        Inside a running loop it is called on that loop, else in the thread that reloads (then it must be sync).
+        """
+        return self._subscribers.add(fn)
+
+    def apply(self, **settings: Any) -> RuntimeConfig:
+        """Make `current.runtime`, and over it `settings`, the configuration of this process: `configure(…)`."""
+        runtime = self._current.runtime
+        return configure(**{**{name: getattr(runtime, name) for name in FIELDS}, **settings})
+
+    def marks(self) -> dict[Path, Mark]:
+        """What tells whether a file was touched."""
+        own = {} if self._path is None else {self._path: mark_of(self._path)}
+        return own if self._reader is None else {**own, **self._reader.marks()}
+
+    def _look(self) -> bool:
+        new = self._newest()
+        names = [] if new is None else changes(self._current, new)
+        if new is None or not names:
+            return False
+        self._current = dataclasses.replace(new, version=self._current.version + 1)
+        where = "" if self._path is None else str(self._path)
+        self._subscribers.put(ConfigChanged(self._current.version, tuple(names), where))
+        return True
+
+    def _newest(self) -> Settings | None:
+        """What the sources say now: with the last good file where this one is broken, None if even that will not do."""
+        try:
+            new = self._built(self._good if self._document is None else self._document.look())
+            self._problems.over()
+            return new
+        except InvalidArgument as error:
+            self._problems.tell(error, self._document and self._document.content)
+        try:
+            return self._built(self._good)
+        except InvalidArgument:
+            return None
+
+    def _built(self, document: dict[str, Any]) -> Settings:
+        sources = Sources.of(document, os.environ if self._environ is None else self._environ, self._path)
+        folder = sources.personality.folder
+        reader, found = self._reader, Found({}, {})
+        if reader is None or reader.folder != folder:
+            reader = None if folder is None else PackReader(folder, self._clock)
+        if reader is not None:
+            found = reader.look()
+        built = sources.with_packs(PackSet.of(found.packs if reader else None, sources.personality.default))
+        self._reader, self._good, self._pack_errors = reader, document, found.errors
+        return built
