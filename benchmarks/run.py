@@ -29,7 +29,7 @@ from . import (
     queue,
     resume,
     vectors,
-), chain, conversation, documents, events, idle, imports, jobs, loop, memory, payload, queue, resume, vectors
+)
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
@@ -45,8 +45,6 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "events": events.rows,
     "documents": documents.rows,
     "conversation": conversation.rows,
-    "conversation": conversation.rows,
-    "documents": documents.rows,
     "vectors": vectors.rows,
     "drain": queue.drain,
     "claims": queue.claims,

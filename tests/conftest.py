@@ -54,6 +54,8 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         registry.clear_registry()
     if config := sys.modules.get("agent_runtime_core.config"):
         config.reset_config()
+    if manager := sys.modules.get("agent_runtime_core.persistence.manager"):
+        manager._default = manager._Default()
 
 
 @pytest.fixture(scope="session")

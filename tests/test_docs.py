@@ -199,6 +199,7 @@ def _id(page: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=_id)
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     run_page(page.read_text("utf-8"), page.name)
 
 
@@ -208,6 +209,7 @@ def test_every_block_runs_with_a_redis(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_url: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     run_page(page.read_text("utf-8"), page.name, redis=redis_url)
 
 
