@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import datetime as dt
 import math
-import random
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -221,7 +220,7 @@ async def every_field_of_an_embedding_comes_back(make: Make) -> None:
 @vectors
 async def the_nearest_come_first(make: Make) -> None:
     async with opened(make) as store:
-        chance = random.Random(7)
+        chance = VirtualClock(seed=7).random
         made = [
             Embedding(vector=[chance.gauss(0, 1) for _ in range(12)], content=str(n), content_type="ab"[n % 2])
             for n in range(60)
