@@ -177,10 +177,11 @@ class Book:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""
         placed = {(record.key, record.digest, record.pos) for record in self.done.values()}
         for record in self._carriers:
-            # In a list, the next step is the one at the next place: most often it is recorded too.
-            if (record.key, record.digest, record.pos + 1) in placed:
+            # In a chain, the next step is the one at the next place: most often it is recorded too.
+            carried = cast(str, record.next)
+            if (record.key, record.digest, record.pos + 1) in placed and f'"pos":{record.pos + 1},' in carried:
                 continue
-            after = json.loads(cast(str, record.next))
+            after = json.loads(carried)
             identity = (after["name"], after["key"])
             if identity not in self.done and identity not in self._ended_tries:
                 self.begun.setdefault(identity, 1)
