@@ -29,7 +29,7 @@ def step(name: str, effects: str, pause: float) -> Callable[..., Any]:
     place = int(name[1:])
 
     def finish(state: Any) -> int:
-        return (sum(state.results[each] * 31 for each in EDGES[name]) + place) % 1_000_003
+        return (sum(int(state.results[each]) * 31 for each in EDGES[name]) + place) % 1_000_003
 
     async def in_the_loop(ctx: Any, state: Any) -> int:
         effect(effects, name, ctx.idempotency_key)
