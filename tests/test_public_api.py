@@ -35,7 +35,7 @@ WHERE = {
     ".steps": "Step StepExecutor StepResult StepStatus ExecutionState StepExecutionError StepCancelledError",
     ".testing": "MockRunContext create_test_context run_agent_test MockLLMClient MockLLMResponse LLMEvaluator MockTool "
     "ReplayLLMClient RecordingLLMClient Cassette CassetteMiss",
-    ".tools": "Tool ToolDefinition ToolRegistry tool",
+    ".tools": "Tool ToolDefinition ToolRegistry tool BaseTool ToolResult CalculatorTool",
     ".llm": "get_llm_client use_llm_client LLMClient LLMResponse LLMStreamChunk OpenAIConfigurationError "
     "AnthropicConfigurationError OpenAIClient AnthropicClient LiteLLMClient Timeouts Retries",
     ".tracing": "NoopTraceSink get_trace_sink LangfuseTraceSink",

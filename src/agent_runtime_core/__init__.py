@@ -40,6 +40,7 @@ __all__ = [
     "NotConfigured",
     "NotSupported",
     "OutputMismatch",
+    "PlanningError",
     "PortalMisuse",
     "Postponed",
     "ProviderError",
@@ -74,6 +75,7 @@ __all__ = [
     "Tool",
     "ToolCallingAgent",
     "ToolDefinition",
+    "ToolFailed",
     "ToolRegistry",
     "ToolTimeout",
     "TraceSink",
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
         NotConfigured,
         NotSupported,
         OutputMismatch,
+        PlanningError,
         PortalMisuse,
         Postponed,
         ProviderError,
@@ -148,6 +151,7 @@ if TYPE_CHECKING:
         StorageFull,
         StorageTooNew,
         StreamCut,
+        ToolFailed,
         ToolTimeout,
         UnknownAgent,
         UnknownPrice,
@@ -196,11 +200,11 @@ else:
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
         "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
-        "ModelNotFound NotConfigured NotSupported OutputMismatch PortalMisuse Postponed ProviderError ProviderTimeout "
-        "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
+        "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
+        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting UnknownTool "
-        "UnsafeRedis UnserialisableResult WaitTimeout",
+        "StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting "
+        "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "limits": "RunLimits",
