@@ -42,6 +42,7 @@ WHERE = {
     ".loop": "run_turn_loop TurnState CancellationToken LoopResult Hooks agent_tool",
     ".limits": "RunLimits",
     ".agents": "ToolCallingAgent",
+    ".planning": "BasePlanner LLMPlanner Plan PlanStep PlanningError RuleBasedPlanner StepKind resolve",
 }
 # Names of what is not built yet: a stub of one would be worse than none.
 ABSENT = ("PersistenceManager", "Conversation", "FileMemoryStore", "RedisQueue")
