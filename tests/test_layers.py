@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"waits"},
     {"steps", "context"},
     {"outputs"},
-    {"loop"},
+    {"loop", "planning"},
     {"agents"},
     {"registry", "backends"},
     {"runner"},

@@ -43,7 +43,7 @@ WHERE = {
     ".steps": "Step StepExecutor StepResult StepStatus ExecutionState StepExecutionError StepCancelledError",
     ".testing": "MockRunContext create_test_context run_agent_test MockLLMClient MockLLMResponse LLMEvaluator MockTool "
     "ReplayLLMClient RecordingLLMClient Cassette CassetteMiss",
-    ".tools": "Tool ToolDefinition ToolRegistry tool",
+    ".tools": "Tool ToolDefinition ToolRegistry tool BaseTool ToolResult CalculatorTool",
     ".llm": "get_llm_client use_llm_client LLMClient LLMResponse LLMStreamChunk OpenAIConfigurationError "
     "AnthropicConfigurationError OpenAIClient AnthropicClient LiteLLMClient Timeouts Retries",
     ".tracing": "NoopTraceSink get_trace_sink LangfuseTraceSink",
@@ -52,6 +52,7 @@ WHERE = {
     ".agents": "ToolCallingAgent",
     ".turns": "ConfigChanged ConfigLoader MemorySettings PackSet PersonalityInstance PersonalityPackManager "
     "PersonalitySettings ProviderSettings Sampling Settings TurnSettings",
+    ".planning": "BasePlanner LLMPlanner Plan PlanStep PlanningError RuleBasedPlanner StepKind resolve",
 }
 # Names of what is not built yet: a stub of one would be worse than none.
 ABSENT = ("Orchestrator", "PlanningAgent", "TurnManager")

@@ -50,6 +50,7 @@ __all__ = [
     "OutputMismatch",
     "PersistenceConfig",
     "PersistenceManager",
+    "PlanningError",
     "PortalMisuse",
     "Postponed",
     "PreferencesStore",
@@ -92,6 +93,7 @@ __all__ = [
     "ToolCall",
     "ToolCallingAgent",
     "ToolDefinition",
+    "ToolFailed",
     "ToolRegistry",
     "ToolResult",
     "ToolTimeout",
@@ -150,6 +152,7 @@ if TYPE_CHECKING:
         NotConfigured,
         NotSupported,
         OutputMismatch,
+        PlanningError,
         PortalMisuse,
         Postponed,
         ProviderError,
@@ -170,6 +173,7 @@ if TYPE_CHECKING:
         StorageOutdated,
         StorageTooNew,
         StreamCut,
+        ToolFailed,
         ToolTimeout,
         UnknownAgent,
         UnknownPrice,
@@ -240,10 +244,11 @@ else:
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
         "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
-        "ModelNotFound NotConfigured NotSupported OutputMismatch PortalMisuse Postponed ProviderError ProviderTimeout "
-        "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
+        "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
+        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageOutdated StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting "
+        "StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
+        "UnknownSetting "
         "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
 from ._ids import step_id
-from ._json import encode
+from ._json import digest, encode
 from .errors import JournalMismatch, StepExecutionError
 from .journal.record import DONE, STARTED, Record, count_events, is_copied, with_start
 from .ledger import Ledger
@@ -35,7 +35,7 @@ class Performed(Protocol):
 class Frame:
     """The step that code is running in."""
 
-    __slots__ = ("attempt", "book", "emitted", "key", "name")
+    __slots__ = ("attempt", "book", "counts", "emitted", "key", "name")
 
     def __init__(self, book: Book, name: str, key: str, attempt: int) -> None:
         self.book: Book = book
@@ -43,10 +43,16 @@ class Frame:
         self.key: str = key
         self.attempt: int = attempt
         self.emitted: int = 0
+        self.counts: dict[tuple[str, str], int] = {}  # uses of a name inside this step
 
     @property
     def step_id(self) -> str:
         return step_id(self.book.ledger.run_id, self.name, self.key)
+
+    @property
+    def mark(self) -> str:
+        """Tells this step from the others of its run, and of that run's forks."""
+        return digest(f"{self.name}\0{self.key}")[:16]
 
 
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
@@ -171,10 +177,11 @@ class Book:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""
         placed = {(record.key, record.digest, record.pos) for record in self.done.values()}
         for record in self._carriers:
-            # In a list, the next step is the one at the next place: most often it is recorded too.
-            if (record.key, record.digest, record.pos + 1) in placed:
+            # In a chain, the next step is the one at the next place: most often it is recorded too.
+            carried = cast(str, record.next)
+            if (record.key, record.digest, record.pos + 1) in placed and f'"pos":{record.pos + 1},' in carried:
                 continue
-            after = json.loads(cast(str, record.next))
+            after = json.loads(carried)
             identity = (after["name"], after["key"])
             if identity not in self.done and identity not in self._ended_tries:
                 self.begun.setdefault(identity, 1)
@@ -182,10 +189,16 @@ class Book:
     # -- identity
 
     def occurrence(self, space: str, name: str) -> str:
-        """The key of the next unkeyed use of `name`."""
-        count = self._counts.get((space, name), 0)
-        self._counts[space, name] = count + 1
-        return f"{space}:{count}"
+        """The key of the next unkeyed use of `name`, counted for each step by itself: on a resume those inside a
+        recorded one are not asked for again, and those beside it come in any order."""
+        frame = FRAME.get()
+        if frame is None or frame.book is not self:
+            count = self._counts.get((space, name), 0)
+            self._counts[space, name] = count + 1
+            return f"{space}:{count}"
+        count = frame.counts.get((space, name), 0)
+        frame.counts[space, name] = count + 1
+        return f"{space}:{count}@{frame.mark}"
 
     def recorded(self, name: str, key: str) -> Record | None:
         """The record of that step, under its present or its former name."""

@@ -8,6 +8,8 @@ AgentRuntimeError
 ├── UnknownRun (KeyError)             no run of that id is stored here
 ├── UnknownTool (KeyError)            no tool of that name is registered here
 ├── ToolTimeout (TimeoutError)        a tool gave no answer within its own time limit
+├── ToolFailed                        a tool told that it did not succeed
+├── PlanningError                     no plan could be made of a prompt, or one that cannot be carried out
 ├── PortalMisuse                      a blocking call from the loop that would have to answer it
 ├── NotSupported                      this backend or client has no such operation
 ├── MissingDependency (ImportError)   an optional package is not installed
@@ -49,7 +51,7 @@ AgentRuntimeError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 class AgentRuntimeError(Exception):
@@ -95,6 +97,27 @@ class ToolTimeout(AgentRuntimeError, TimeoutError):
         self.tool: str = tool
         self.seconds: float = seconds
         super().__init__(f"tool {tool!r} gave no answer within {seconds:g} s{more}")
+
+
+class ToolFailed(AgentRuntimeError):
+    """A tool told that it did not succeed. `tool` is its name, `error` what it said."""
+
+    def __init__(self, tool: str, error: str) -> None:
+        self.tool: str = tool
+        self.error: str = error
+        super().__init__(f"tool {tool!r} did not succeed: {error}")
+
+
+class PlanningError(AgentRuntimeError):
+    """No plan could be made of a prompt, or one that cannot be carried out.
+
+    `problems` are what is wrong with it, `answer` is the last answer of a model that was asked for it.
+    """
+
+    def __init__(self, message: str, problems: Sequence[str] = (), answer: str | None = None) -> None:
+        self.problems: list[str] = list(problems)
+        self.answer: str | None = answer
+        super().__init__(message)
 
 
 class PortalMisuse(AgentRuntimeError):

@@ -78,6 +78,8 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
         cut=some(0.06, 0.5),
     )
     runs = [_run(chance, i, edited) for i in range(chance.choice((2, 2, 2, 2, 3, 3, 4, 6)))]
+    if not edited:
+        _add_graphs(random.Random(f"graphs {seed}"), runs)
     if chance.random() < 0.08:
         runs.append(RunPlan("poison", [["step", "first", 0], ["poison", "boom", 0], ["step", "never", 0]]))
     return Scenario(
@@ -126,6 +128,13 @@ def _run(chance: random.Random, number: int, edited: bool) -> RunPlan:
         followed=chance.random() < 0.25,
         twice=chance.random() < 0.15,
     )
+
+
+def _add_graphs(chance: random.Random, runs: list[RunPlan]) -> None:
+    """Steps that depend on each other, at the end of some runs: drawn apart, so that seeds draw the rest as before."""
+    for run in runs:
+        if chance.random() < 0.25:
+            run.items.append(["graph", f"graph{len(run.items)}", chance.choice((3, 5, 7))])
 
 
 def _actions(chance: random.Random, workers: int, runs: list[RunPlan], layout: Layout) -> list[tuple[float, str, Any]]:

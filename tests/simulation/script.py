@@ -69,6 +69,16 @@ class Script(AgentRuntime):
                 return await StepExecutor(ctx, max_concurrency=2).map(
                     name, self.effect, [f"{name}.{i}" for i in range(number)], retries=1, retry_delay=0.05
                 )
+            case "graph":
+                steps = [
+                    Step(
+                        f"{name}.{i}", self.node, checkpoint=i != 1, depends_on=[f"{name}.{j}" for j in needs_of(i)],
+                        retries=1, retry_delay=0.05,
+                    )
+                    for i in range(number)
+                ]  # fmt: skip
+                results = await StepExecutor(ctx, checkpoint_key=name, max_concurrency=2).run(steps)
+                return [results[step.name] for step in steps]
             case "transaction" if "sqlite" not in self.scenario.layout[2]:
                 return self._mine(name, await ctx.step(name, self.effect, name))
             case "transaction":
@@ -123,11 +133,30 @@ class Script(AgentRuntime):
         links = state["links"]
         return f"{await self._happen(frame.name)} {links}"
 
+    async def node(self, ctx: Any, state: Any) -> str:
+        """A step of a graph: its result tells what it read."""
+        name, _, place = ctx._frame.name.rpartition(".")
+        needs = [f"{name}.{i}" for i in needs_of(int(place))]
+        self.world.watch.depends(
+            ctx._row, ctx._frame.name, [(each, ctx._frame.key) for each in needs if each[-2:] != ".1"]
+        )
+        read = "".join(state.results[each] for each in needs)
+        return f"({read}){await self._happen(ctx._frame.name)}"
+
     async def poison(self) -> str:
         await self._happen("boom")
         self.world.kill(HOST.get())
         await asyncio.get_running_loop().create_future()
         raise AssertionError
+
+
+def needs_of(place: int) -> list[int]:
+    """What a step of a simulated graph depends on: two begin at once, later ones wait for one or two before them."""
+    return sorted({(place - 2) // 2, place - 2}) if place > 1 else []
+
+
+def _node(name: str, place: int) -> str:
+    return f"({''.join(_node(name, other) for other in needs_of(place))}){name}.{place}!"
 
 
 def write_effect(conn: UserTransaction, run_id: str, name: str) -> str:
@@ -158,6 +187,8 @@ def expected(items: list[list[Any]]) -> list[Any]:
                 out.append([*(f"{name}.{i}!" for i in range(number)), f"{name}.{number - 1}! {number}"])
             case "map":
                 out.append([f"{name}.{i}!" for i in range(number)])
+            case "graph":
+                out.append([_node(name, i) for i in range(number)])
             case "call":
                 out.append({"out": [f"{name}.{i}!" for i in range(number)]})
             case _:

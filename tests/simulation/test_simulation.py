@@ -115,7 +115,9 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         *(" ".join([place] * 3) for place in ("memory-a", "remote-a", "sqlite-a")),
     }
     assert kinds == {"kill", "pause", "go on", "suspend", "wake", "stop", "jump", "cut", "cancel", "signal"}
-    assert items == {"step", "chain", "map", "signal", "sleep", "emit", "call", "late", "transaction", "poison"}
+    assert items == {
+        "step", "chain", "map", "graph", "signal", "sleep", "emit", "call", "late", "transaction", "poison",
+    }  # fmt: skip
     for fault in ("lost", "unanswered", "doubled", "dropped", "crash", "late_bell", "cut"):
         assert any(getattr(scenario.faults, fault) > 0 for scenario in scenarios)
     assert any(scenario.world["hours"] for scenario in scenarios)

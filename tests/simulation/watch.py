@@ -254,6 +254,15 @@ class Watch:
         if len(self.effects[key]) > allowed:
             self.wrong(f"effect {name} of run {run} happened {len(self.effects[key])} times, at most {allowed} are due")
 
+    def depends(self, row: RunRow, name: str, needs: Sequence[tuple[str, str]]) -> None:
+        """A step begins only when what it depends on has a record."""
+        run = row.run_id
+        if self._writes(run) != row.claim_id:
+            return
+        for each, key in needs:
+            if step_id(run, each, key) not in self.done[run]:
+                self.wrong(f"step {name} of run {run} begins, and {each} that it depends on has no record")
+
     def _writes(self, run: str) -> str | None:
         """The claim that may write this run's journal."""
         queue, _, state = self.world.layout

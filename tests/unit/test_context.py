@@ -287,6 +287,35 @@ async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
         assert calls == ["outer", "inner", "outer"]
 
 
+async def test_what_happens_inside_a_recorded_step_answers_for_no_other_step(place: Path | None) -> None:
+    lives = 0
+
+    async def same(value: str) -> str:
+        return value
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            nonlocal lives
+            lives += 1
+
+            async def part(name: str) -> list[Any]:
+                if name == "second" and lives == 1:
+                    raise ConnectionError
+                before = rig.clock.wall()
+                await ctx.sleep(5)
+                slept = rig.clock.wall() - before
+                return [slept, await ctx.step("inner", same, name), await ctx.random()]
+
+            return [await ctx.step(name, part, name) for name in ("first", "second")]
+
+        await rig.go(body)
+        first, second = await rig.value(body)
+        assert first[:2] == [5, "first"]
+        assert second[:2] == [5, "second"]
+        assert first[2] != second[2]
+
+
 async def test_a_step_fails_with_its_attempts_and_is_retried(place: Path | None) -> None:
     left = [2]
 

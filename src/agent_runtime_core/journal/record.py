@@ -150,7 +150,8 @@ def _begin(about: dict[str, Any], attempt: int, tries: int, info: dict[str, Any]
     doubt = {"in_doubt": True} if info.get("in_doubt") else {}
     events = [("step.started", about | tried | {"description": description} | doubt)]
     if total := about["total_steps"]:
-        progress = about["step_index"] / total * 100
+        # Where steps run side by side, the place in the list does not tell how many are done.
+        progress = info.get("completed", about["step_index"]) / total * 100
         events.append(("progress.update", about | tried | {"progress_percent": progress, "description": description}))
     return events
 

@@ -1,47 +1,26 @@
-"""A list of steps over the journal: one commit per step, which carries the start of the next."""
+"""A chain of steps over the journal: one commit per step, which carries the start of the next."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from .._json import decode, encode
 from ..attempts import PLAIN_POLICY, Work, perform, threaded
-from ..book import Book
 from ..errors import JournalMismatch, StepCancelledError
-from ..journal.record import RESET, SKIPPED, Record
-from .model import ExecutionState, State, Step
-
-if TYPE_CHECKING:
-    from .executor import StepExecutor
+from ..journal.record import Record
+from .listed import Listed
+from .model import State, Step
 
 
-class Chain:
-    """One pass of one list."""
-
-    def __init__(self, executor: StepExecutor, book: Book, scope: str) -> None:
-        self.executor: StepExecutor = executor
-        self.ctx: Any = executor.ctx
-        self.book: Book = book
-        self.scope: str = scope
-        self.kept: ExecutionState = executor.state
-        self.results: dict[str, Any] = {}
-        self.deferred: list[Record] = []
-        self.skips: list[tuple[str, int]] = []
+class Chain(Listed):
+    """One pass of one list, in its order."""
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
-        book, scope = self.book, f"x:{self.scope}"
-        if not resume:
-            book.resets[scope] = book.resets.get(scope, 0) + 1
-            await book.ledger.note(book.boundary_record(RESET, key=scope))
-        self.key: str = f"{scope}:{book.resets.get(scope, 0)}"
-        self.quoted_key: str = quote(self.key)
-        self.steps: Sequence[Step] = steps
-        self.total: int = len(steps)
-        self.number: str = str(book.lists.get(scope, 0))
-        book.lists[scope] = int(self.number) + 1
+        book = self.book
+        await self.open(steps, resume)
         # One for all steps, which come one after the other.
         self.work: Work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
         self._match()
@@ -60,10 +39,6 @@ class Chain:
         if self.deferred:
             await book.ledger.append(*self._with_deferred())
         return self.results
-
-    def _recorded(self, step: Step) -> Record | None:
-        book = self.book
-        return book.recorded(step.name, self.key) if book.renames else book.done.get((step.name, self.key))
 
     def _match(self) -> None:
         """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""
@@ -93,20 +68,6 @@ class Chain:
         values = cast("dict[str, Any]", decode(self.state_text)) if self.state_text != "{}" else {}
         self.state: State = State(values, MappingProxyType(self.results))
         self.kept.custom_state = self.state
-
-    def _skip(self, index: int, step: Step, record: Record) -> None:
-        self.results[step.name] = None if record.result is None else step.callee().decode(record.result)
-        self.skips.append((record.name, index))
-        self.book.passed(record)
-        self._completed(index, step)
-
-    async def _flush_skips(self) -> None:
-        if self.skips:
-            listed = ",".join(f"[{quote(name)},{self.quoted_key},{place}]" for name, place in self.skips)
-            record = self.book.boundary_record(SKIPPED, nev=len(self.skips), total=self.total)
-            record = record._replace(info=f'{{"steps":[{listed}]}}')
-            self.skips = []
-            await self.book.ledger.note(record)
 
     async def _perform(self, index: int, step: Step) -> None:
         book = self.book
@@ -147,13 +108,6 @@ class Chain:
             return ()
         return self._with_deferred(self.sealed) if self.deferred else (self.sealed,)
 
-    def _with_deferred(self, *records: Record) -> Sequence[Record]:
-        """What waited for a checkpoint, and `records`: places are given when they are written, so that they
-        grow together with the event numbers."""
-        next_seq = self.book.ledger.next_seq
-        deferred, self.deferred = self.deferred, []
-        return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
-
     def _after(self, index: int) -> str | None:
         """The next step's start, for this step's record to carry."""
         book = self.book
@@ -170,7 +124,3 @@ class Chain:
         book.carried = identity
         about = "" if step.description is None else f',"description":{quote(step.description)}'
         return f'{{"name":{quote(name)},"key":{self.quoted_key},"pos":{index},"tries":{step.retries + 1}{about}}}'
-
-    def _completed(self, index: int, step: Step) -> None:
-        self.kept.current_step_index = index + 1
-        self.kept.completed_steps.append(step.name)

@@ -10,9 +10,11 @@ from ..book import Book
 from ..errors import InvalidArgument
 from ..retry import Delay
 from .chain import Chain
+from .dag import Dag
 from .fanout import FanOut
+from .graph import Graph, is_graph
 from .model import ExecutionState, Step, unique
-from .plain import PlainChain, PlainFanOut
+from .plain import PlainChain, PlainDag, PlainFanOut
 
 DEFAULT_KEY = "_step_executor_state"
 
@@ -22,7 +24,8 @@ class StepExecutor:
     get_state and cancelled, whose checkpoint then keeps the whole state under `checkpoint_key`.
 
     `cancel_check_interval` is how often, in seconds, such a foreign context is asked whether it was
-    cancelled while a step runs; ours tells by itself. At most `max_concurrency` items of a `map` run at once.
+    cancelled while a step runs; ours tells by itself. At most `max_concurrency` items of a `map`, or steps of a
+    list with `depends_on`, run at once.
     """
 
     def __init__(
@@ -67,12 +70,22 @@ class StepExecutor:
     ) -> dict[str, Any]:
         """Run the steps in order; their results by name, those of skipped ones included.
 
+        Where any of them has `depends_on`, each begins when those it names are recorded, and steps run side by
+        side: `state` is read-only then. A step that fails for good stops those that depend on it and no
+        others; when these have run, the error of the first failed step of the list is raised.
+
         A recorded step is not run again, in this process or after a crash; `resume=False` begins anew.
         StepExecutionError after a step's last retry, StepCancelledError before a step of a cancelled
-        run, JournalMismatch where the list is not the one that was recorded.
+        run, JournalMismatch where the list is not the one that was recorded, InvalidArgument for names that
+        occur twice, dependencies that are not there, and steps that wait for each other.
         """
         unique(steps)
         book = self._book
+        if is_graph(steps):
+            graph = Graph(steps)
+            if book is None:
+                return await PlainDag(self).run(graph, initial_state, resume)
+            return await Dag(self, book, self._scope).run(graph, initial_state, resume)
         if book is None:
             return await PlainChain(self).run(steps, initial_state, resume)
         return await Chain(self, book, self._scope).run(steps, initial_state, resume)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as _dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ class Step:
     again on resume. `on_in_doubt` is asked when an earlier process began the step and never recorded
     its end: "retry", "fail", "review", or a function that answers None or Happened(result).
     `returns` names the type to rebuild, where the annotation of `fn` does not.
+    `depends_on` names the steps of the same list whose results it needs: a list in which any step has
+    some is a graph, whose steps run side by side.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Step:
     timeout: float | None = None
     description: str | None = None
     checkpoint: bool = True
+    depends_on: Sequence[str] = field(default=(), kw_only=True)
     retry_on: RetryOn = field(default=Exception, kw_only=True)
     backoff: Delay | None = field(default=None, kw_only=True)
     on_in_doubt: InDoubt = field(default="retry", kw_only=True)
@@ -45,7 +48,16 @@ class Step:
             raise InvalidArgument(f"a step's name is a text that is not empty, not {self.name!r}")
         if not callable(self.fn):
             raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
+        self.depends_on = self._names(self.depends_on)
         self.policy()
+
+    def _names(self, given: Any) -> tuple[str, ...]:
+        names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (None,)
+        if not all(isinstance(name, str) for name in names):
+            raise InvalidArgument(
+                f"step {self.name!r}: depends_on is a list of names of steps, as in ['load'], not {given!r:.80}"
+            )
+        return names
 
     def callee(self) -> Callee:
         """How its function is called, looked at once."""

@@ -13,7 +13,9 @@ from .._json import decode, encode
 from ..attempts import NEVER_RETRIED, Policy, call, callee, threaded
 from ..errors import StepCancelledError, StepExecutionError
 from ..tools.deadline import let_go, limited
-from .model import ExecutionState, State, Step
+from .crew import Crew, Next
+from .graph import Graph
+from .model import ExecutionState, ReadOnlyState, State, Step
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -25,6 +27,7 @@ class Plain:
     def __init__(self, executor: StepExecutor) -> None:
         self.executor: StepExecutor = executor
         self.ctx: Any = executor.ctx
+        self._saving = asyncio.Lock()
 
     @property
     def kept(self) -> ExecutionState:
@@ -36,18 +39,23 @@ class Plain:
         return saved is not None
 
     async def save(self) -> None:
-        whole = dict(await self.ctx.get_state() or {})
-        whole[self.executor.checkpoint_key] = decode(encode(self.kept.to_dict()))
-        await self.ctx.checkpoint(whole)
+        async with self._saving:  # else an older state could be the last one saved
+            whole = dict(await self.ctx.get_state() or {})
+            whole[self.executor.checkpoint_key] = decode(encode(self.kept.to_dict()))
+            await self.ctx.checkpoint(whole)
+
+    def completed(self, about: Mapping[str, Any]) -> int:
+        """How many steps lie behind, as progress tells it."""
+        return int(about["step_index"])
 
     async def tries(
         self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any]
     ) -> tuple[Any, int]:
         """The result of the first try that succeeds, and its number."""
         emit, attempt = self.ctx.emit, 0
-        percent = about["step_index"] / about["total_steps"] * 100
         while True:
             attempt += 1
+            percent = self.completed(about) / about["total_steps"] * 100
             tried = {**about, "attempt": attempt, "max_attempts": policy.retries + 1}
             await emit("step.started", {**tried, "description": description})
             await emit("progress.update", {**tried, "progress_percent": percent, "description": description})
@@ -137,6 +145,61 @@ class PlainChain(Plain):
         kept.current_step_index = index + 1
         if step.checkpoint:
             await self.save()
+
+
+class PlainDag(Plain):
+    """A list whose steps say what they depend on: side by side here too, one after the other in saving."""
+
+    async def run(self, graph: Graph, initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
+        given = {**self.kept.custom_state, **(initial_state or {})}
+        if not await self.load(resume):
+            self.kept.custom_state = given
+        self.graph: Graph = graph
+        self.steps: Sequence[Step] = graph.steps
+        self.state_text: str = encode(dict(self.kept.custom_state))
+        self.done: set[int] = {graph.places[name] for name in self.kept.completed_steps if name in graph.places}
+        self.told: set[int] = set()
+        for place in sorted(self.done):
+            await self.ctx.emit("step.skipped", {**self._about(place), "reason": "already_completed"})
+        graph.begin(self.done)
+        await Crew(graph, self.executor.max_concurrency, self._one, self._left_out).work()
+        return {step.name: self.kept.step_results[step.name] for step in self.steps}
+
+    def _about(self, place: int) -> dict[str, Any]:
+        return {"step_name": self.steps[place].name, "step_index": place, "total_steps": len(self.steps)}
+
+    def completed(self, about: Mapping[str, Any]) -> int:
+        return len(self.done)
+
+    async def _one(self, place: int, _: bool) -> Next:
+        step, kept = self.steps[place], self.kept
+        if self.ctx.cancelled():
+            raise StepCancelledError(step.name)
+        result, _attempts = await self.tries(
+            step.name, self._about(place), step.policy(), step.description, partial(self._try, place)
+        )
+        kept.step_results[step.name] = result
+        kept.completed_steps.append(step.name)
+        kept.current_step_index = len(kept.completed_steps)
+        self.done.add(place)
+        if step.checkpoint:
+            await self.save()
+        self.graph.finished(place)
+        return self.graph.take(), False
+
+    def _try(self, place: int) -> Any:
+        step = self.steps[place]
+        values = cast("dict[str, Any]", decode(self.state_text))
+        state = ReadOnlyState(values, self.graph.results(place, self.kept.step_results))
+        # (ctx, state) by place: nothing is to be injected.
+        return step.fn(self.ctx, state) if callee(step.fn).is_async else threaded(step.fn, (self.ctx, state))
+
+    async def _left_out(self, place: int) -> None:
+        lost = sorted(self.graph.behind(place) - self.done - self.told)
+        self.told.update(lost)
+        why = {"reason": "dependency_failed", "dependency": self.steps[place].name}
+        for each in lost:
+            await self.ctx.emit("step.skipped", {**self._about(each), **why})
 
 
 class PlainFanOut(Plain):

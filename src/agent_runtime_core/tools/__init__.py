@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .arguments import BadArguments
+from .base import BaseTool, ToolFailed, ToolResult
+from .calculator import CalculatorTool
 from .calls import ToolAnswer, answer_call
 from .deadline import ToolTimeout
 from .registry import ToolRegistry, UnknownTool
@@ -10,10 +12,14 @@ from .tool import Tool, ToolDefinition, tool
 
 __all__ = [
     "BadArguments",
+    "BaseTool",
+    "CalculatorTool",
     "Tool",
     "ToolAnswer",
     "ToolDefinition",
+    "ToolFailed",
     "ToolRegistry",
+    "ToolResult",
     "ToolTimeout",
     "UnknownTool",
     "answer_call",

@@ -12,6 +12,7 @@ from ..errors import InvalidArgument, UnknownTool
 from ..event_types import EventType
 from ..portal import in_thread
 from .arguments import BadArguments, check_arguments, read_arguments
+from .base import BaseTool
 from .deadline import ToolTimeout, limited
 from .schema import Binder
 from .tool import Tool
@@ -41,14 +42,27 @@ class ToolRegistry:
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
+        self._given: dict[str, BaseTool] = {}
         self._binders: dict[str, Binder] = {}
 
-    def register(self, tool: Tool) -> None:
+    def register(self, tool: Tool | BaseTool) -> None:
         """Add a tool; it replaces one of the same name."""
-        self._tools[tool.name] = tool
+        made = tool.as_tool() if isinstance(tool, BaseTool) else tool
+        self._tools[made.name] = made
+        self._given.pop(made.name, None)
+        if isinstance(tool, BaseTool):
+            self._given[made.name] = tool
 
     def get(self, name: str) -> Tool | None:
         return self._tools.get(name)
+
+    def get_tool(self, name: str) -> Tool | BaseTool:
+        """What was registered under that name, a BaseTool as itself; a ValueError where nothing was."""
+        if name not in self._tools:
+            error = InvalidArgument(f"Tool not found: {name}")
+            error.add_note(str(unknown_tool(name, self.list_tools())))
+            raise error
+        return self._given.get(name, self._tools[name])
 
     def list_tools(self) -> list[Tool]:
         return list(self._tools.values())

@@ -1,0 +1,209 @@
+"""A plan: numbered steps that wait for each other's results, checked before any of them runs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ..errors import BadArguments, InvalidArgument, PlanningError
+from ..tools.arguments import check_arguments
+from ..tools.registry import ToolRegistry
+from ..tools.tool import Tool
+from .references import is_reference, malformed, references
+
+Tools = ToolRegistry | Iterable[Tool | str]
+
+MOST_STEPS = 100
+
+
+class StepKind(str, Enum):  # noqa: UP042 (as the other enums of the public face)
+    """What a step does: ask a model, call a tool, or read and write memory."""
+
+    LLM_CALL = "llm_call"
+    TOOL_CALL = "tool_call"
+    MEMORY_OP = "memory_op"
+
+
+@dataclass
+class PlanStep:
+    """One step. `tool_input` may refer to results of earlier steps, as in `{{step_1.result}}`, which it then waits for;
+    `depends_on` names further steps by their numbers. For an LLM_CALL it has a `prompt`, or `messages`."""
+
+    step_number: int
+    tool_name: str = ""
+    tool_input: dict[str, Any] = field(default_factory=dict)
+    reasoning: str = ""
+    kind: StepKind = field(default=StepKind.TOOL_CALL, kw_only=True)
+    depends_on: list[int] = field(default_factory=list, kw_only=True)
+
+    @property
+    def needs(self) -> list[int]:
+        """The numbers of the steps it waits for, those it refers to included."""
+        return sorted({*self.depends_on, *(each.step for each in references(self.tool_input))})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step_number": self.step_number,
+            "kind": self.kind.value,
+            "tool_name": self.tool_name,
+            "tool_input": self.tool_input,
+            "depends_on": list(self.depends_on),
+            "reasoning": self.reasoning,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> PlanStep:
+        """The step that `to_dict` wrote; what is missing takes its default. InvalidArgument names what does not fit."""
+        number = data.get("step_number")
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise InvalidArgument(f"a step's step_number is an integer, not {number!r:.60}")
+        where, kind = f"step {number}", data.get("kind", StepKind.TOOL_CALL)
+        if kind not in [each.value for each in StepKind]:
+            raise InvalidArgument(f"{where}: kind is one of {[each.value for each in StepKind]}, not {kind!r:.60}")
+        depends_on = data.get("depends_on") or []
+        if not isinstance(depends_on, Sequence) or not all(type(each) is int for each in depends_on):
+            raise InvalidArgument(f"{where}: depends_on is a list of step numbers, not {depends_on!r:.60}")
+        given = data.get("tool_input") or {}
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(f"{where}: tool_input is an object, not {given!r:.60}")
+        for name in ("tool_name", "reasoning"):
+            if not isinstance(data.get(name) or "", str):
+                raise InvalidArgument(f"{where}: {name} is a text, not {data[name]!r:.60}")
+        return cls(
+            number, data.get("tool_name") or "", dict(given), data.get("reasoning") or "",
+            kind=StepKind(kind), depends_on=list(depends_on),
+        )  # fmt: skip
+
+
+@dataclass
+class Plan:
+    """Steps towards a goal."""
+
+    steps: list[PlanStep] = field(default_factory=list)
+    final_goal: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON can hold."""
+        return {"final_goal": self.final_goal, "steps": [step.to_dict() for step in self.steps]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """The plan that `to_dict` wrote; InvalidArgument names what does not fit."""
+        steps = data.get("steps")
+        if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
+            raise InvalidArgument(f"a plan's steps are a list of objects, not {steps!r:.60}")
+        return cls([PlanStep.from_dict(step) for step in steps], str(data.get("final_goal") or ""))
+
+    def order(self) -> list[PlanStep]:
+        """The steps, each behind those it waits for; of those that could be next, the first in the plan."""
+        done: set[int] = set()
+        order: list[PlanStep] = []
+        left = list(self.steps)
+        while left:
+            step = next((step for step in left if done.issuperset(step.needs)), None)
+            if step is None:
+                raise PlanningError(f"steps wait for each other: {_circle(left)}")
+            left.remove(step)
+            order.append(step)
+            done.add(step.step_number)
+        return order
+
+    def validate(self, tools: Tools, memory: Tools = ()) -> Plan:
+        """This plan, if all of it can be carried out with these tools and memory operations, given as tools or by
+        name; else PlanningError with every problem."""
+        found = self.problems(tools, memory)
+        if found:
+            raise PlanningError(f"the plan cannot be carried out: {'; '.join(found)}", found)
+        return self
+
+    def problems(self, tools: Tools, memory: Tools = ()) -> list[str]:
+        """What is wrong with the plan, each with the step it is in."""
+        known, remembered = _by_name(tools), _by_name(memory)
+        numbers = [step.step_number for step in self.steps]
+        found = [] if numbers else ["it has no steps"]
+        if len(numbers) > MOST_STEPS:
+            return [f"it has {len(numbers)} steps, {MOST_STEPS} are the most"]
+        found += [f"step number {each} occurs twice" for each in sorted({n for n in numbers if numbers.count(n) > 1})]
+        for step in self.steps:
+            named = remembered if step.kind is StepKind.MEMORY_OP else known
+            about = [*_called(step, named), *_referred(step, numbers)]
+            found += [f"step {step.step_number}: {each}" for each in about]
+        if not found and (stuck := _stuck(self.steps)):
+            found.append(f"steps wait for each other: {_circle(stuck)}")
+        return found
+
+
+def _by_name(tools: Tools) -> dict[str, Tool | None]:
+    listed: Iterable[Tool | str] = tools.list_tools() if isinstance(tools, ToolRegistry) else tools
+    return {each if isinstance(each, str) else each.name: None if isinstance(each, str) else each for each in listed}
+
+
+def _called(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str]:
+    """What is wrong with what a step calls, and with what it gives to it."""
+    if step.kind is StepKind.LLM_CALL:
+        given = step.tool_input.get("prompt"), step.tool_input.get("messages")
+        return [] if any(given) else ["an llm_call has a 'prompt', or 'messages', in its tool_input"]
+    what = "memory operation" if step.kind is StepKind.MEMORY_OP else "tool"
+    if step.tool_name not in known:
+        near = difflib.get_close_matches(step.tool_name[:100], known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(sorted(known)) or 'none'}"
+        return [f"unknown {what} {step.tool_name!r:.60}: {hint}"]
+    tool = known[step.tool_name]
+    if tool is None:
+        return []
+    try:
+        check_arguments(*_without_references(tool.parameters, step.tool_input))
+    except BadArguments as error:
+        return [f"the input of {step.tool_name} does not fit: {error}"]
+    return []
+
+
+def _without_references(parameters: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Schema and input without the properties that are not known before the plan runs; their names are."""
+    open_ = {name for name, value in given.items() if is_reference(value) or _contains_whole(value)}
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not open_ or not isinstance(properties, Mapping):
+        return parameters, dict(given)
+    loose = {name: {} if name in open_ else schema for name, schema in properties.items()}
+    return {**parameters, "properties": loose}, dict(given)
+
+
+def _contains_whole(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return isinstance(value, (list, tuple)) and any(is_reference(each) or _contains_whole(each) for each in value)
+
+
+def _referred(step: PlanStep, numbers: Sequence[int]) -> list[str]:
+    there = set(numbers)
+    found = [f"{text} is no reference: write it as {{{{step_1.result}}}}" for text in malformed(step.tool_input)]
+    for each in references(step.tool_input):
+        if each.step not in there:
+            found.append(f"{each.text} refers to step {each.step}, which is not in the plan")
+        elif each.step >= step.step_number:
+            found.append(f"{each.text} refers to step {each.step}, which is not before it")
+    return found + [
+        f"it depends on step {each}, which is not in the plan" for each in step.depends_on if each not in there
+    ]
+
+
+def _stuck(steps: Sequence[PlanStep]) -> list[PlanStep]:
+    """The steps that can never begin."""
+    left, done = list(steps), set[int]()
+    while ready := [step for step in left if done.issuperset(step.needs)]:
+        done.update(step.step_number for step in ready)
+        left = [step for step in left if step.step_number not in done]
+    return left
+
+
+def _circle(stuck: Sequence[PlanStep]) -> str:
+    """Numbers along the dependencies, from a step back to itself."""
+    by_number = {step.step_number: step for step in stuck}
+    path = [min(by_number)]
+    while path[-1] not in path[:-1]:
+        # One that waits for a step which is not there at all ends here.
+        path.append(next((each for each in by_number[path[-1]].needs if each in by_number), path[-1]))
+    return " -> ".join(map(str, path[path.index(path[-1]) :]))

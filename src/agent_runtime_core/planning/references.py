@@ -1,0 +1,109 @@
+"""References of a plan's inputs to results of earlier steps: `{{step_1.result}}`, `{{step_1.result.items.0}}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from .._json import encode
+from ..errors import InvalidArgument, UnserialisableResult
+
+_REFERENCE: Final = re.compile(r"\{\{\s*step_([0-9]{1,9})\.result((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
+_MEANT: Final = re.compile(r"\{\{[^{}]*\}\}")
+
+
+class Reference(NamedTuple):
+    """To the result of a step, or to what stands in it at `path`."""
+
+    step: int
+    path: tuple[str, ...]
+    text: str
+
+
+def reference(step: int, *path: str | int) -> str:
+    """The text that stands for that result in a tool_input."""
+    return "{{" + ".".join((f"step_{step}", "result", *map(str, path))) + "}}"
+
+
+def references(value: Any) -> Iterator[Reference]:
+    """Those anywhere in a tool_input."""
+    for text in _texts(value):
+        for found in _REFERENCE.finditer(text):
+            yield _read(found)
+
+
+def malformed(value: Any) -> Iterator[str]:
+    """What looks as if it were meant for one, and is none."""
+    for text in _texts(value):
+        for found in _MEANT.finditer(text):
+            if "step" in found[0].lower() and _REFERENCE.fullmatch(found[0]) is None:
+                yield found[0]
+
+
+def is_reference(value: Any) -> bool:
+    """Whether a text is one reference and nothing else: it stands for the result itself, whatever its type."""
+    return isinstance(value, str) and _REFERENCE.fullmatch(value.strip()) is not None
+
+
+def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
+    """The input with results in the place of references, a copy.
+
+    A text that is one reference becomes the result as it is; inside a longer text its plain text is put, JSON of
+    what is no text. InvalidArgument names a step that has no result, or a field that is not in it.
+    """
+    if isinstance(tool_input, Mapping):
+        return {key: resolve(item, results) for key, item in tool_input.items()}
+    if isinstance(tool_input, (list, tuple)):
+        return [resolve(item, results) for item in tool_input]
+    if not isinstance(tool_input, str):
+        return tool_input
+    whole = _REFERENCE.fullmatch(tool_input.strip())
+    if whole is not None:
+        return _found(_read(whole), results)
+    return _REFERENCE.sub(lambda found: _plain(_found(_read(found), results)), tool_input)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+
+
+def _read(found: re.Match[str]) -> Reference:
+    return Reference(int(found[1]), tuple(found[2].split(".")[1:]), found[0])
+
+
+def _found(wanted: Reference, results: Mapping[int, Any]) -> Any:
+    if wanted.step not in results:
+        raise InvalidArgument(f"{wanted.text}: step {wanted.step} has no result")
+    value = results[wanted.step]
+    for name in wanted.path:
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            there = (
+                f"there is {', '.join(map(repr, list(value)[:12]))}" if isinstance(value, Mapping) else "it has none"
+            )
+            raise InvalidArgument(f"{wanted.text}: the result of step {wanted.step} has no field {name!r}: {there}")
+    return value
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        try:
+            return encode(value)
+        except UnserialisableResult:
+            return str(value)

@@ -1,0 +1,70 @@
+"""A list of steps over the journal: what a chain and a graph have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as quote
+from typing import TYPE_CHECKING, Any
+
+from ..book import Book
+from ..journal.record import RESET, SKIPPED, Record
+from .model import ExecutionState, Step
+
+if TYPE_CHECKING:
+    from .executor import StepExecutor
+
+
+class Listed:
+    """One pass of one list: `open` before all else."""
+
+    def __init__(self, executor: StepExecutor, book: Book, scope: str) -> None:
+        self.executor: StepExecutor = executor
+        self.ctx: Any = executor.ctx
+        self.book: Book = book
+        self.scope: str = scope
+        self.kept: ExecutionState = executor.state
+        self.results: dict[str, Any] = {}
+        self.deferred: list[Record] = []
+        self.skips: list[tuple[str, int]] = []
+
+    async def open(self, steps: Sequence[Step], resume: bool) -> None:
+        """Know the list by its scope, by how often that was reset, and by its number there."""
+        book, scope = self.book, f"x:{self.scope}"
+        if not resume:
+            book.resets[scope] = book.resets.get(scope, 0) + 1
+            await book.ledger.note(book.boundary_record(RESET, key=scope))
+        self.key: str = f"{scope}:{book.resets.get(scope, 0)}"
+        self.quoted_key: str = quote(self.key)
+        self.steps: Sequence[Step] = steps
+        self.total: int = len(steps)
+        self.number: str = str(book.lists.get(scope, 0))
+        book.lists[scope] = int(self.number) + 1
+
+    def _recorded(self, step: Step) -> Record | None:
+        book = self.book
+        return book.recorded(step.name, self.key) if book.renames else book.done.get((step.name, self.key))
+
+    def _skip(self, index: int, step: Step, record: Record) -> None:
+        self.results[step.name] = None if record.result is None else step.callee().decode(record.result)
+        self.skips.append((record.name, index))
+        self.book.passed(record)
+        self._completed(index, step)
+
+    async def _flush_skips(self) -> None:
+        if self.skips:
+            listed = ",".join(f"[{quote(name)},{self.quoted_key},{place}]" for name, place in self.skips)
+            record = self.book.boundary_record(SKIPPED, nev=len(self.skips), total=self.total)
+            record = record._replace(info=f'{{"steps":[{listed}]}}')
+            self.skips = []
+            await self.book.ledger.note(record)
+
+    def _with_deferred(self, *records: Record) -> Sequence[Record]:
+        """What waited for a checkpoint, and `records`: places are given when they are written, so that they
+        grow together with the event numbers."""
+        next_seq = self.book.ledger.next_seq
+        deferred, self.deferred = self.deferred, []
+        return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
+
+    def _completed(self, index: int, step: Step) -> None:
+        self.kept.current_step_index = index + 1
+        self.kept.completed_steps.append(step.name)

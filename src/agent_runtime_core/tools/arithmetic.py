@@ -1,0 +1,225 @@
+"""Arithmetic on text that nobody vouches for: read by a parser of its own, within fixed bounds."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Final
+
+from ..errors import InvalidArgument
+
+__all__ = ["calculate", "number", "plain"]
+
+Number = int | Decimal
+
+MAX_LENGTH: Final = 1000  # characters of an expression
+MAX_DEPTH: Final = 50  # of parentheses, signs and powers inside each other
+MAX_DIGITS: Final = 300  # of an integer, and in an exponent's range; the largest float has 309
+MAX_POWER: Final = 1000
+
+_CONTEXT: Final = decimal.Context(prec=50, Emin=-MAX_DIGITS, Emax=MAX_DIGITS, clamp=0)
+_LIMIT: Final = 10**MAX_DIGITS
+_TOKEN: Final = re.compile(r"[ \t\r\n]*(?:((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(\*\*|//|[-+*/%()]))")
+
+
+def calculate(expression: str) -> int | float:
+    """The value of an expression of + - * / // % ** and parentheses, as Python orders and rounds them.
+
+    Of integers alone it is an int where it is whole, of any size up to 300 digits. All else is worked out with
+    decimals of 50 digits and is the nearest float of the outcome: 0.1 + 0.2 is 0.3. InvalidArgument for what is no
+    expression, or has no value, or is too long, too deep or too large.
+    """
+    if not isinstance(expression, str) or not expression.strip():
+        raise InvalidArgument(f"an expression is a text like '(3 + 4) * 2', not {expression!r:.60}")
+    if len(expression) > MAX_LENGTH:
+        raise InvalidArgument(f"the expression has {len(expression)} characters, {MAX_LENGTH} are the most")
+    return plain(_Parser(expression).value())
+
+
+def number(value: object) -> Number:
+    """An int, float or Decimal as what this calculates with."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
+        raise InvalidArgument(f"{value!r:.60} is no number")
+    if isinstance(value, int):
+        return _bounded(value)
+    made = Decimal(repr(value)) if isinstance(value, float) else value
+    if not made.is_finite():
+        raise InvalidArgument(f"{value!r:.60} is no finite number")
+    return _CONTEXT.plus(made)
+
+
+def plain(value: Number) -> int | float:
+    """A result as a number that JSON knows."""
+    if isinstance(value, int):
+        return value
+    found = float(value)
+    if not math.isfinite(found):
+        raise InvalidArgument("the result is larger than any float")
+    return found
+
+
+def _bounded(value: int) -> int:
+    if abs(value) >= _LIMIT:
+        raise InvalidArgument(f"a number has more than {MAX_DIGITS} digits")
+    return value
+
+
+def add(a: Number, b: Number) -> Number:
+    return _bounded(a + b) if isinstance(a, int) and isinstance(b, int) else _CONTEXT.add(a, b)
+
+
+def subtract(a: Number, b: Number) -> Number:
+    return _bounded(a - b) if isinstance(a, int) and isinstance(b, int) else _CONTEXT.subtract(a, b)
+
+
+def multiply(a: Number, b: Number) -> Number:
+    return _bounded(a * b) if isinstance(a, int) and isinstance(b, int) else _CONTEXT.multiply(a, b)
+
+
+def divide(a: Number, b: Number) -> Number:
+    _not_zero(b)
+    if isinstance(a, int) and isinstance(b, int) and a % b == 0:
+        return a // b
+    return _CONTEXT.divide(a, b)
+
+
+def floor_divide(a: Number, b: Number) -> Number:
+    _not_zero(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    # Decimals round towards zero, Python's other numbers down.
+    return _CONTEXT.to_integral_value(_CONTEXT.divide(_CONTEXT.subtract(a, modulo(a, b)), b))
+
+
+def modulo(a: Number, b: Number) -> Number:
+    _not_zero(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    rest = _CONTEXT.remainder(a, b)
+    return _CONTEXT.add(rest, b) if rest and (rest < 0) != (b < 0) else rest
+
+
+def power(a: Number, b: Number) -> Number:
+    if not -MAX_POWER <= b <= MAX_POWER:
+        raise InvalidArgument(f"the exponent {b} is beyond {MAX_POWER}")
+    if a == 0 and b < 0:
+        raise InvalidArgument("division by zero")
+    if isinstance(a, int) and isinstance(b, int) and b >= 0:
+        if abs(a) > 1 and math.log10(abs(a)) * b > MAX_DIGITS + 1:
+            raise InvalidArgument(f"a number has more than {MAX_DIGITS} digits")
+        return _bounded(int(a**b))
+    if a == 0 and b == 0:
+        return Decimal(1)
+    if a < 0 and b != int(b):
+        raise InvalidArgument(f"{a} ** {b} is no real number")
+    return _CONTEXT.power(a, b)
+
+
+def _not_zero(value: Number) -> None:
+    if not value:
+        raise InvalidArgument("division by zero")
+
+
+_SUMS: Final[dict[str, Callable[[Number, Number], Number]]] = {"+": add, "-": subtract}
+_PRODUCTS: Final[dict[str, Callable[[Number, Number], Number]]] = {
+    "*": multiply, "/": divide, "//": floor_divide, "%": modulo,
+}  # fmt: skip
+
+
+class _Parser:
+    """Works an expression out while it reads it, from the left."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+        self._token = ""
+        self._number: Number | None = None
+
+    def value(self) -> Number:
+        try:
+            self._read()
+            value = self._sum()
+        except decimal.Overflow:
+            raise InvalidArgument(f"a number is beyond 1e{MAX_DIGITS}") from None
+        except decimal.DecimalException as error:
+            raise InvalidArgument(f"the expression has no value ({type(error).__name__})") from None
+        if self._token:
+            raise self._wrong()
+        return value
+
+    def _read(self) -> None:
+        """The next token; "" at the end."""
+        rest = self._text[self._at :]
+        if not rest.strip(" \t\r\n"):
+            self._token, self._number = "", None
+            return
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            self._token = rest.lstrip(" \t\r\n")[0]
+            raise self._wrong()
+        digits, sign = found.groups()
+        self._token, self._number = digits or sign, None if digits is None else _literal(digits)
+        self._at = found.end()
+
+    def _wrong(self) -> InvalidArgument:
+        what = f"{self._token!r} is not expected" if self._token else "the expression is not finished"
+        return InvalidArgument(f"{what} at character {self._at + 1} of {self._text!r:.60}")
+
+    def _sum(self) -> Number:
+        return self._left(self._product, _SUMS)
+
+    def _product(self) -> Number:
+        return self._left(self._signed, _PRODUCTS)
+
+    def _left(self, part: Callable[[], Number], signs: dict[str, Callable[[Number, Number], Number]]) -> Number:
+        value = part()
+        while self._number is None and (apply := signs.get(self._token)) is not None:
+            self._read()
+            value = apply(value, part())
+        return value
+
+    def _signed(self) -> Number:
+        """A sign binds less than a power on its right: -2 ** 2 is -4."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise InvalidArgument(f"the expression is nested deeper than {MAX_DEPTH} levels")
+        if self._token in ("+", "-"):
+            negative = self._token == "-"
+            self._read()
+            value = self._signed()
+            value = subtract(0, value) if negative else value
+        else:
+            value = self._power()
+        self._depth -= 1
+        return value
+
+    def _power(self) -> Number:
+        base = self._atom()
+        if self._token != "**":
+            return base
+        self._read()
+        return power(base, self._signed())
+
+    def _atom(self) -> Number:
+        if self._number is not None:
+            value = self._number
+            self._read()
+            return value
+        if self._token != "(":
+            raise self._wrong()
+        self._read()
+        value = self._sum()
+        if self._token != ")":
+            raise self._wrong()
+        self._read()
+        return value
+
+
+def _literal(digits: str) -> Number:
+    if len(digits) > MAX_DIGITS:
+        raise InvalidArgument(f"a number has more than {MAX_DIGITS} digits")
+    return int(digits) if digits.isdigit() else _CONTEXT.create_decimal(digits)

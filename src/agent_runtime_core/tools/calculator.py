@@ -1,0 +1,67 @@
+"""A calculator for models and plans."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..errors import InvalidArgument
+from .arithmetic import Number, add, calculate, divide, multiply, number, plain, subtract
+from .base import BaseTool, ToolResult
+
+__all__ = ["CalculatorTool"]
+
+_OPERATIONS: Final[dict[str, Callable[[Number, Number], Number]]] = {
+    "add": add, "subtract": subtract, "multiply": multiply, "divide": divide,
+}  # fmt: skip
+
+
+class CalculatorTool(BaseTool):
+    """`operation` on `a` and `b`, or an `expression`; see `arithmetic.calculate` for what comes out and its bounds.
+
+    What cannot be worked out, a division by zero for one, is a ToolResult without success.
+    """
+
+    def name(self) -> str:
+        return "calculator"
+
+    def description(self) -> str:
+        return (
+            "Arithmetic: add, subtract, multiply or divide the numbers a and b, or work out an expression "
+            "with + - * / // % ** and parentheses. Give either operation, a and b, or expression."
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        about = {
+            "operation": {"type": "string", "enum": [*_OPERATIONS], "description": "What to do with a and b."},
+            "a": {"type": "number", "description": "The first number; the one that is subtracted from or divided."},
+            "b": {"type": "number", "description": "The second number."},
+            "expression": {"type": "string", "description": "An expression instead, as in (3 + 4) * 2."},
+        }
+        return {"type": "object", "properties": about, "required": [], "additionalProperties": False}
+
+    async def execute(
+        self,
+        operation: str | None = None,
+        a: int | float | None = None,
+        b: int | float | None = None,
+        expression: str | None = None,
+    ) -> ToolResult:
+        try:
+            return ToolResult(True, _worked_out(operation, a, b, expression))
+        except (InvalidArgument, decimal.DecimalException) as error:
+            return ToolResult(False, None, str(error) if isinstance(error, InvalidArgument) else "it has no value")
+
+
+def _worked_out(operation: Any, a: Any, b: Any, expression: Any) -> int | float:
+    if expression is not None:
+        if operation is not None or a is not None or b is not None:
+            raise InvalidArgument("give an expression, or operation, a and b, not both")
+        return calculate(expression)
+    known = _OPERATIONS.get(operation) if isinstance(operation, str) else None
+    if known is None:
+        raise InvalidArgument(f"operation is one of {', '.join(_OPERATIONS)}, not {operation!r:.60}")
+    if a is None or b is None:
+        raise InvalidArgument(f"{operation} needs a and b")
+    return plain(known(number(a), number(b)))

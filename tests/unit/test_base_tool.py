@@ -1,0 +1,110 @@
+"""Tools as classes: registered like others, with results that tell success and failure."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import BadArguments, InvalidArgument, ToolFailed, ToolTimeout
+from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.testing import MockRunContext
+from agent_runtime_core.tools import BaseTool, CalculatorTool, Tool, ToolRegistry, ToolResult, answer_call
+
+
+class Call:
+    def __init__(self, name: str, arguments: Any) -> None:
+        self.id, self.name, self.arguments = "c1", name, arguments
+
+
+class Greeter(BaseTool):
+    has_side_effects = True
+    timeout: float | None = 5
+
+    def name(self) -> str:
+        return "greet"
+
+    def description(self) -> str:
+        return "Greets somebody."
+
+    def parameters(self) -> dict[str, Any]:
+        return {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+
+    async def execute(self, who: str, ctx: RunContext | None = None) -> ToolResult:
+        if who == "nobody":
+            return ToolResult(False, error="there is nobody")
+        return ToolResult(True, f"hello {who}" + (" in a run" if ctx is not None else ""))
+
+
+def registry(*tools: Tool | BaseTool) -> ToolRegistry:
+    made = ToolRegistry()
+    for tool in tools:
+        made.register(tool)
+    return made
+
+
+def test_four_methods_are_for_the_subclass_to_give() -> None:
+    assert BaseTool.__abstractmethods__ == {"name", "description", "parameters", "execute"}
+
+
+async def test_it_is_a_tool_like_others_once_it_is_registered() -> None:
+    tools = registry(Greeter())
+    made = tools.get("greet")
+    assert made is not None
+    assert (made.name, made.description, made.has_side_effects, made.timeout) == ("greet", "Greets somebody.", True, 5)
+    assert tools.to_openai_format()[0]["function"]["parameters"]["required"] == ["who"]
+    assert await tools.execute("greet", {"who": "Ada"}) == "hello Ada"
+    assert await tools.execute("greet", '{"who": "Ada"}', MockRunContext()) == "hello Ada in a run"
+    with pytest.raises(BadArguments, match="tool 'greet'"):
+        await tools.execute("greet", {"whom": "Ada"})
+
+
+async def test_a_result_without_success_is_an_error_that_a_model_is_told() -> None:
+    tools = registry(Greeter(), CalculatorTool())
+    with pytest.raises(ToolFailed, match="tool 'greet' did not succeed: there is nobody") as failed:
+        await tools.execute("greet", {"who": "nobody"})
+    assert (failed.value.tool, failed.value.error) == ("greet", "there is nobody")
+    answer = await answer_call(tools, Call("calculator", '{"expression": "1/0"}'), None)
+    assert (answer.ok, answer.error) == (False, "failed")
+    assert "division by zero" in answer.content
+    assert (await answer_call(tools, Call("calculator", '{"expression": "6*7"}'), None)).content == "42"
+    assert (await answer_call(tools, Call("calculator", '{"operation": "pow"}'), None)).error == "bad_arguments"
+
+
+async def test_what_is_no_result_is_named() -> None:
+    class Wrong(Greeter):
+        async def execute(self, who: str, ctx: RunContext | None = None) -> Any:
+            return who
+
+    with pytest.raises(InvalidArgument, match=r"Wrong\.execute gives a ToolResult, not 'Ada'"):
+        await registry(Wrong()).execute("greet", {"who": "Ada"})
+
+
+async def test_its_time_limit_is_kept() -> None:
+    class Slow(Greeter):
+        timeout = 0.01
+
+        async def execute(self, who: str, ctx: RunContext | None = None) -> ToolResult:
+            await asyncio.Event().wait()
+            return ToolResult(True)
+
+    with pytest.raises(ToolTimeout):
+        await registry(Slow()).execute("greet", {"who": "Ada"})
+
+
+async def test_get_tool_gives_what_was_registered() -> None:
+    greeter, plain = Greeter(), Tool.from_function(lambda: 1, name="plain", description="")
+    tools = registry(greeter, plain)
+    assert tools.get_tool("greet") is greeter
+    assert tools.get_tool("plain") is plain
+    found = tools.get_tool("greet")
+    assert isinstance(found, BaseTool)
+    assert await found.execute(who="Ada") == ToolResult(True, "hello Ada")
+    with pytest.raises(ValueError, match="Tool not found: gret") as missing:
+        tools.get_tool("gret")
+    assert str(missing.value) == "Tool not found: gret"
+    assert "did you mean 'greet'" in missing.value.__notes__[0]
+    other = Tool.from_function(lambda: 2, name="greet", description="")
+    tools.register(other)
+    assert tools.get_tool("greet") is other
