@@ -55,7 +55,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if config := sys.modules.get("agent_runtime_core.config"):
         config.reset_config()
     if manager := sys.modules.get("agent_runtime_core.persistence.manager"):
-        manager._default = manager._Default()
+        vars(manager)["_default"] = manager._Default()
 
 
 @pytest.fixture(scope="session")

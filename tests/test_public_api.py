@@ -54,6 +54,8 @@ WHERE = {
     "PersonalitySettings ProviderSettings Sampling Settings TurnSettings",
     ".planning": "BasePlanner LLMPlanner Plan PlanStep PlanningError RuleBasedPlanner StepKind resolve",
 }
+# Names that mean something else there, as the README and existing code have it.
+TWINS = {(".tools", "ToolResult"), (".persistence", "Message")}
 # Names of what is not built yet: a stub of one would be worse than none.
 ABSENT = ("Orchestrator", "PlanningAgent", "TurnManager")
 
@@ -111,7 +113,8 @@ def test_one_name_is_one_thing_everywhere() -> None:
     for module, names in WHERE.items():
         for name in names.split():
             value = getattr(importlib.import_module(f"{ROOT}{module}"), name)
-            assert seen.setdefault(name, value) is value, name
+            same = seen.setdefault(name, value) is value
+            assert same is ((module, name) not in TWINS), name
     assert agent_runtime_core.ToolDefinition is agent_runtime_core.Tool
 
 
