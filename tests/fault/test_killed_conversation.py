@@ -1,0 +1,90 @@
+"""SIGKILL at random moments of runs that share a conversation: its history holds each message once, in order.
+
+The long form, 100 kills for each kind of store: pytest tests/fault/test_killed_conversation.py -m slow
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from agent_runtime_core.portal import call
+from tests.fault.children import Child
+from tests.fault.jobs.chatting import CHAT, stores
+
+log = logging.getLogger("fault")
+
+TURNS = 6
+STORES = ["files", "own", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+
+
+def ordeal(where: str, db: Path, directory: Path, number: int, kills: int, pause: float) -> int:
+    """Talk to the end, killed up to so many times; how often it was."""
+    random, killed = Random(f"{where} {number}"), 0
+    while True:
+        with Child("chatting", where, db, directory, TURNS, pause) as child:
+            child.expect("ready")
+            limit = random.uniform(0, pause * 2 * TURNS) if killed < kills else 30.0
+            said: str | None = ""
+            while said is not None and not said.startswith("done"):
+                said = child.poll_line(limit)
+            if said is None:
+                assert killed < kills, "it came to no end"
+                assert child.kill() or child.ended() == 0, "it ended by itself, and not well"
+                killed += 1
+                continue
+            assert child.ended() == 0
+            return killed
+
+
+async def history(where: str, db: Path, directory: Path) -> list[tuple[str, object]]:
+    manager = stores(where, str(db), str(directory))
+    try:
+        told = await manager.conversations.get_messages(CHAT)
+        assert told == await manager.conversations.history(CHAT)
+        return [(each.role, each.content) for each in told]
+    finally:
+        await manager.close()
+
+
+def whole() -> list[tuple[str, object]]:
+    said: list[tuple[str, object]] = []
+    for turn in range(TURNS):
+        said += [("user", f"question {turn}"), ("assistant", f"answer to question {turn}, {2 * turn + 1}th")]
+    return said
+
+
+def check(where: str, url: str, tmp_path: Path, ordeals: int, kills: int, pause: float) -> int:
+    def one(number: int) -> int:
+        directory = tmp_path / f"{number}"
+        directory.mkdir()
+        place = f"{url}-{number}" if where == "redis" else where
+        db = directory / "runs.db"
+        killed = ordeal(place, db, directory, number, kills, pause)
+        assert call(history, place, db, directory) == whole()
+        return killed
+
+    with ThreadPoolExecutor(4) as pool:
+        return sum(pool.map(one, range(ordeals)))
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("redis_url")) if request.node.callspec.params["where"] == "redis" else ""
+
+
+@pytest.mark.parametrize("where", STORES)
+def test_each_message_is_in_the_history_once(where: str, url: str, tmp_path: Path) -> None:
+    assert check(where, url, tmp_path, ordeals=2, kills=3, pause=0.01) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", STORES)
+def test_each_message_is_in_the_history_once_over_a_hundred_kills(where: str, url: str, tmp_path: Path) -> None:
+    killed = check(where, url, tmp_path, ordeals=10, kills=10, pause=0.02)
+    log.info("%d kills on %s", killed, where)
+    assert killed >= 90
