@@ -94,7 +94,7 @@ def _corrupt() -> StorageCorrupt:
 CONCERN = RedisConcern(
     "documents",
     {},
-    script=part(__file__),
+    script="\n".join(part(__file__, name) for name in ("redis_docs", "redis")),
     codecs={"documents.put": Codec(_put, _placed), "documents.add": Codec(_add, _added)},
     refusals={"CHANGED": Changed, "ABSENT": Absent, "CORRUPT": _corrupt},
 )
