@@ -18,7 +18,9 @@ from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.persistence.documents.base import Document, Table
 from agent_runtime_core.persistence.documents.file_form import read_page
 from agent_runtime_core.persistence.documents.files import FileDocuments
-from tests.fault.children import Child
+from tests.fault.children import Child, Command, until
+from tests.unit.old_store import write_old_store
+from tests.unit.test_carry_over import found_whole, snapshot
 
 log = logging.getLogger("fault")
 
@@ -117,6 +119,32 @@ async def test_messages_of_many_appenders(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_8000_messages_of_16_appenders(tmp_path: Path) -> None:
     await appended(tmp_path, ["a,b,c,d", "e,f,g,h", "i,j,k,l", "m,n,o,p"], 500)
+
+
+async def carried_through(project: Path, kills: int) -> None:
+    """`agent-runtime carry-over`, killed so often, and then left to finish."""
+    directory, random, landed = write_old_store(project, messages=600), Random(kills), 0
+    before = snapshot(directory)
+    while True:
+        with Command("agent_runtime_core", "carry-over", project) as child:
+            root = directory / "v1"
+            if landed < kills:
+                until(root.exists, "something is written")
+                child.poll_line(random.uniform(0, 0.4))
+            if landed < kills and child.process.poll() is None:
+                landed += child.kill()
+                whole(root)
+                continue
+            assert child.ended() == 0
+            break
+    assert snapshot(directory) == before
+    await found_whole(project, messages=600)
+    log.info("carried over after %d kills", landed)
+
+
+async def test_carrying_over_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    await carried_through(tmp_path, 4)
 
 
 class Hasty(FileDocuments):
