@@ -552,6 +552,22 @@ async def test_only_the_group_that_changed_is_listed_again(root: Path) -> None:
     assert shelf.listed == before + 1
 
 
+async def test_what_expired_is_removed_a_little_at_a_time(root: Path) -> None:
+    clock = VirtualClock()
+    store, other = Store(root, clock=clock), Store(root, clock=clock)
+    await store.table.write(*(store.table.put(Entry(f"k{n}", "1", expires=clock.wall() + 5)) for n in range(10)))
+    await store.put("stays")
+    clock.advance(6)
+    await other.table.write(other.table.put(Entry("k9", "again")))  # which this one has not seen to expire
+    assert [each.key for each in await store.table.find()] == ["stays", "k9"]
+    for left in (7, 3, 2, 2):
+        await store.put("stays")
+        assert len(files(root)) == left
+    assert await store.texts("k9") == ["again"]
+    await store.put("next")
+    assert (await store.table.find())[-1].rank == 13.0
+
+
 # -- where stores are
 
 

@@ -288,6 +288,7 @@ class Turn:
                 raise LeaseLost(guard.key, guard.token) from None
             return
         results = [OPS[name](tx, *args) for name, args in request.ops]
+        tx.sweep(self._room.clock.wall())
         self._apply(*tx.steps())
         request.result = results
 
