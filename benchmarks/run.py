@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent_runtime_core.config import reset_config
 
-from . import chain, conversation, documents, events, idle, imports, jobs, loop, memory, payload, queue, resume
+from . import chain, conversation, documents, events, idle, imports, jobs, loop, memory, payload, queue, resume, vectors
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
@@ -31,6 +31,7 @@ ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {
     "events": events.rows,
     "conversation": conversation.rows,
     "documents": documents.rows,
+    "vectors": vectors.rows,
     "drain": queue.drain,
     "claims": queue.claims,
 }

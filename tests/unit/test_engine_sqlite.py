@@ -267,6 +267,18 @@ async def test_errors_of_readers_belong_to_their_caller(engine: SQLiteEngine) ->
 
 
 @pytest.mark.skipif(os.name == "nt", reason="modes are POSIX's")
+async def test_a_read_that_failed_half_way_keeps_no_later_one_in_the_past(engine: SQLiteEngine) -> None:
+    def half(view: sqlite3.Connection) -> None:
+        rows = view.execute("SELECT value FROM arc_things")
+        raise ValueError(rows.fetchone())
+
+    await engine.commit(None, [Op("put", ("a", 1)), Op("put", ("b", 1))])
+    with pytest.raises(ValueError, match="1") as kept:
+        await engine.read(half)
+    await engine.commit(None, [Op("put", ("a", 2))])
+    assert await engine.read(get, "a") == 2, f"while {kept.value!r} is kept"
+
+
 async def test_only_the_owner_may_read_the_files(engine: SQLiteEngine, path: Path) -> None:
     await engine.commit(None, [Op("put", ("a", 1))])
     engine.listen("things", lambda: None)

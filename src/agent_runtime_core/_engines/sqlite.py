@@ -12,6 +12,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import traceback
 import types
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -194,6 +195,10 @@ class SQLiteEngine(Engine):
         conn.execute("BEGIN")
         try:
             return fn(conn, *args)
+        except Exception as error:
+            # A cursor half-way in one of its frames would keep this connection in the past for as long as it is kept.
+            traceback.clear_frames(error.__traceback__)
+            raise
         finally:
             if conn.in_transaction:  # some errors end it by themselves
                 conn.execute("ROLLBACK")

@@ -94,7 +94,7 @@ class Room:
                 self.recover()
                 turn = Turn(self)
                 for request in batch:
-                    if not turn.carry_out(request):
+                    if not request.withdrawn and not turn.carry_out(request):
                         break
                 turn.flush()
         except FileNotFoundError:
@@ -288,6 +288,7 @@ class Turn:
                 raise LeaseLost(guard.key, guard.token) from None
             return
         results = [OPS[name](tx, *args) for name, args in request.ops]
+        tx.sweep(self._room.clock.wall())
         self._apply(*tx.steps())
         request.result = results
 

@@ -26,6 +26,8 @@ STAMP: Final = "~stamp"
 LAST: Final = "~last"
 _PAST: Final = 64  # changes that a stamp names
 
+_EXPIRED: Final = 1000  # expired documents that are kept in mind, to be removed
+
 Change = tuple[str, frozenset[str]]
 
 
@@ -83,6 +85,7 @@ class Shelf:
         self._groups: dict[str, dict[str, Place]] = {}
         self._where: dict[str, str] = {}  # the group of those whose name does not begin with it
         self._last: dict[str, float] = {}  # the highest rank that a group ever had
+        self._expired: dict[str, None] = {}  # keys of documents that were found to be past their end
 
     # -- keeping it up to date
 
@@ -215,6 +218,13 @@ class Shelf:
         found.sort(reverse=query.descending)
         return [place for _, _, place in found]
 
+    def some_expired(self, most: int) -> list[str]:
+        """Keys that may have expired, which are not told again."""
+        found = list(self._expired)[:most]
+        for key in found:
+            self._expired.pop(key, None)
+        return found
+
     # -- reading files
 
     def key(self, place: Place) -> str:
@@ -240,6 +250,8 @@ class Shelf:
                 page = self.page(place)
                 if page.expires is None or page.expires > now:
                     yield place, page
+                elif len(self._expired) < _EXPIRED:
+                    self._expired[page.key] = None
 
 
 def directory_of(space: str, kind: str) -> str:

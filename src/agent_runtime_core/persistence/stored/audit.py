@@ -1,0 +1,235 @@
+"""Entries, errors and metrics as documents, in order of their times."""
+
+from __future__ import annotations
+
+import datetime as _dt
+import math
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from ...errors import InvalidArgument
+from ..base.audit import AuditStore
+from ..documents.base import Document, Entry, Table
+from ..forms import model_of, text_of
+from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, moment, now
+from ..plain import in_order_of_time, line
+from ..summary import summary
+from .base import Home
+from .choices import choice
+from .keys import id_text, stored_key
+from .pages import PAGE, pages
+
+M = TypeVar("M", AuditEntry, ErrorRecord, PerformanceMetric)
+
+KINDS: dict[str, type[Any]] = {"event": AuditEntry, "error": ErrorRecord, "metric": PerformanceMetric}
+PRUNE_EVERY = 100  # writes of a kind after which `max_age` and `max_entries` are applied again
+
+
+class StoredAudit(Home, AuditStore):
+    """What happened, kept until it is pruned; what has been written is never replaced.
+
+    With `max_age` (seconds) and `max_entries` (of each kind and scope) it prunes by itself at the first write and at
+    every 100th after it, so that each writer may leave up to 100 more than that for a while.
+    """
+
+    def __init__(self, *, max_age: float | None = None, max_entries: int | None = None, **options: Any) -> None:
+        _check_bounds(max_age, max_entries, "max_age", "max_entries")
+        super().__init__(**options)
+        self.max_age, self.max_entries = max_age, max_entries
+        self._written: dict[tuple[str, str], int] = {}
+
+    # -- writing
+
+    async def log_event(self, entry: AuditEntry, scope: Scope | None = None) -> None:
+        await self._add("event", entry, scope, group="" if entry.run_id is None else str(entry.run_id))
+
+    async def log_error(self, error: ErrorRecord, scope: Scope | None = None) -> None:
+        await self._add("error", error, scope)
+
+    async def record_metric(self, metric: PerformanceMetric, scope: Scope | None = None) -> None:
+        _check_value(metric)
+        await self._add("metric", metric, scope, group=stored_key(metric.name, "metric's name"))
+
+    async def _add(self, kind: str, model: Any, scope: Scope | None, group: str = "") -> None:
+        table = self.table(scope, kind)
+        await table.write(
+            table.add(Entry(id_text(model.id, kind), text_of(model), group, _time(model.timestamp, "timestamp")))
+        )
+        await self._now_and_then(table)
+
+    async def resolve_error(
+        self, error_id: UUID, resolution_notes: str | None = None, scope: Scope | None = None
+    ) -> bool:
+        def resolved(there: Document | None) -> Entry | None:
+            if there is None:
+                return None
+            error = model_of(ErrorRecord, there.text)
+            if error.resolved and resolution_notes in (None, error.resolution_notes):
+                return None
+            error.resolved_at = error.resolved_at or now()
+            error.resolved, error.resolution_notes = True, resolution_notes or error.resolution_notes
+            return Entry(there.key, text_of(error), there.group, there.rank, there.expires)
+
+        return await self.table(scope, "error").change(id_text(error_id, "error"), resolved) is not None
+
+    # -- reading
+
+    async def get_events(
+        self,
+        scope: Scope | None = None,
+        conversation_id: UUID | None = None,
+        run_id: UUID | None = None,
+        event_types: Sequence[AuditEventType] | None = None,
+        start_time: _dt.datetime | None = None,
+        end_time: _dt.datetime | None = None,
+        limit: int = 100,
+    ) -> list[AuditEntry]:
+        types = None if event_types is None else {choice(AuditEventType, each, "event type") for each in event_types}
+
+        def wanted(entry: AuditEntry) -> bool:
+            return (types is None or entry.event_type in types) and (
+                conversation_id is None or str(entry.conversation_id) == str(conversation_id)
+            )
+
+        group = None if run_id is None else str(run_id)
+        return await self._newest(AuditEntry, "event", scope, group, wanted, start_time, end_time, limit)
+
+    async def get_errors(
+        self,
+        scope: Scope | None = None,
+        severity: ErrorSeverity | None = None,
+        resolved: bool | None = None,
+        start_time: _dt.datetime | None = None,
+        end_time: _dt.datetime | None = None,
+        limit: int = 100,
+    ) -> list[ErrorRecord]:
+        wished = None if severity is None else choice(ErrorSeverity, severity, "severity")
+
+        def wanted(error: ErrorRecord) -> bool:
+            return wished in (None, error.severity) and resolved in (None, error.resolved)
+
+        return await self._newest(ErrorRecord, "error", scope, None, wanted, start_time, end_time, limit)
+
+    async def get_metrics(
+        self,
+        name: str,
+        scope: Scope | None = None,
+        start_time: _dt.datetime | None = None,
+        end_time: _dt.datetime | None = None,
+        tags: Mapping[str, Any] | None = None,
+        limit: int = 1000,
+    ) -> list[PerformanceMetric]:
+        asked = dict(tags or {}).items()
+
+        def wanted(metric: PerformanceMetric) -> bool:
+            return all(key in metric.tags and metric.tags[key] == value for key, value in asked)
+
+        return await self._newest(
+            PerformanceMetric, "metric", scope, stored_key(name, "metric's name"), wanted, start_time, end_time, limit
+        )
+
+    async def get_metric_summary(
+        self,
+        name: str,
+        scope: Scope | None = None,
+        start_time: _dt.datetime | None = None,
+        end_time: _dt.datetime | None = None,
+    ) -> dict[str, float]:
+        low, high = _between(start_time, end_time)
+        found = pages(self.table(scope, "metric"), stored_key(name, "metric's name"), low=low, high=high)
+        return summary([model_of(PerformanceMetric, each.text).value async for page in found for each in page])
+
+    async def _newest(
+        self, cls: type[M], kind: str, scope: Scope | None, group: str | None, wanted: Callable[[M], bool],
+        start_time: _dt.datetime | None, end_time: _dt.datetime | None, limit: int | None,
+    ) -> list[M]:  # fmt: skip
+        _check_count(limit, "limit")
+        low, high = _between(start_time, end_time)
+        found: list[M] = []
+        size = PAGE if limit is None else max(1, min(limit, PAGE))
+        async for page in pages(self.table(scope, kind), group, low=low, high=high, descending=True, size=size):
+            found += filter(wanted, (model_of(cls, each.text) for each in page))
+            if limit is not None and len(found) >= limit:
+                return found[:limit]
+        return found
+
+    # -- keeping it small, and taking it elsewhere
+
+    async def prune(
+        self, scope: Scope | None = None, *, older_than: float | None = None, keep: int | None = None
+    ) -> int:
+        """Delete what is older than so many seconds, and all but the newest `keep` of each kind; how many those were.
+
+        Without either, what the store's own `max_age` and `max_entries` say.
+        """
+        if older_than is None and keep is None:
+            older_than, keep = self.max_age, self.max_entries
+        if older_than is None and keep is None:
+            raise InvalidArgument("prune(older_than=seconds) or prune(keep=count): this store has no bound of its own")
+        _check_bounds(older_than, keep, "older_than", "keep")
+        return sum([await self._prune(self.table(scope, kind), older_than, keep) for kind in KINDS])
+
+    async def _now_and_then(self, table: Table) -> None:
+        if self.max_age is None and self.max_entries is None:
+            return
+        place = (table.space, table.kind)
+        written = self._written[place] = self._written.get(place, 0) + 1
+        if written % PRUNE_EVERY == 1:
+            await self._prune(table, self.max_age, self.max_entries)
+
+    async def _prune(self, table: Table, older_than: float | None, keep: int | None) -> int:
+        gone = 0
+        if older_than is not None:
+            while old := await table.find(high=self.clock.wall() - older_than, limit=PAGE):
+                gone += sum(await table.write(*(table.delete(each.key) for each in old)))
+        if keep is not None:
+            while more := await table.find(descending=True, offset=keep, limit=PAGE):
+                gone += sum(await table.write(*(table.delete(each.key) for each in more)))
+        return gone
+
+    async def export(
+        self,
+        scope: Scope | None = None,
+        *,
+        start_time: _dt.datetime | None = None,
+        end_time: _dt.datetime | None = None,
+    ) -> AsyncIterator[str]:
+        """Lines of JSON, the oldest first, each an object whose "type" is event, error or metric.
+
+        Times are ISO 8601 with their zone, ids are strings; what has no place in JSON is its text.
+        """
+        low, high = _between(start_time, end_time)
+        sources = {kind: pages(self.table(scope, kind), low=low, high=high) for kind in KINDS}
+        async for kind, document in in_order_of_time(sources):
+            yield line(kind, model_of(KINDS[kind], document.text))
+
+
+def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[float | None, float | None]:
+    """Ranks from `low` to below `high`, the end among them."""
+    low = None if start is None else _time(start, "start_time")
+    return low, None if end is None else math.nextafter(_time(end, "end_time"), math.inf)
+
+
+def _time(when: Any, name: str) -> float:
+    if not isinstance(when, _dt.datetime):
+        raise InvalidArgument(f"{name} is a datetime, not {when!r:.80}")
+    return moment(when)
+
+
+def _check_value(metric: PerformanceMetric) -> None:
+    value = metric.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise InvalidArgument(f"metric {metric.name!r:.80} is a finite number, not {value!r:.80}")
+
+
+def _check_count(count: Any, name: str) -> None:
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+        raise InvalidArgument(f"{name} is a number of at least 0, not {count!r:.80}")
+
+
+def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) -> None:
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+        raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {seconds!r:.80}")
+    _check_count(count, count_name)

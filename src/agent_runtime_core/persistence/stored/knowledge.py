@@ -1,0 +1,160 @@
+"""Facts, summaries and embeddings as documents, and an index of the vectors in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+from ..._engines.base import Op
+from ...errors import InvalidArgument, StorageBusy
+from ..base.knowledge import KnowledgeStore
+from ..content import text_in
+from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
+from ..forms import model_of, text_of
+from ..models import Embedding, Fact, FactType, Scope, Summary, moment
+from ..vectors import floats
+from .base import Home
+from .choices import choice
+from .embeddings import MAX_VECTORS, Vectors
+from .keys import id_text, stored_key
+from .pages import PAGE, pages
+
+
+class StoredKnowledge(Home, KnowledgeStore):
+    """What was learned. `max_vectors` is how many embeddings a scope may hold."""
+
+    def __init__(self, *, max_vectors: int = MAX_VECTORS, **options: Any) -> None:
+        super().__init__(**options)
+        self.max_vectors = max_vectors
+        self._vectors: dict[str, Vectors] = {}
+
+    # -- facts
+
+    async def save_fact(self, fact: Fact, scope: Scope | None = None) -> None:
+        group = stored_key(fact.key, "fact's key")
+        end = None if fact.expires_at is None else moment(fact.expires_at)
+        words = text_in([fact.key, fact.value, fact.source])
+        table = self.table(scope, "fact")
+        entry = Entry(id_text(fact.id, "fact"), text_of(fact), group, moment(fact.created_at), end, words)
+        await table.write(table.put(entry))
+
+    async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
+        found = await self.table(scope, "fact").get(id_text(fact_id, "fact"))
+        return None if found is None else model_of(Fact, found.text)
+
+    async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
+        """The newest of that key that has not expired."""
+        found = await self.table(scope, "fact").find(stored_key(key, "fact's key"), descending=True, limit=1)
+        return model_of(Fact, found[0].text) if found else None
+
+    async def list_facts(
+        self, scope: Scope | None = None, fact_type: FactType | None = None, limit: int = 100
+    ) -> list[Fact]:
+        """The newest first."""
+        _check_limit(limit)
+        wanted = None if fact_type is None else choice(FactType, fact_type, "type of a fact")
+        facts: list[Fact] = []
+        async for page in pages(self.table(scope, "fact"), descending=True, size=max(1, min(limit, PAGE))):
+            facts += [fact for fact in _facts(page) if wanted in (None, fact.fact_type)]
+            if len(facts) >= limit:
+                break
+        return facts[:limit]
+
+    async def search_facts(self, query: str, scope: Scope | None = None, limit: int = 20) -> list[Fact]:
+        """Facts with all words of `query` in their key, source and texts of their value, best first."""
+        _check_limit(limit)
+        return list(_facts(await self.table(scope, "fact").search(query, limit=limit)))
+
+    async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
+        table = self.table(scope, "fact")
+        [there] = await table.write(table.delete(id_text(fact_id, "fact")))
+        return bool(there)
+
+    # -- summaries, each with a document per conversation that leads to it
+
+    async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
+        table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
+        key, rank = id_text(summary.id, "summary"), moment(summary.created_at)
+        entry = Entry(key, text_of(summary), rank=rank)
+        for _ in range(CHANGE_TRIES):
+            there = await table.get(key)
+            ops = [table.put(entry, 0 if there is None else there.version)]
+            ops += _unlink(links, there)
+            ops += [links.put(Entry(f"{each}/{key}", key, each, rank)) for each in _conversations(summary)]
+            try:
+                await table.write(*ops)
+                return
+            except Changed:
+                continue
+        raise StorageBusy(f"summary {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
+
+    async def get_summary(self, summary_id: UUID, scope: Scope | None = None) -> Summary | None:
+        found = await self.table(scope, "summary").get(id_text(summary_id, "summary"))
+        return None if found is None else model_of(Summary, found.text)
+
+    async def get_summaries_for_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> list[Summary]:
+        """Those with it as their conversation or one of them, the newest first."""
+        links = await self.table(scope, "summary_link").find(id_text(conversation_id, "conversation"), descending=True)
+        found = await self.table(scope, "summary").many([each.text for each in links])
+        return [model_of(Summary, each.text) for each in found]
+
+    async def delete_summary(self, summary_id: UUID, scope: Scope | None = None) -> bool:
+        table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
+        there = await table.get(id_text(summary_id, "summary"))
+        answers = await table.write(table.delete(id_text(summary_id, "summary")), *_unlink(links, there))
+        return bool(answers[0])
+
+    # -- embeddings
+
+    def _embeddings(self, scope: Scope | None) -> Vectors:
+        table = self.table(scope, "embedding")
+        if table.space not in self._vectors:
+            self._vectors[table.space] = Vectors(table, self.max_vectors)
+        return self._vectors[table.space]
+
+    async def save_embedding(self, embedding: Embedding, scope: Scope | None = None) -> None:
+        """Keep a text with its vector.
+
+        InvalidArgument: the vector is empty, all zeros, not of `dimensions`, or holds what is no finite number.
+        TooManyVectors: the scope holds `max_vectors` already.
+        """
+        await self._embeddings(scope).save(embedding)
+
+    async def search_similar(
+        self,
+        query_vector: Sequence[float],
+        limit: int = 10,
+        scope: Scope | None = None,
+        content_type: str | None = None,
+    ) -> list[tuple[Embedding, float]]:
+        _check_limit(limit)
+        return await self._embeddings(scope).search(floats(query_vector, "query_vector"), limit, content_type)
+
+    async def delete_embedding(self, embedding_id: UUID, scope: Scope | None = None) -> bool:
+        return await self._embeddings(scope).delete(id_text(embedding_id, "embedding"))
+
+    async def close(self) -> None:
+        self._vectors.clear()
+        await super().close()
+
+
+def _facts(documents: Iterable[Document]) -> Iterator[Fact]:
+    return (model_of(Fact, each.text) for each in documents)
+
+
+def _conversations(summary: Summary) -> list[str]:
+    """The conversations it is of, each once."""
+    ids = [summary.conversation_id, *summary.conversation_ids]
+    return list(dict.fromkeys(str(each) for each in ids if each is not None))
+
+
+def _unlink(links: Table, there: Document | None) -> list[Op]:
+    if there is None:
+        return []
+    return [links.delete(f"{each}/{there.key}") for each in _conversations(model_of(Summary, there.text))]
+
+
+def _check_limit(limit: object) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise InvalidArgument(f"limit is a number of at least 0, not {limit!r:.80}")

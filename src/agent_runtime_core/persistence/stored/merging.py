@@ -1,0 +1,17 @@
+"""What a model's holder changed, put into what is stored now."""
+
+from __future__ import annotations
+
+import json
+
+
+def merged(mine: str, base: str | None, theirs: str | None) -> str:
+    """`theirs` with the fields in which `mine` is not as `base`; `mine` where one of them is missing."""
+    if base is None or theirs is None:
+        return mine
+    if mine == base:
+        return theirs
+    new, old = json.loads(mine), json.loads(base)
+    # As texts: 1, 1.0 and True are equal.
+    changed = {name: each for name, each in new.items() if json.dumps(each) != json.dumps(old.get(name))}
+    return json.dumps(json.loads(theirs) | changed, separators=(",", ":"))

@@ -1,0 +1,198 @@
+"""Vectors held for exact cosine search, with the standard library alone; with NumPy where there is one."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import operator
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from .._load import load
+from ..errors import InvalidArgument, MissingDependency
+
+_sumprod = getattr(math, "sumprod", None)
+_QUERY_STEPS = 2**20
+ALIKE = 1e-12  # cosines closer than that are the same but for rounding
+
+
+def floats(vector: Iterable[float], what: str) -> array[float]:
+    """The vector as doubles. InvalidArgument: it is empty, all zeros, or holds what is no finite number."""
+    try:
+        values = array("d", vector)
+    except (TypeError, OverflowError) as error:
+        raise InvalidArgument(f"{what} is a sequence of numbers: {error}") from error
+    for index, value in enumerate(values):
+        if not math.isfinite(value):
+            raise InvalidArgument(f"{what} holds {value!r} at {index}: every component is a finite number")
+    if not any(values):
+        zeros = f"has {len(values)} components, all 0" if values else "is empty"
+        raise InvalidArgument(f"{what} {zeros}: it has no direction to compare")
+    return values
+
+
+def unit(vector: array[float]) -> array[float]:
+    """The vector of length 1 in that direction."""
+    largest = max(max(vector), -min(vector))
+    scaled = [value / largest for value in vector]  # whose length can neither overflow nor vanish
+    length = math.hypot(*scaled)
+    return array("d", [value / length for value in scaled])
+
+
+def dot(one: Sequence[float], other: Sequence[float]) -> float:
+    """The cosine of two vectors of length 1."""
+    total = _sumprod(one, other) if _sumprod is not None else math.fsum(map(operator.mul, one, other))
+    return min(1.0, max(-1.0, total))
+
+
+class Rows(Protocol):
+    """Vectors of length 1, numbered from 0."""
+
+    def __len__(self) -> int: ...
+
+    def append(self, vector: array[float]) -> None: ...
+
+    def drop(self, number: int) -> None:
+        """The last one takes the place of that one."""
+
+    def frozen(self) -> Rows:
+        """These as they are now, to be searched in another thread."""
+
+    def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
+        """Cosines and numbers of the `count` nearest, in no order, and of all that are as near as the last of them."""
+
+
+class PlainRows:
+    """Doubles in arrays, summed one row at a time."""
+
+    def __init__(self, rows: Sequence[array[float]] = ()) -> None:
+        self._rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def append(self, vector: array[float]) -> None:
+        self._rows.append(vector)
+
+    def drop(self, number: int) -> None:
+        self._rows[number] = self._rows[-1]
+        self._rows.pop()
+
+    def frozen(self) -> Rows:
+        return PlainRows(self._rows)
+
+    def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
+        other = vector.tolist()
+        return _nearest(enumerate(sum(map(operator.mul, row, other)) for row in self._rows), count)
+
+
+class CoarseRows(PlainRows):
+    """Doubles with a byte for each component beside them, which math.sumprod is through with in half the time.
+
+    A row is scale * (bytes - 128), and `error` the length of what that leaves out: by Cauchy and Schwarz a product
+    with a vector of length 1 is off by that at most. What cannot be told apart so is left to the doubles.
+    """
+
+    def __init__(
+        self, rows: Sequence[array[float]] = (), coarse: Sequence[bytes] = (), scales: Sequence[float] = (),
+        errors: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(rows)
+        self._bytes = list(coarse)
+        self._scales, self._errors = array("d", scales), array("d", errors)
+
+    def append(self, vector: array[float]) -> None:
+        scale = max(max(vector), -min(vector)) / 127
+        steps = [round(value / scale) for value in vector]
+        self._bytes.append(bytes([step + 128 for step in steps]))
+        self._scales.append(scale)
+        self._errors.append(math.dist(vector, [step * scale for step in steps]))
+        super().append(vector)
+
+    def drop(self, number: int) -> None:
+        super().drop(number)
+        self._bytes[number], self._scales[number], self._errors[number] = (
+            self._bytes[-1],
+            self._scales[-1],
+            self._errors[-1],
+        )
+        for column in (self._bytes, self._scales, self._errors):
+            column.pop()
+
+    def frozen(self) -> Rows:
+        return CoarseRows(self._rows, self._bytes, self._scales, self._errors)
+
+    def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
+        assert _sumprod is not None
+        step = max(max(vector), -min(vector)) / _QUERY_STEPS
+        other = [round(value / step) for value in vector]
+        off = 128 * sum(other)
+        mine = 1.01 * math.dist(vector, [each * step for each in other]) + 1e-9
+        sums = [_sumprod(row, other) for row in self._bytes]
+        about = [(each - off) * step * scale for each, scale in zip(sums, self._scales, strict=True)]
+        least = map(operator.sub, about, self._errors)
+        worst = (heapq.nlargest(count, least)[-1] if count < len(sums) else -math.inf) - 2 * mine
+        most = map(operator.add, about, self._errors)
+        maybe = [number for number, each in enumerate(most) if each >= worst]
+        return _nearest(((number, _sumprod(self._rows[number], vector)) for number in maybe), count)
+
+
+class NumpyRows:
+    """A matrix that grows by doubling."""
+
+    def __init__(self, numpy: Any) -> None:
+        self._numpy = numpy
+        self._matrix: Any = None
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, vector: array[float]) -> None:
+        if self._matrix is None:
+            self._matrix = self._numpy.empty((8, len(vector)))
+        if self._count == len(self._matrix):
+            larger = self._numpy.empty((2 * self._count, len(vector)))
+            larger[: self._count] = self._matrix
+            self._matrix = larger
+        self._matrix[self._count] = self._numpy.frombuffer(vector)
+        self._count += 1
+
+    def drop(self, number: int) -> None:
+        self._count -= 1
+        self._matrix[number] = self._matrix[self._count]
+
+    def frozen(self) -> Rows:
+        return self  # it is fast enough to be searched where it is
+
+    def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
+        scores = self._matrix[: self._count] @ self._numpy.frombuffer(vector)
+        worst = -math.inf
+        if count < self._count:
+            worst = float(self._numpy.partition(scores, self._count - count)[self._count - count]) - ALIKE
+        found = self._numpy.flatnonzero(scores >= worst)
+        return list(zip(scores[found].tolist(), found.tolist(), strict=True))
+
+
+def _nearest(scores: Iterable[tuple[int, float]], count: int) -> list[tuple[float, int]]:
+    known = [(score, number) for number, score in scores]
+    if count >= len(known):
+        return known
+    worst = heapq.nlargest(count, known)[-1][0] - ALIKE
+    return [each for each in known if each[0] >= worst]
+
+
+def _fastest() -> Rows:
+    try:
+        return NumpyRows(load("numpy"))
+    except MissingDependency:
+        return PlainRows() if _sumprod is None else CoarseRows()
+
+
+#: What holds vectors: the fastest there is here. A benchmark or a test may put another one in its place.
+choose_rows: Callable[[], Rows] = _fastest
+
+
+def new_rows() -> Rows:
+    return choose_rows()

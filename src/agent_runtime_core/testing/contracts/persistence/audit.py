@@ -1,0 +1,430 @@
+"""What every audit store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+
+`make()` gives a new and empty store each time. `OURS` holds what the stores of this package do beside that:
+there `make(**options)` also takes their options, and `place="a name"` to open one place more than once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import datetime as dt
+import json
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+from ....errors import InvalidArgument, UnserialisableResult
+from ....persistence.models import (
+    AuditEntry,
+    AuditEventType,
+    ErrorRecord,
+    ErrorSeverity,
+    PerformanceMetric,
+    Scope,
+    moment,
+    new_id,
+)
+from ...clock import START, VirtualClock
+from ..checks import refused, same
+from .rig import HOSTILE, TREE, TYPED, fenced, opened
+
+Make = Callable[..., Any]
+Case = Callable[[Make], Awaitable[None]]
+
+CASES: list[Case] = []
+OURS: list[Case] = []
+
+NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
+NAIVE = NOON.replace(tzinfo=None)
+HOUR = dt.timedelta(hours=1)
+EAST = dt.timezone(dt.timedelta(hours=5, minutes=30))
+UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
+CALL, RESULT = AuditEventType.TOOL_CALL, AuditEventType.TOOL_RESULT
+
+
+def case(function: Case) -> Case:
+    CASES.append(function)
+    return function
+
+
+def ours(function: Case) -> Case:
+    OURS.append(function)
+    return function
+
+
+async def check(make: Make) -> None:
+    """Run every case that a store of one's own has to pass."""
+    for each in CASES:
+        await each(make)
+
+
+def at(hours: float) -> dt.datetime:
+    """So many hours after noon, in zones that change, or without one."""
+    when = NOON + hours * HOUR
+    zones = (when, when.replace(tzinfo=None), when.astimezone(EAST))
+    return zones[int(hours) % 3]
+
+
+# -- entries
+
+
+@case
+async def every_field_of_an_entry_comes_back(make: Make) -> None:
+    async with opened(make) as store:
+        full = AuditEntry(
+            event_type=CALL, timestamp=NAIVE, conversation_id=new_id(), run_id=new_id(), agent_key="a", action="é",
+            details=copy.deepcopy(TREE), actor_type="user", actor_id="u", request_id="r", parent_event_id=new_id(),
+            metadata=copy.deepcopy(TREE),
+        )  # fmt: skip
+        bare = AuditEntry(event_type=AuditEventType.CUSTOM, action=None, timestamp=NOON - HOUR)
+        for entry in (bare, full):
+            await store.log_event(entry)
+        same(await store.get_events(), [full, bare], "the entries")
+
+
+@case
+async def entries_are_found_by_what_they_are_of(make: Make) -> None:
+    async with opened(make) as store:
+        same(await store.get_events(), [], "the entries of an empty store")
+        run, conversation = new_id(), new_id()
+        for n in range(12):
+            await store.log_event(
+                AuditEntry(
+                    event_type=CALL if n % 2 else RESULT,
+                    timestamp=at(n),
+                    run_id=run if n % 3 == 0 else None,
+                    conversation_id=conversation if n < 8 else None,
+                    action=str(n),
+                )
+            )
+
+        async def found(**options: Any) -> list[int]:
+            return [int(each.action) for each in await store.get_events(**options)]
+
+        same(await found(), list(range(11, -1, -1)), "all, the newest first")
+        same(await found(limit=3), [11, 10, 9], "three")
+        same(await found(run_id=run), [9, 6, 3, 0], "those of a run")
+        same(await found(conversation_id=conversation, limit=2), [7, 6], "two of a conversation")
+        same(await found(event_types=[CALL]), [11, 9, 7, 5, 3, 1], "those of a type")
+        same(await found(event_types=[CALL, RESULT], run_id=run, limit=1), [9], "one of two types and a run")
+        same(await found(event_types=[AuditEventType.CUSTOM]), [], "those of another type")
+        for zone in (dt.UTC, EAST, None):
+            start, end = ((NOON + n * HOUR).astimezone(zone or dt.UTC).replace(tzinfo=zone) for n in (3, 6))
+            same(await found(start_time=start, end_time=end), [6, 5, 4, 3], f"those of a time in {zone}, its ends too")
+            same(await found(start_time=start, run_id=run), [9, 6, 3], f"those of a run since a time in {zone}")
+        same(await found(end_time=NOON + HOUR, event_types=[CALL], run_id=run), [], "all filters at once")
+        same(await found(run_id=UNKNOWN), [], "those of an unknown run")
+
+
+# -- errors
+
+
+@case
+async def every_field_of_an_error_comes_back(make: Make) -> None:
+    async with opened(make) as store:
+        full = ErrorRecord(
+            timestamp=NAIVE, severity=ErrorSeverity.CRITICAL, error_type="E", message="é", stack_trace="a\nb",
+            conversation_id=new_id(), run_id=new_id(), agent_key="a", context=copy.deepcopy(TREE), resolved=True,
+            resolved_at=NOON, resolution_notes="n", metadata=copy.deepcopy(TREE),
+        )  # fmt: skip
+        bare = ErrorRecord(error_type=None, message=None, timestamp=NOON - HOUR)
+        for error in (bare, full):
+            await store.log_error(error)
+        same(await store.get_errors(), [full, bare], "the errors")
+
+
+@case
+async def errors_are_found_and_resolved(make: Make) -> None:
+    async with opened(make) as store:
+        errors = [
+            ErrorRecord(
+                message=str(n), timestamp=at(n), severity=ErrorSeverity.WARNING if n % 2 else ErrorSeverity.ERROR
+            )
+            for n in range(6)
+        ]
+        for error in errors:
+            await store.log_error(error)
+
+        async def found(**options: Any) -> list[int]:
+            return [int(each.message) for each in await store.get_errors(**options)]
+
+        same(await found(), [5, 4, 3, 2, 1, 0], "all, the newest first")
+        same(await found(severity=ErrorSeverity.WARNING, limit=2), [5, 3], "two of a severity")
+        same(await found(start_time=NOON + 2 * HOUR, end_time=NAIVE + 4 * HOUR), [4, 3, 2], "those of a time")
+        same(await store.resolve_error(errors[3].id, "fixed"), True, "resolving one")
+        same(await store.resolve_error(errors[0].id), True, "resolving another without a word")
+        same(await store.resolve_error(UNKNOWN, "fixed"), False, "resolving an unknown one")
+        same((await found(resolved=True), await found(resolved=False)), ([3, 0], [5, 4, 2, 1]), "those resolved or not")
+        resolved = next(each for each in await store.get_errors() if each.id == errors[3].id)
+        same((resolved.resolved, resolved.resolution_notes), (True, "fixed"), "the resolved error")
+        assert resolved.resolved_at is not None, "a resolved error says when it was resolved"
+        same(resolved.timestamp, errors[3].timestamp, "when it happened")
+
+
+# -- metrics
+
+
+@case
+async def every_field_of_a_metric_comes_back(make: Make) -> None:
+    async with opened(make) as store:
+        full = PerformanceMetric(
+            name="llm_latency", value=1250.5, unit="ms", timestamp=NAIVE, conversation_id=new_id(), run_id=new_id(),
+            agent_key="a", tags={"model": "gpt-4", "n": 1}, metadata=copy.deepcopy(TREE),
+        )  # fmt: skip
+        bare = PerformanceMetric(name="llm_latency", value=0.0, unit=None, timestamp=NOON - HOUR)
+        for metric in (bare, full):
+            await store.record_metric(metric)
+        same(await store.get_metrics("llm_latency"), [full, bare], "the metrics")
+
+
+@case
+async def metrics_are_found_and_summed_up(make: Make) -> None:
+    async with opened(make) as store:
+        for n in range(6):
+            tags = {"model": "m" if n % 2 else "k", "n": n}
+            await store.record_metric(PerformanceMetric(name="a", value=float(n), timestamp=at(n), tags=tags))
+        await store.record_metric(PerformanceMetric(name="ab", value=99.0))
+
+        async def found(**options: Any) -> list[float]:
+            return [each.value for each in await store.get_metrics("a", **options)]
+
+        same(await found(), [5.0, 4.0, 3.0, 2.0, 1.0, 0.0], "all, the newest first")
+        same(await found(limit=2), [5.0, 4.0], "two")
+        same(await found(tags={"model": "m"}), [5.0, 3.0, 1.0], "those with a tag")
+        same(await found(tags={"model": "m", "n": 3}), [3.0], "those with two tags")
+        same(await found(tags={"other": "m"}), [], "those with another tag")
+        same(await found(start_time=NOON + HOUR, end_time=NAIVE + 2 * HOUR), [2.0, 1.0], "those of a time")
+        same(await store.get_metrics("c"), [], "those of an unknown name")
+        summary = await store.get_metric_summary("a", start_time=NOON + HOUR)
+        same(
+            {name: round(summary[name], 9) for name in ("count", "min", "max", "avg", "sum", "p50")},
+            {"count": 5, "min": 1.0, "max": 5.0, "avg": 3.0, "sum": 15.0, "p50": 3.0},
+            "the summary of five values",
+        )
+        assert 3.0 <= summary["p95"] <= summary["p99"] <= 5.0, f"percentiles of five values: {summary}"
+        same((await store.get_metric_summary("c"))["count"], 0, "how many there are of an unknown name")
+
+
+@case
+async def scopes_are_apart(make: Make) -> None:
+    async with opened(make) as store:
+        entry, error = AuditEntry(event_type=CALL), ErrorRecord(message="m")
+        await store.log_event(entry)
+        await store.log_error(error)
+        await store.record_metric(PerformanceMetric(name="a", value=1.0))
+        there = Scope.GLOBAL
+        same((await store.get_events(there), await store.get_errors(there)), ([], []), "entries and errors, globally")
+        same(await store.get_metrics("a", there), [], "metrics, globally")
+        same((await store.get_metric_summary("a", there))["count"], 0, "how many there are, globally")
+        same(await store.resolve_error(error.id, scope=there), False, "resolving an error there")
+        same(await store.get_events(Scope.PROJECT), [entry], "the entries in their scope")
+
+
+# -- what ours do beside that
+
+
+@ours
+async def percentiles_lie_between_the_closest_ranks(make: Make) -> None:
+    async with opened(make) as store:
+        for n, value in enumerate([15, 20.0, 35.0, 40.0, 50.0]):
+            await store.record_metric(PerformanceMetric(name="a", value=value, timestamp=at(n)))
+        same(
+            await store.get_metric_summary("a"),
+            {"count": 5, "min": 15.0, "max": 50.0, "avg": 32.0, "sum": 160.0, "p50": 35.0, "p95": 48.0, "p99": 49.6},
+            "the summary of five values",
+        )
+        zeros = {"count": 0, "min": 0, "max": 0, "avg": 0, "sum": 0, "p50": 0, "p95": 0, "p99": 0}
+        same(await store.get_metric_summary("b"), zeros, "the summary of none")
+        await store.record_metric(PerformanceMetric(name="one", value=7.0))
+        same(set((await store.get_metric_summary("one")).values()), {1, 7.0}, "the summary of one value")
+        for _ in range(10):
+            await store.record_metric(PerformanceMetric(name="tenths", value=0.1))
+        same((await store.get_metric_summary("tenths"))["sum"], 1.0, "a sum without an error of its own")
+
+
+@ours
+async def a_metric_is_a_finite_number(make: Make) -> None:
+    async with opened(make) as store:
+        bad: Any
+        for bad in (math.nan, math.inf, -math.inf, "5", None, True, 10**400):
+            with refused(InvalidArgument, f"a metric of {bad!r:.20}"):
+                await store.record_metric(PerformanceMetric(name="a", value=bad))
+        with refused(InvalidArgument, "a metric without a name"):
+            await store.record_metric(PerformanceMetric(name="", value=1.0))
+        for limit in (-1, 1.5, True):
+            with refused(InvalidArgument, f"a limit of {limit}"):
+                await store.get_metrics("a", limit=limit)
+        with refused(InvalidArgument, "a time that is none"):
+            await store.get_events(start_time="yesterday")
+        with refused(InvalidArgument, "an entry at a time that is none"):
+            await store.log_event(AuditEntry(event_type=CALL, timestamp="now"))  # type: ignore[arg-type]
+        with refused(InvalidArgument, "an event type that there is not"):
+            await store.get_events(event_types=["tool"])
+        with refused(UnserialisableResult, "details without a JSON form"):
+            await store.log_event(AuditEntry(event_type=CALL, details={"x": object()}))
+        same((await store.get_metrics("a"), await store.get_events()), ([], []), "what is stored after that")
+        for name in HOSTILE:
+            await store.record_metric(PerformanceMetric(name=name, value=1.0))
+        same([len(await store.get_metrics(name)) for name in HOSTILE], [1] * len(HOSTILE), "metrics of any name")
+
+
+@ours
+async def what_was_written_stays_as_it_is(make: Make) -> None:
+    async with opened(make) as store:
+        entry = AuditEntry(event_type=CALL, action="first", details=copy.deepcopy(TYPED))
+        error, metric = ErrorRecord(message="first"), PerformanceMetric(name="a", value=1.0)
+        await store.log_event(entry)
+        await store.log_error(error)
+        await store.record_metric(metric)
+        entry.details["pair"] = "changed by its writer"
+        await store.log_event(dataclasses.replace(entry, action="second"))
+        await store.log_error(dataclasses.replace(error, message="second"))
+        await store.record_metric(dataclasses.replace(metric, value=2.0))
+        [found] = await store.get_events()
+        same((found.action, found.details), ("first", TYPED), "the entry")
+        same([each.message for each in await store.get_errors()], ["first"], "the error")
+        same([each.value for each in await store.get_metrics("a")], [1.0], "the metric")
+
+
+@ours
+async def an_error_is_resolved_once(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        error = ErrorRecord(message="m")
+        await store.log_error(error)
+        notes = [str(n) for n in range(6)]
+        answers = await asyncio.gather(*(to.resolve_error(error.id, note) for note in notes for to in (store, beside)))
+        same(answers, [True] * 12, "the answers")
+        [first] = await store.get_errors()
+        same(first.resolution_notes in notes, True, "whether the note is one of them")
+        await beside.resolve_error(error.id)
+        same(await store.get_errors(), [first], "the error resolved again, without a word")
+        await beside.resolve_error(error.id, "better known")
+        [second] = await store.get_errors()
+        same((second.resolution_notes, second.resolved_at), ("better known", first.resolved_at), "with another note")
+
+
+@ours
+async def many_of_one_moment_are_all_found(make: Make) -> None:
+    async with opened(make) as store:
+        ids = set()
+        for n in range(60):
+            entry = AuditEntry(event_type=CALL if n % 2 else RESULT, timestamp=NOON, action=str(n))
+            await store.log_event(entry)
+            ids.add(entry.id)
+        same({each.id for each in await store.get_events()}, ids, "the entries")
+        same(len(await store.get_events(event_types=[CALL], limit=7)), 7, "seven of a type")
+        same(len(await store.get_events(event_types=[CALL], limit=40)), 30, "all of a type")
+        lines = [json.loads(line) async for line in store.export()]
+        same(sorted(each["id"] for each in lines), sorted(map(str, ids)), "the lines of the export")
+
+
+@ours
+async def it_is_pruned_by_age_and_number(make: Make) -> None:
+    clock = VirtualClock()
+    async with opened(make, clock=clock) as store:
+
+        async def fill() -> None:
+            for n in range(10):
+                when = dt.datetime.fromtimestamp(START - n, dt.UTC)
+                await store.log_event(AuditEntry(event_type=CALL, timestamp=when, action=str(n)))
+                await store.log_error(ErrorRecord(message=str(n), timestamp=when.replace(tzinfo=None)))
+                await store.record_metric(PerformanceMetric(name=f"m{n % 2}", value=float(n), timestamp=when))
+
+        await fill()
+        same(await store.prune(older_than=7), 6, "how many were older than seven seconds")
+        same([each.action for each in await store.get_events()], list("01234567"), "the entries that are left")
+        same(await store.prune(keep=5), 9, "how many there were beyond five of each kind")
+        same([each.message for each in await store.get_errors()], list("01234"), "the errors that are left")
+        same(await store.prune(Scope.GLOBAL, keep=0), 0, "how many there were in another scope")
+        clock.advance(2)
+        same(await store.prune(older_than=4.5, keep=4), 6, "both at once")
+        same(await store.prune(keep=0), 9, "how many were left")
+        same([line async for line in store.export()], [], "what is left")
+        for bad in ({}, {"older_than": -1}, {"keep": -1}, {"keep": 1.5}, {"older_than": "a day"}):
+            with refused(InvalidArgument, f"prune({bad})"):
+                await store.prune(**bad)
+
+
+@ours
+async def it_prunes_by_itself(make: Make) -> None:
+    clock = VirtualClock()
+    with refused(InvalidArgument, "a store with an age below 0"):
+        make(max_age=-1.0)
+    async with opened(make, place="one", max_entries=20, max_age=1000.0, clock=clock) as store:
+        for n in range(201):
+            clock.advance(1)
+            await store.log_event(AuditEntry(event_type=CALL, action=str(n), timestamp=_now(clock)))
+            if n % 50 == 0:
+                await store.record_metric(PerformanceMetric(name="a", value=float(n), timestamp=_now(clock)))
+        left = [int(each.action) for each in await store.get_events(limit=1000)]
+        same(left, list(range(200, 180, -1)), "the newest 20")
+        same(len(await store.get_metrics("a")), 5, "the metrics, of which there are few")
+        same(await store.prune(), 0, "what is left to prune by hand")
+        clock.advance(2000)
+        same(await store.prune(), 25, "what was too old")
+    async with opened(make, place="one", max_entries=3, clock=clock) as store:
+        for _ in range(2):
+            await store.log_event(AuditEntry(event_type=CALL, timestamp=_now(clock)))
+    for _ in range(6):
+        async with opened(make, place="one", max_entries=3, clock=clock) as store:
+            await store.log_event(AuditEntry(event_type=CALL, timestamp=_now(clock)))
+            same(len(await store.get_events()) <= 3, True, "whether short lives prune too")
+
+
+def _now(clock: VirtualClock) -> dt.datetime:
+    return dt.datetime.fromtimestamp(clock.wall(), dt.UTC)
+
+
+@ours
+async def it_is_exported_in_order_of_time(make: Make) -> None:
+    async with opened(make) as store:
+        run = new_id()
+        await store.record_metric(PerformanceMetric(name="a", value=1.5, timestamp=at(2), tags={"t": (1, 2)}))
+        await store.log_event(AuditEntry(event_type=CALL, timestamp=at(3), run_id=run, details=copy.deepcopy(TYPED)))
+        await store.log_error(ErrorRecord(message="ü\n", timestamp=at(1)))
+        await store.log_event(AuditEntry(event_type=RESULT, timestamp=at(4)))
+        lines = [line async for line in store.export()]
+        same(["\n" in line for line in lines], [False] * 4, "whether a line is more than one")
+        made = [json.loads(line) for line in lines]
+        same([each["type"] for each in made], ["error", "metric", "event", "event"], "their types")
+        times = [dt.datetime.fromisoformat(each["timestamp"]) for each in made]
+        same([(moment(each), each.tzinfo is None) for each in times],
+             [(moment(NOON + n * HOUR), False) for n in (1, 2, 3, 4)], "their times")  # fmt: skip
+        same((made[0]["message"], made[1]["tags"]), ("ü\n", {"t": [1, 2]}), "a message and tags")
+        same((made[2]["run_id"], made[2]["event_type"], made[2]["details"]["price"]), (str(run), "tool_call", "1.10"),
+             "an entry")  # fmt: skip
+        some = [json.loads(line) async for line in store.export(start_time=NOON + 2 * HOUR, end_time=at(3))]
+        same([each["type"] for each in some], ["metric", "event"], "those of a time")
+
+
+@ours
+async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
+    async with opened(make, place="one") as mine, opened(make, place="one") as another:
+        entry = AuditEntry(event_type=CALL)
+        await mine.log_event(entry, Scope.SESSION)
+        same(await mine.get_events(Scope.SESSION), [entry], "the entries of the session")
+        same((await another.get_events(Scope.SESSION), await mine.get_events()), ([], []), "those of others")
+
+
+@ours
+async def a_superseded_claim_writes_nothing(make: Make) -> None:
+    async with opened(make) as store:
+        error = ErrorRecord(message="m")
+        await store.log_error(error)
+        await store.log_event(AuditEntry(event_type=CALL))
+        await store.record_metric(PerformanceMetric(name="a", value=1.0))
+
+        async def state() -> Any:
+            return [line async for line in store.export()]
+
+        writes: dict[str, Callable[[], Awaitable[Any]]] = {
+            "log_event": lambda: store.log_event(AuditEntry(event_type=CALL)),
+            "log_error": lambda: store.log_error(ErrorRecord(message="late")),
+            "record_metric": lambda: store.record_metric(PerformanceMetric(name="a", value=2.0)),
+            "resolve_error": lambda: store.resolve_error(error.id, "late"),
+            "prune": lambda: store.prune(keep=0),
+        }
+        await fenced(store.documents(Scope.PROJECT).commits, writes, state)

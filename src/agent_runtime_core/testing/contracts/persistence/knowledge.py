@@ -1,0 +1,488 @@
+"""What every knowledge store must do; run each of `CASES` on your own with `await case(make)`, or `check(make)`.
+
+`make()` gives a new and empty store each time. Embeddings are optional: `VECTORS` is for stores that keep them.
+`OURS` holds what the stores of this package do beside that: there `make(**options)` also takes their options, and
+`place="a name"` to open one place more than once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import dataclasses
+import datetime as dt
+import math
+import random
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from ....errors import InvalidArgument, UnserialisableResult
+from ....persistence.base.knowledge import TooManyVectors
+from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
+from ...clock import START, VirtualClock
+from ..checks import refused, same
+from .rig import HOSTILE, TREE, TYPED, fenced, opened
+
+Make = Callable[..., Any]
+Case = Callable[[Make], Awaitable[None]]
+
+CASES: list[Case] = []
+VECTORS: list[Case] = []
+OURS: list[Case] = []
+
+NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
+NAIVE = NOON.replace(tzinfo=None)
+HOUR = dt.timedelta(hours=1)
+UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
+
+
+def case(function: Case) -> Case:
+    CASES.append(function)
+    return function
+
+
+def vectors(function: Case) -> Case:
+    VECTORS.append(function)
+    return function
+
+
+def ours(function: Case) -> Case:
+    OURS.append(function)
+    return function
+
+
+async def check(make: Make) -> None:
+    """Run every case that a store of one's own has to pass; VECTORS too where it keeps embeddings."""
+    for each in CASES:
+        await each(make)
+    store = make()
+    try:
+        await store.save_embedding(Embedding(vector=[1.0], content=""))
+    except NotImplementedError:
+        return
+    finally:
+        await store.close()
+    for each in VECTORS:
+        await each(make)
+
+
+def keys(facts: Sequence[Fact]) -> list[str]:
+    return [fact.key for fact in facts]
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """By the definition, and nothing else."""
+    product = math.fsum(a * b for a, b in zip(one, other, strict=True))
+    return product / math.sqrt(math.fsum(a * a for a in one)) / math.sqrt(math.fsum(b * b for b in other))
+
+
+# -- facts
+
+
+@case
+async def an_unknown_fact_is_none(make: Make) -> None:
+    async with opened(make) as store:
+        same((await store.get_fact(UNKNOWN), await store.get_fact_by_key("a")), (None, None), "an unknown fact")
+        same((await store.delete_fact(UNKNOWN), await store.list_facts()), (False, []), "deleting it, and the list")
+
+
+@case
+async def every_field_of_a_fact_comes_back(make: Make) -> None:
+    async with opened(make) as store:
+        full = Fact(
+            key="user.preferred_language", value=copy.deepcopy(TREE), fact_type=FactType.PREFERENCE, confidence=0.25,
+            source="conversation é", created_at=NAIVE, updated_at=NOON, expires_at=NAIVE + 365_000 * HOUR,
+            metadata=copy.deepcopy(TREE),
+        )  # fmt: skip
+        for fact in (full, Fact(key="a", value=None)):
+            await store.save_fact(fact)
+            same(await store.get_fact(fact.id), fact, "a fact")
+            same(await store.get_fact_by_key(fact.key), fact, "a fact by its key")
+
+
+@case
+async def a_fact_is_saved_over(make: Make) -> None:
+    async with opened(make) as store:
+        fact = Fact(key="a", value=1)
+        await store.save_fact(fact)
+        fact.value, fact.key = 2, "b"
+        await store.save_fact(fact)
+        same(await store.get_fact(fact.id), fact, "the fact saved twice")
+        same(await store.get_fact_by_key("a"), None, "a fact of its old key")
+        same(keys(await store.list_facts()), ["b"], "the list")
+        same((await store.delete_fact(fact.id), await store.delete_fact(fact.id)), (True, False), "deleted twice")
+        same((await store.get_fact(fact.id), await store.get_fact_by_key("b")), (None, None), "the deleted fact")
+
+
+@case
+async def facts_are_listed_by_their_type(make: Make) -> None:
+    async with opened(make) as store:
+        for n, fact_type in enumerate([FactType.USER, FactType.PROJECT, FactType.USER]):
+            await store.save_fact(Fact(key=str(n), value=n, fact_type=fact_type, created_at=NOON + n * HOUR))
+        same(sorted(keys(await store.list_facts())), ["0", "1", "2"], "the list of all")
+        same(sorted(keys(await store.list_facts(fact_type=FactType.USER))), ["0", "2"], "that of one type")
+        same(await store.list_facts(fact_type=FactType.CONTEXT), [], "that of another")
+        same(len(await store.list_facts(limit=2)), 2, "a list of two")
+
+
+@case
+async def scopes_are_apart(make: Make) -> None:
+    async with opened(make) as store:
+        fact, summary = Fact(key="a", value=1), Summary(content="s", conversation_id=new_id())
+        await store.save_fact(fact)
+        await store.save_summary(summary)
+        there = Scope.GLOBAL
+        same(
+            (await store.get_fact(fact.id, scope=there), await store.get_fact_by_key("a", there)),
+            (None, None),
+            "a fact",
+        )
+        same((await store.list_facts(there), await store.delete_fact(fact.id, there)), ([], False), "the list there")
+        same(await store.get_summary(summary.id, scope=there), None, "a summary")
+        same(await store.get_summaries_for_conversation(summary.conversation_id, there), [], "that of a conversation")
+        same(await store.get_fact(fact.id, Scope.PROJECT), fact, "the fact in its scope")
+
+
+# -- summaries
+
+
+@case
+async def every_field_of_a_summary_comes_back(make: Make) -> None:
+    async with opened(make) as store:
+        full = Summary(
+            content="é", conversation_id=new_id(), conversation_ids=[new_id(), new_id()], start_time=NAIVE,
+            end_time=NOON, created_at=NAIVE, metadata=copy.deepcopy(TREE),
+        )  # fmt: skip
+        for summary in (full, Summary(content="")):
+            await store.save_summary(summary)
+            same(await store.get_summary(summary.id), summary, "a summary")
+        same(await store.get_summary(UNKNOWN), None, "an unknown summary")
+        full.content = "another one"
+        await store.save_summary(full)
+        same(await store.get_summary(full.id), full, "the summary saved over")
+        same((await store.delete_summary(full.id), await store.delete_summary(full.id)), (True, False), "deleted twice")
+        same(await store.get_summary(full.id), None, "the deleted summary")
+
+
+@case
+async def summaries_are_found_by_their_conversation(make: Make) -> None:
+    async with opened(make) as store:
+        one, other = new_id(), new_id()
+        first, second = Summary(content="1", conversation_id=one), Summary(content="2", conversation_id=other)
+        for summary in (first, second, Summary(content="3")):
+            await store.save_summary(summary)
+        same(await store.get_summaries_for_conversation(one), [first], "those of a conversation")
+        same(await store.get_summaries_for_conversation(UNKNOWN), [], "those of an unknown one")
+        await store.delete_summary(first.id)
+        same(await store.get_summaries_for_conversation(one), [], "those that are left")
+
+
+@case
+async def embeddings_are_kept_or_refused(make: Make) -> None:
+    async with opened(make) as store:
+        embedding = Embedding(vector=[1.0, 0.0], content="a")
+        try:
+            await store.save_embedding(embedding)
+        except NotImplementedError:
+            with refused(NotImplementedError, "a search in a store without embeddings"):
+                await store.search_similar([1.0, 0.0])
+            with refused(NotImplementedError, "deleting in a store without embeddings"):
+                await store.delete_embedding(embedding.id)
+            return
+        try:
+            [(found, score)] = await store.search_similar([2.0, 0.0])
+        except NotImplementedError as error:
+            raise AssertionError(f"a store keeps embeddings and finds none: {error}") from error
+        same((found.id, round(score, 6)), (embedding.id, 1.0), "the embedding found")
+
+
+# -- vectors
+
+
+@vectors
+async def every_field_of_an_embedding_comes_back(make: Make) -> None:
+    async with opened(make) as store:
+        vector = [0.1, -1e-300, 1e300, 5e-324, -0.0, 1 / 3]
+        full = Embedding(
+            vector=vector, content='é ","vector":"AAAA"', content_type="message", source_id=new_id(), model="m-1",
+            dimensions=6, created_at=NAIVE, metadata={"vector": "AAAA"},
+        )  # fmt: skip
+        bare = Embedding(vector=[3.0] * 6, content="")
+        for embedding in (full, bare):
+            await store.save_embedding(embedding)
+        found = {each.id: each for each, _ in await store.search_similar(vector)}
+        same(found, {full.id: full, bare.id: bare}, "the embeddings found")
+        same({type(each) for each in found[full.id].vector}, {float}, "of what their vectors are")
+        same(str(found[full.id].vector[4]), "-0.0", "a negative zero")
+
+
+@vectors
+async def the_nearest_come_first(make: Make) -> None:
+    async with opened(make) as store:
+        chance = random.Random(7)
+        made = [
+            Embedding(vector=[chance.gauss(0, 1) for _ in range(12)], content=str(n), content_type="ab"[n % 2])
+            for n in range(60)
+        ]
+        for embedding in made:
+            await store.save_embedding(embedding)
+        for content_type, limit in ((None, 10), ("a", 7), ("b", 100), (None, 1)):
+            query = [chance.gauss(0, 1) for _ in range(12)]
+            wanted = [each for each in made if content_type in (None, each.content_type)]
+            wanted.sort(key=lambda each: -cosine(each.vector, query))
+            found = await store.search_similar(query, limit, content_type=content_type)
+            same([each.content for each, _ in found], [each.content for each in wanted[:limit]], "the nearest")
+            for each, score in found:
+                same(math.isclose(score, cosine(each.vector, query), abs_tol=1e-9), True, f"the score {score!r}")
+        same(await store.search_similar([1.0] * 12, content_type="c"), [], "those of an unknown type")
+        same(await store.search_similar([1.0] * 12, scope=Scope.GLOBAL), [], "those of another scope")
+
+
+@vectors
+async def a_deleted_embedding_is_not_found(make: Make) -> None:
+    async with opened(make) as store:
+        first, second = Embedding(vector=[1.0, 0.0], content="1"), Embedding(vector=[0.0, 1.0], content="2")
+        for embedding in (first, second):
+            await store.save_embedding(embedding)
+        same(await store.delete_embedding(first.id, Scope.GLOBAL), False, "deleting it in another scope")
+        same((await store.delete_embedding(first.id), await store.delete_embedding(first.id)), (True, False), "twice")
+        same([each.content for each, _ in await store.search_similar([1.0, 0.0])], ["2"], "what is found")
+        await store.save_embedding(dataclasses.replace(second, vector=[1.0, 1.0], content="2, anew"))
+        [(found, score)] = await store.search_similar([1.0, 1.0])
+        same((found.content, round(score, 9)), ("2, anew", 1.0), "what is found once it was saved over")
+
+
+# -- what ours do beside that
+
+
+@ours
+async def the_newest_fact_of_a_key_counts(make: Make) -> None:
+    async with opened(make) as store:
+        facts = [Fact(key="a", value=n, created_at=at) for n, at in enumerate([NAIVE, NOON + 2 * HOUR, NAIVE + HOUR])]
+        for fact in facts:
+            await store.save_fact(fact)
+        same((await store.get_fact_by_key("a")).value, 1, "the newest of its key")
+        same([fact.value for fact in await store.list_facts()], [1, 2, 0], "the list, the newest first")
+        same([fact.value for fact in await store.list_facts(limit=1)], [1], "the newest of all")
+        await store.delete_fact(facts[1].id)
+        same((await store.get_fact_by_key("a")).value, 2, "the newest that is left")
+
+
+@ours
+async def an_expired_fact_is_gone(make: Make) -> None:
+    clock = VirtualClock()
+    async with opened(make, clock=clock) as store:
+        ends = dt.datetime.fromtimestamp(START + 60, dt.UTC)
+        kept = Fact(key="a", value="kept", created_at=NAIVE)
+        fact = Fact(key="a", value="expires", expires_at=ends.replace(tzinfo=None))
+        for each in (kept, fact):
+            await store.save_fact(each)
+        clock.advance(59)
+        same(await store.get_fact_by_key("a"), fact, "the fact before its end")
+        clock.advance(1)
+        same(await store.get_fact(fact.id), None, "the fact at its end")
+        same(await store.get_fact_by_key("a"), kept, "the one of its key that has not expired")
+        same((await store.list_facts(), await store.search_facts("expires")), ([kept], []), "what is listed and found")
+        same(await store.delete_fact(fact.id), False, "deleting what has expired")
+
+
+@ours
+async def facts_are_found_by_their_words(make: Make) -> None:
+    async with opened(make) as store:
+        first = Fact(key="user.name", value="Ada Lovelace", source="first letter")
+        second = Fact(key="project", value={"title": ["An Engine", {"by": "Lovelace"}], "n": 3})
+        for fact in (first, second, Fact(key="other", value=None)):
+            await store.save_fact(fact)
+        for query, expected in (
+            ("lovelace ADA", [first]), ("engine", [second]), ("letter", [first]), ("project", [second]),
+            ("babbage", []), ("ada engine", []), ("", []), ('"', []), ("a AND OR (", []),
+        ):  # fmt: skip
+            same(await store.search_facts(query), expected, f"what {query!r} finds")
+        same({fact.id for fact in await store.search_facts("lovelace")}, {first.id, second.id}, "a word of two")
+        same(len(await store.search_facts("lovelace", limit=1)), 1, "one of them")
+        first.value = "Ada Byron"
+        await store.save_fact(first)
+        same(await store.search_facts("lovelace"), [second], "what is left once it was saved over")
+
+
+@ours
+async def summaries_of_many_conversations_are_found(make: Make) -> None:
+    async with opened(make) as store:
+        a, b, c = new_id(), new_id(), new_id()
+        old = Summary(content="old", conversation_id=a, conversation_ids=[b, a], created_at=NAIVE)
+        new = Summary(content="new", conversation_ids=[b], created_at=NOON + HOUR)
+        for summary in (new, old):
+            await store.save_summary(summary)
+
+        async def of(conversation: UUID) -> list[str]:
+            return [each.content for each in await store.get_summaries_for_conversation(conversation)]
+
+        same([await of(each) for each in (a, b, c)], [["old"], ["new", "old"], []], "those of three, the newest first")
+        old.conversation_ids = [c]
+        await store.save_summary(old)
+        same([await of(each) for each in (a, b, c)], [["old"], ["new"], ["old"]], "those once they were changed")
+        await store.delete_summary(old.id)
+        same([await of(each) for each in (a, b, c)], [[], ["new"], []], "those that are left")
+
+
+@ours
+async def keys_are_any_text(make: Make) -> None:
+    async with opened(make) as store:
+        for key in HOSTILE:
+            await store.save_fact(Fact(key=key, value=key))
+        for key in HOSTILE:
+            found = await store.get_fact_by_key(key)
+            same(found and (found.key, found.value), (key, key), f"the fact of {key!a:.40}")
+        same(len(await store.list_facts(limit=1000)), len(HOSTILE), "how many facts there are")
+
+
+@ours
+async def values_are_kept_as_they_are(make: Make) -> None:
+    async with opened(make) as store:
+        fact = Fact(key="a", value=copy.deepcopy(TYPED), metadata=copy.deepcopy(TYPED))
+        await store.save_fact(fact)
+        fact.value["pair"] = "changed by its writer"
+        found = await store.get_fact(fact.id)
+        same((found.value, found.metadata), (TYPED, TYPED), "values of many types")
+        with refused(UnserialisableResult, "a value without JSON form"):
+            await store.save_fact(dataclasses.replace(fact, value=object()))
+        nameless: Any = ("", 5)
+        for bad in (Fact(key=key, value=1) for key in nameless):
+            with refused(InvalidArgument, f"a fact with the key {bad.key!r}"):
+                await store.save_fact(bad)
+        same((await store.get_fact(fact.id)).value, TYPED, "the fact after that")
+
+
+@ours
+async def a_vector_without_direction_is_refused(make: Make) -> None:
+    async with opened(make) as store:
+        kept = Embedding(vector=[1, 2], content="whole numbers")
+        await store.save_embedding(kept)
+        bad: Any
+        for bad in ([], [0.0, 0.0], [1.0, math.nan], [math.inf, 1.0], ["a"], None, 5, [1j], [10**400]):
+            with refused(InvalidArgument, f"an embedding of {bad!r:.40}"):
+                await store.save_embedding(dataclasses.replace(kept, vector=bad))
+            with refused(InvalidArgument, f"a search for {bad!r:.40}"):
+                await store.search_similar(bad)
+        with refused(InvalidArgument, "dimensions that are not those of the vector"):
+            await store.save_embedding(Embedding(vector=[1.0, 2.0], content="", dimensions=3))
+        with refused(InvalidArgument, "a search for another length"):
+            await store.search_similar([1.0, 2.0, 3.0])
+        with refused(InvalidArgument, "a limit below 0"):
+            await store.search_similar([1.0, 2.0], -1)
+        [(found, _)] = await store.search_similar(array("d", [1.0, 2.0]))
+        same(found, kept, "what is found after that")
+        same({type(each) for each in found.vector}, {float}, "of what its vector is")
+        same(await store.search_similar([1.0, 2.0], 0), [], "the nearest none")
+
+
+@ours
+async def vectors_of_several_lengths_are_apart(make: Make) -> None:
+    async with opened(make) as store:
+        for vector in ([1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]):
+            await store.save_embedding(Embedding(vector=vector, content=str(len(vector))))
+        same([each.content for each, _ in await store.search_similar([1.0, 0.0])], ["2"], "those of two")
+        same([each.content for each, _ in await store.search_similar([1.0, 0.0, 0.0])], ["3", "3"], "those of three")
+
+
+@ours
+async def equally_near_ones_are_in_order_of_age(make: Make) -> None:
+    async with opened(make) as store:
+        for n in (3, 1, 2, 0):
+            vector = [1.0 * (n + 1), 2.0 * (n + 1)]
+            await store.save_embedding(Embedding(vector=vector, content=str(n), created_at=NAIVE + n * HOUR))
+        same([each.content for each, _ in await store.search_similar([1.0, 2.0], 3)], ["0", "1", "2"], "the order")
+
+
+@ours
+async def huge_and_tiny_vectors_are_compared(make: Make) -> None:
+    async with opened(make) as store:
+        for content, vector in (("huge", [1e308, 1e308]), ("tiny", [5e-324, 0.0]), ("against", [-1.0, 0.0])):
+            await store.save_embedding(Embedding(vector=vector, content=content))
+        found = await store.search_similar([1e-320, 0.0])
+        same([each.content for each, _ in found], ["tiny", "huge", "against"], "the order")
+        scores = [score for _, score in found]
+        same(
+            [math.isclose(a, b) for a, b in zip(scores, [1.0, math.sqrt(0.5), -1.0], strict=True)], [True] * 3, "scores"
+        )
+
+
+@ours
+async def what_others_write_is_found(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        made = [Embedding(vector=[math.cos(n), math.sin(n)], content=str(n)) for n in range(40)]
+
+        async def nearest(n: float) -> str:
+            [(found, _)] = await store.search_similar([math.cos(n), math.sin(n)], 1)
+            return str(found.content)
+
+        await beside.save_embedding(made[0])
+        same(await nearest(5), "0", "the only one")
+        for each in made[1:20]:
+            await beside.save_embedding(each)
+        same(await nearest(7), "7", "one that another has written")
+        await beside.delete_embedding(made[7].id)
+        await beside.save_embedding(dataclasses.replace(made[8], vector=made[3].vector, created_at=NAIVE))
+        same((await nearest(8), await nearest(3)), ("2", "8"), "what is near once one was deleted and one changed")
+        await asyncio.gather(*(beside.save_embedding(each) for each in made[20:]), *(nearest(1) for _ in range(5)))
+        for n in range(20, 40):
+            same(await nearest(n), str(n), "one of many written at once")
+
+
+@ours
+async def too_many_vectors_are_refused(make: Make) -> None:
+    async with opened(make, place="one", max_vectors=5) as store:
+        made = [Embedding(vector=[1.0, n], content=str(n)) for n in range(1, 7)]
+        for each in made[:5]:
+            await store.save_embedding(each)
+        with refused(TooManyVectors, "a sixth embedding"):
+            await store.save_embedding(made[5])
+        await store.save_embedding(made[0])
+        same(len(await store.search_similar([1.0, 1.0])), 5, "how many there are")
+        await store.save_embedding(made[5], Scope.GLOBAL)
+        await store.delete_embedding(made[0].id)
+        await store.save_embedding(made[5])
+        with refused(TooManyVectors, "the sixth again"):
+            await store.save_embedding(made[0])
+    async with opened(make, place="one", max_vectors=4) as narrow:
+        with refused(TooManyVectors, "a search among more than there may be"):
+            await narrow.search_similar([1.0, 1.0])
+
+
+@ours
+async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
+    async with opened(make, place="one") as mine, opened(make, place="one") as another:
+        fact = Fact(key="a", value=1)
+        await mine.save_fact(fact, Scope.SESSION)
+        await mine.save_embedding(Embedding(vector=[1.0], content="a"), Scope.SESSION)
+        same(await mine.get_fact_by_key("a", Scope.SESSION), fact, "a fact of the session")
+        same(len(await mine.search_similar([1.0], scope=Scope.SESSION)), 1, "an embedding of the session")
+        same(await another.get_fact_by_key("a", Scope.SESSION), None, "that of another session")
+        same(await another.search_similar([1.0], scope=Scope.SESSION), [], "an embedding of another session")
+        same(await mine.get_fact_by_key("a"), None, "a fact of the project")
+
+
+@ours
+async def a_superseded_claim_writes_nothing(make: Make) -> None:
+    async with opened(make) as store:
+        fact, summary = Fact(key="a", value=1), Summary(content="s", conversation_id=new_id())
+        embedding = Embedding(vector=[1.0, 2.0], content="e")
+        await store.save_fact(fact)
+        await store.save_summary(summary)
+        await store.save_embedding(embedding)
+
+        async def state() -> Any:
+            found = await store.search_similar([1.0, 2.0])
+            return await store.list_facts(), await store.get_summary(summary.id), found
+
+        writes: dict[str, Callable[[], Awaitable[Any]]] = {
+            "save_fact": lambda: store.save_fact(Fact(key="late", value=1)),
+            "delete_fact": lambda: store.delete_fact(fact.id),
+            "save_summary": lambda: store.save_summary(dataclasses.replace(summary, content="late")),
+            "delete_summary": lambda: store.delete_summary(summary.id),
+            "save_embedding": lambda: store.save_embedding(dataclasses.replace(embedding, content="late")),
+            "delete_embedding": lambda: store.delete_embedding(embedding.id),
+        }
+        await fenced(store.documents(Scope.PROJECT).commits, writes, state)

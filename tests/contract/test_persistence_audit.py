@@ -1,0 +1,33 @@
+"""Every audit store of ours keeps the contract, and so does one of somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_runtime_core.persistence.stored.audit import StoredAudit
+from agent_runtime_core.testing.contracts.persistence.audit import CASES, OURS, Case, Make, check
+from tests.contract.persistence import TECHNOLOGIES, maker
+from tests.contract.third_party.plain_records import DEFECTS, PlainAudit
+
+
+@pytest.fixture(params=TECHNOLOGIES)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    return maker(StoredAudit, request.param, request, tmp_path)
+
+
+@pytest.mark.parametrize("case", [*CASES, *OURS], ids=lambda case: case.__name__)
+async def test_contract(case: Case, make: Make) -> None:
+    await case(make)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_a_store_of_ones_own(case: Case) -> None:
+    await case(PlainAudit)
+
+
+@pytest.mark.parametrize("defect", DEFECTS[PlainAudit])
+async def test_a_defect_is_found(defect: Make) -> None:
+    with pytest.raises(AssertionError):
+        await check(defect)

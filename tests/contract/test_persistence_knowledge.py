@@ -1,0 +1,38 @@
+"""Every knowledge store of ours keeps the contract, and so does one of somebody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_runtime_core.persistence.stored.knowledge import StoredKnowledge
+from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, OURS, VECTORS, Case, Make, check
+from tests.contract.persistence import TECHNOLOGIES, maker
+from tests.contract.third_party.plain_records import DEFECTS, PlainKnowledge, PlainVectors
+
+
+@pytest.fixture(params=TECHNOLOGIES)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    return maker(StoredKnowledge, request.param, request, tmp_path)
+
+
+@pytest.mark.parametrize("case", [*CASES, *VECTORS, *OURS], ids=lambda case: case.__name__)
+async def test_contract(case: Case, make: Make) -> None:
+    await case(make)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_a_store_of_ones_own(case: Case) -> None:
+    await case(PlainKnowledge)
+
+
+@pytest.mark.parametrize("case", [*CASES, *VECTORS], ids=lambda case: case.__name__)
+async def test_a_store_with_embeddings_of_ones_own(case: Case) -> None:
+    await case(PlainVectors)
+
+
+@pytest.mark.parametrize("defect", DEFECTS[PlainKnowledge])
+async def test_a_defect_is_found(defect: Make) -> None:
+    with pytest.raises(AssertionError):
+        await check(defect)

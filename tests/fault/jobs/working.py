@@ -1,0 +1,43 @@
+"""A worker that takes tasks until there are none left, and says which: working.py KIND WHERE NAME."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from agent_runtime_core.persistence.homes.files import FileHome
+from agent_runtime_core.persistence.homes.redis import RedisHome
+from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
+from agent_runtime_core.persistence.stored.base import Home
+from agent_runtime_core.persistence.stored.tasks import StoredTasks
+from tests.fault.jobs.effects import say
+
+HOMES: dict[str, tuple[type[Home], str]] = {
+    "sqlite": (SQLiteHome, "path"),
+    "redis": (RedisHome, "url"),
+    "files": (FileHome, "project_dir"),
+}
+
+
+def task_store(kind: str, where: str) -> Any:
+    home, option = HOMES[kind]
+    return type("Store", (home, StoredTasks), {})(**{option: where})
+
+
+async def main(kind: str, where: str, name: str) -> None:
+    store = task_store(kind, where)
+    taken: list[str] = []
+    await store.ready(limit=1)
+    say("ready")
+    sys.stdin.readline()
+    while (task := await store.claim(name, lease_seconds=60)) is not None:
+        taken.append(task.name)
+        await store.complete(task, data={"by": name})
+    await store.close()
+    say("took " + json.dumps(taken))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
