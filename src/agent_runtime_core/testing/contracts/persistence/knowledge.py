@@ -327,6 +327,22 @@ async def summaries_of_many_conversations_are_found(make: Make) -> None:
 
 
 @ours
+async def summaries_saved_at_once_leave_no_link_behind(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        summary, conversations = Summary(content="s"), [new_id() for _ in range(8)]
+        saves = [dataclasses.replace(summary, conversation_ids=[each]) for each in conversations]
+        await asyncio.gather(*(to.save_summary(each) for each, to in zip(saves, [store, beside] * 4, strict=True)))
+        [last] = (await store.get_summary(summary.id)).conversation_ids
+        for each in conversations:
+            expected = [summary.id] if each == last else []
+            same(
+                [one.id for one in await store.get_summaries_for_conversation(each)],
+                expected,
+                "those of a conversation",
+            )
+
+
+@ours
 async def keys_are_any_text(make: Make) -> None:
     async with opened(make) as store:
         for key in HOSTILE:
