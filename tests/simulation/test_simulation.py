@@ -46,12 +46,12 @@ def test_the_seeds_that_once_found_something_find_nothing() -> None:
 
 
 def test_the_first_seeds_find_nothing() -> None:
-    wrong = wrong_ones(range(100))
+    # In this process, where coverage sees it.
+    wrong = wrong_ones(range(30))
 
     assert not wrong, _told(wrong)
 
 
-@pytest.mark.slow
 def test_seeds_find_nothing() -> None:
     chunks = [range(at, min(at + CHUNK, SEEDS)) for at in range(0, SEEDS, CHUNK)]
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:

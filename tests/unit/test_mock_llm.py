@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,6 +196,15 @@ class AsksFar(AgentRuntime):
     async def run(self, ctx: RunContext) -> RunResult:
         response = await ChatClient(Echo(), default_model="m").generate(ctx.input_messages)
         return RunResult(final_output={"response": response.message["content"]})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_is_new_is_collected() -> Iterator[None]:
+    # With all that other tests have imported, each collection would take a second.
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

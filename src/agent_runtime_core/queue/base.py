@@ -63,7 +63,7 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
 
 def _name(what: str, value: object) -> str:
     """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
-    if not isinstance(value, str) or not 0 < len(value) <= 512:
+    if not isinstance(value, str) or not value:
         raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {value!r:.80}")
     return storable(what.partition(" ")[2], value)
 

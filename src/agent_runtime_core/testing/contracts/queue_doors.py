@@ -13,10 +13,10 @@ from ...status import TERMINAL, TRANSITIONS, RunStatus
 from .checks import refused, same
 from .queue_rig import LEASE, Cases, Make, add, hold, leave, one, opened
 
-CASES = case = Cases()
+CASES = Cases()
 
 
-@case
+@CASES
 async def take_claims_that_one_run(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = queue.new_row("job", "agent", {"n": 1}, origin="inline")
@@ -38,7 +38,7 @@ async def take_claims_that_one_run(make: Make) -> None:
         same((await queue.take(row, "w", LEASE, **way))[0], "ended", "a run that succeeded")
 
 
-@case
+@CASES
 async def take_opens_an_ended_run_only_when_told(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = queue.new_row("job", "agent", {})
@@ -51,7 +51,7 @@ async def take_opens_an_ended_run_only_when_told(make: Make) -> None:
         same((outcome, again.generation, again.attempt), ("claimed", 2, 1), "when told")
 
 
-@case
+@CASES
 async def racing_takers_of_one_run_make_one_claim(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = queue.new_row("job", "agent", {})
@@ -59,7 +59,7 @@ async def racing_takers_of_one_run_make_one_claim(make: Make) -> None:
         same(sorted(outcome for outcome, _ in answers), ["claimed"] + ["held"] * 15, "the answers to 16 takers")
 
 
-@case
+@CASES
 async def an_ended_run_is_reopened_as_a_new_generation(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -113,7 +113,7 @@ async def _through_a_door(queue: RunQueue, row: RunRow, way: str) -> None:
         await queue.commits.commit(None, [Op("queue.reopen", (row.run_id, ended, queue.clock.wall()))])
 
 
-@case
+@CASES
 async def a_run_moves_only_along_the_table_of_transitions(make: Make) -> None:
     async with opened(make) as (queue, clock):
         count = 0
@@ -132,7 +132,7 @@ async def a_run_moves_only_along_the_table_of_transitions(make: Make) -> None:
                 same(found, expected, f"where a run that is {old.value} gets {what}")
 
 
-@case
+@CASES
 async def an_end_is_written_only_from_what_was_seen(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)

@@ -15,13 +15,13 @@ from ...queue.row import Moved
 from .checks import refused, same, turns
 from .queue_rig import LEASE, Cases, Make, add, drain, leave, names, opened
 
-CASES = case = Cases()
+CASES = Cases()
 
 
 # -- entering and claiming
 
 
-@case
+@CASES
 async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
     async with opened(make) as (queue, clock):
         run_id, sent = UUID(int=7), {"messages": [{"role": "user"}], "who": UUID(int=1), "price": Decimal("1.10")}
@@ -40,7 +40,7 @@ async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
         same(QueuedRun.of(stored).input, expected, "the stored input after the caller changed its copy")
 
 
-@case
+@CASES
 async def an_empty_queue_gives_none(make: Make) -> None:
     async with opened(make) as (queue, _):
         same(await queue.claim("w"), None, "a claim on an empty queue")
@@ -51,7 +51,7 @@ async def an_empty_queue_gives_none(make: Make) -> None:
             await queue.must_get(UUID(int=9))
 
 
-@case
+@CASES
 async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
     async with opened(make) as (queue, _):
         for agent, priority in (("low", -1), ("b", 0), ("high", 5), ("c", 0), ("higher", 2**31 - 1), ("d", 0)):
@@ -59,7 +59,7 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
         same(names(await drain(queue)), ["higher", "high", "b", "c", "d", "low"], "the order of claims")
 
 
-@case
+@CASES
 async def a_batch_is_claimed_in_the_same_order(make: Make) -> None:
     async with opened(make) as (queue, _):
         for agent, priority in (("a", 0), ("b", 2), ("c", 0), ("d", 1)):
@@ -70,7 +70,7 @@ async def a_batch_is_claimed_in_the_same_order(make: Make) -> None:
         same(names(await queue.claim("w", limit=3)), ["c"], "what is left for the next batch")
 
 
-@case
+@CASES
 async def a_run_that_got_a_message_is_in_a_batch_once(make: Make) -> None:
     async with opened(make) as (queue, _):
         [run_id, _other] = await add(queue, "a", "b")
@@ -78,7 +78,7 @@ async def a_run_that_got_a_message_is_in_a_batch_once(make: Make) -> None:
         same(names(await queue.claim("w", limit=3)), ["a", "b"], "a batch of three where there are two runs")
 
 
-@case
+@CASES
 async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await add(queue, "a")
@@ -98,7 +98,7 @@ async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make:
         same((await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status, "failed", "its own end")
 
 
-@case
+@CASES
 async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = await add(queue, *["agent"] * 24)
@@ -111,7 +111,7 @@ async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
         same(sorted(found), sorted(ids), "what 16 claimers got")
 
 
-@case
+@CASES
 async def a_claimer_that_is_cancelled_keeps_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
         await add(queue, "agent")
@@ -126,7 +126,7 @@ async def a_claimer_that_is_cancelled_keeps_nothing(make: Make) -> None:
             await leave(queue, run.row, "pending")
 
 
-@case
+@CASES
 async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
     async with opened(make) as (queue, _):
         await add(queue, "a", "b", "c", "b")
@@ -136,7 +136,7 @@ async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
         same(names(await drain(queue)), ["a"], "what nobody asked for")
 
 
-@case
+@CASES
 async def a_delayed_run_waits_for_its_time(make: Make) -> None:
     async with opened(make) as (queue, clock):
         later = await queue.enqueue(None, "later", {}, delay=30)
@@ -151,7 +151,7 @@ async def a_delayed_run_waits_for_its_time(make: Make) -> None:
         same(await queue.next_due(), None, "when the next run is due after that")
 
 
-@case
+@CASES
 async def a_delayed_run_keeps_its_priority_and_place(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await add(queue, "first", delay=10)
@@ -164,7 +164,7 @@ async def a_delayed_run_keeps_its_priority_and_place(make: Make) -> None:
 # -- one run for one id or key
 
 
-@case
+@CASES
 async def racing_enqueuers_of_one_key_make_one_run(make: Make) -> None:
     async with opened(make) as (queue, _):
 
@@ -179,7 +179,7 @@ async def racing_enqueuers_of_one_key_make_one_run(make: Make) -> None:
         same(await queue.read("row_by_key", "order-18"), None, "the run of another key")
 
 
-@case
+@CASES
 async def the_same_run_twice_is_the_first_one(make: Make) -> None:
     async with opened(make) as (queue, clock):
         first = await queue.enqueue("nightly", "agent", {"n": 1}, {"from": 1}, 5)
@@ -191,7 +191,7 @@ async def the_same_run_twice_is_the_first_one(make: Make) -> None:
         same(await queue.claim("w"), None, "what is there to claim")
 
 
-@case
+@CASES
 async def another_run_under_the_same_id_or_key_is_a_conflict(make: Make) -> None:
     async with opened(make) as (queue, _):
         await queue.enqueue("nightly", "agent", {"n": 1}, idempotency_key="key-1")

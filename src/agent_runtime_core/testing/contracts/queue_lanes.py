@@ -12,7 +12,7 @@ from ...queue.row import Moved, RunFilter, RunRow
 from .checks import refused, same, turns
 from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
 
-CASES = case = Cases()
+CASES = Cases()
 
 
 async def line(queue: RunQueue, *agents: str, key: str = "lane", **options: Any) -> list[str]:
@@ -40,7 +40,7 @@ async def ask(queue: RunQueue, row: RunRow, *, wait: bool = True, reopen: bool =
     return outcome, there
 
 
-@case
+@CASES
 async def runs_of_one_key_go_one_at_a_time_in_order_of_arrival(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = await line(queue, "a", "b", "c")
@@ -56,7 +56,7 @@ async def runs_of_one_key_go_one_at_a_time_in_order_of_arrival(make: Make) -> No
         same(names(await drain(queue)), ["d"], "a run that comes when the others are over")
 
 
-@case
+@CASES
 async def keys_do_not_wait_for_each_other(make: Make) -> None:
     async with opened(make) as (queue, _):
         await line(queue, "a1", "a2", key="a")
@@ -65,7 +65,7 @@ async def keys_do_not_wait_for_each_other(make: Make) -> None:
         same(names(await queue.claim("w", limit=9)), ["a1", "b1", "free", "none"], "what is there to claim")
 
 
-@case
+@CASES
 async def of_those_held_the_greatest_priority_goes_first(make: Make) -> None:
     async with opened(make) as (queue, _):
         for agent, priority in (("first", 0), ("low", -1), ("b", 3), ("high", 7), ("c", 3)):
@@ -74,7 +74,7 @@ async def of_those_held_the_greatest_priority_goes_first(make: Make) -> None:
         same(await finish(queue), ["other", "first", "high", "b", "c", "low"], "the order of claims")
 
 
-@case
+@CASES
 async def a_delayed_run_comes_into_its_lane_when_it_is_due(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await line(queue, "later", delay=30)
@@ -92,7 +92,7 @@ async def a_delayed_run_comes_into_its_lane_when_it_is_due(make: Make) -> None:
         same(names(await queue.claim("w", limit=3)), ["tomorrow"], "claims of a lane in which all were delayed")
 
 
-@case
+@CASES
 async def a_park_a_retry_and_a_hand_back_keep_the_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue, "first", concurrency_key="lane")
@@ -119,7 +119,7 @@ async def a_park_a_retry_and_a_hand_back_keep_the_turn(make: Make) -> None:
         same(await finish(queue), ["second", "third", "third", "third"], "who comes then")
 
 
-@case
+@CASES
 async def a_run_that_was_dropped_keeps_its_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await hold(queue, "first", concurrency_key="lane")
@@ -131,7 +131,7 @@ async def a_run_that_was_dropped_keeps_its_turn(make: Make) -> None:
         same(await finish(queue), ["second"], "who comes then")
 
 
-@case
+@CASES
 async def the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue, "first", concurrency_key="lane")
@@ -149,7 +149,7 @@ async def the_end_of_a_run_lets_the_next_of_its_key_go_in_the_same_commit(make: 
         same(await finish(queue), ["third"], "who comes then")
 
 
-@case
+@CASES
 async def cancelling_takes_a_run_out_of_its_lane(make: Make) -> None:
     async with opened(make) as (queue, _):
         head, held, late, last = [*await line(queue, "head", "held"), *await line(queue, "late", delay=9),
@@ -168,7 +168,7 @@ async def cancelling_takes_a_run_out_of_its_lane(make: Make) -> None:
         same(await queue.claim("w"), None, "what is there to claim while the running one was only asked to stop")
 
 
-@case
+@CASES
 async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue, "first", concurrency_key="lane")
@@ -194,7 +194,7 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
         same((await ask(queue, again))[0], "claimed", "a take when the lane is free")
 
 
-@case
+@CASES
 async def take_waits_for_its_turn(make: Make) -> None:
     async with opened(make) as (queue, clock):
         first = await hold(queue, "first", concurrency_key="lane")
@@ -217,7 +217,7 @@ async def take_waits_for_its_turn(make: Make) -> None:
             await queue.commits.commit(None, [Op("queue.end", (mine.run_id, ("pending",), "cancelled", 0.0, ""))])
 
 
-@case
+@CASES
 async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> None:
     async with opened(make) as (queue, clock):
         _, mine = await ask(queue, inline(queue, "mine"))
@@ -247,7 +247,7 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         same((await ask(queue, again, wait=False))[0], "claimed", "a take when the lane is free")
 
 
-@case
+@CASES
 async def takers_of_one_key_do_without_a_worker(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await ask(queue, inline(queue, "gone"))
@@ -261,7 +261,7 @@ async def takers_of_one_key_do_without_a_worker(make: Make) -> None:
         same((outcome, front.agent), ("behind", "last"), "a take of what lost its place")
 
 
-@case
+@CASES
 async def a_run_that_stands_aside_can_be_cancelled(make: Make) -> None:
     async with opened(make) as (queue, _):
         ids = []
@@ -276,7 +276,7 @@ async def a_run_that_stands_aside_can_be_cancelled(make: Make) -> None:
         same((await one(queue, "w")).run_id, ids[1], "which one is there for any worker to end")
 
 
-@case
+@CASES
 async def racing_claims_never_hold_two_runs_of_one_key(make: Make) -> None:
     async with opened(make) as (queue, _):
         running: dict[str, str] = {}

@@ -12,10 +12,10 @@ from ...status import TERMINAL
 from .checks import refused, same
 from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
 
-CASES = case = Cases()
+CASES = Cases()
 
 
-@case
+@CASES
 async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await add(queue, "agent")
@@ -36,7 +36,7 @@ async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make)
         same((third.attempt, row.crashes, row.stalls), (3, 2, 2), "attempt and crashes after a second crash")
 
 
-@case
+@CASES
 async def dropped_runs_come_before_new_ones(make: Make) -> None:
     async with opened(make) as (queue, clock):
         dropped = await hold(queue, "dropped")
@@ -47,7 +47,7 @@ async def dropped_runs_come_before_new_ones(make: Make) -> None:
         same(batch[0].attempt, dropped.attempt + 1, "the attempt of the dropped one")
 
 
-@case
+@CASES
 async def a_dropped_run_stays_with_its_agents(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await hold(queue, "a")
@@ -56,7 +56,7 @@ async def a_dropped_run_stays_with_its_agents(make: Make) -> None:
         same(names([await queue.claim("w2", agent_keys=["b", "a"])]), ["a"], "a claim for its agent")
 
 
-@case
+@CASES
 async def claim_ids_grow_also_where_the_clock_goes_back(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row, ids = await hold(queue), []
@@ -68,7 +68,7 @@ async def claim_ids_grow_also_where_the_clock_goes_back(make: Make) -> None:
         same(sorted(set(ids)), ids, "claim ids of one run in order")
 
 
-@case
+@CASES
 async def a_beat_extends_the_lease_of_whoever_holds_it(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await add(queue, "a")
@@ -88,7 +88,7 @@ async def a_beat_extends_the_lease_of_whoever_holds_it(make: Make) -> None:
         same((await queue.commits.commit(None, [op]))[0][1], (True, True), "a beat after a request to cancel")
 
 
-@case
+@CASES
 async def a_stale_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await add(queue, "agent")
@@ -121,7 +121,7 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
         same((await queue.must_get(key)).output, '{"x":2}', "what the holder left")
 
 
-@case
+@CASES
 async def a_run_is_released_once(make: Make) -> None:
     async with opened(make) as (queue, clock):
         [good, bad] = await add(queue, "a", "b")
@@ -141,7 +141,7 @@ async def a_run_is_released_once(make: Make) -> None:
         same(await queue.claim("w"), None, "what is there to claim after that")
 
 
-@case
+@CASES
 async def a_failed_attempt_is_given_back_until_the_last(make: Make) -> None:
     async with opened(make, max_retries=3) as (queue, clock):
         [run_id] = await add(queue, "agent")
@@ -164,7 +164,7 @@ async def a_failed_attempt_is_given_back_until_the_last(make: Make) -> None:
         same((row.failures, row.crashes), (2, 0), "what its row counts")
 
 
-@case
+@CASES
 async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -182,7 +182,7 @@ async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None
         same((row.crashes, row.stalls, row.attempt), (3, 0, 4), "the counts after it was handed back")
 
 
-@case
+@CASES
 async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
     async with opened(make) as (queue, clock):
         [parent] = await add(queue, "parent")
@@ -204,7 +204,7 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         same(await queue.settle(parked.run_id, how), await queue.settle(parked.run_id, how), "parking twice")
 
 
-@case
+@CASES
 async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue, "first")
@@ -223,7 +223,7 @@ async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
         same(names(await drain(queue)), ["third"], "what is there to claim")
 
 
-@case
+@CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)

@@ -14,13 +14,13 @@ from ..clock import VirtualClock
 from .checks import refused, same, turns
 from .queue_rig import Cases, Make, add, hold, leave, names, one, opened
 
-CASES = case = Cases()
+CASES = Cases()
 
 
 # -- looking and clearing away
 
 
-@case
+@CASES
 async def find_lists_what_was_asked_for(make: Make) -> None:
     async with opened(make) as (queue, clock):
         start = clock.wall()
@@ -43,7 +43,7 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
         same([row.n for row in every], sorted({row.n for row in every}), "their numbers, growing")
 
 
-@case
+@CASES
 async def children_know_their_parent(make: Make) -> None:
     async with opened(make) as (queue, _):
         [parent] = await add(queue, "parent")
@@ -52,7 +52,7 @@ async def children_know_their_parent(make: Make) -> None:
         same(await queue.children(children[0]), [], "the children of a child")
 
 
-@case
+@CASES
 async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue, idempotency_key="key-1")
@@ -72,7 +72,7 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
         same(await queue.post(run.run_id, "signal", "go", "2", "m1"), ("pending", 1), "a message to its successor")
 
 
-@case
+@CASES
 async def times_and_limits_are_kept(make: Make) -> None:
     async with opened(make) as (queue, clock):
         until = dt.datetime.fromtimestamp(clock.wall() + 90, dt.UTC)
@@ -89,7 +89,7 @@ async def times_and_limits_are_kept(make: Make) -> None:
         same((row.started_at, row.claimed_at), (clock.wall() - 5, clock.wall()), "its first start and its last claim")
 
 
-@case
+@CASES
 async def listeners_hear_what_concerns_them(make: Make) -> None:
     """A queue may do without: its `listen` answers None and workers poll."""
     async with opened(make) as (queue, _):
@@ -125,7 +125,7 @@ async def listeners_hear_what_concerns_them(make: Make) -> None:
 # -- what is refused
 
 
-@case
+@CASES
 async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None:
     async with opened(make) as (queue, _):
         no_zone = dt.datetime(2027, 1, 1)  # noqa: DTZ001 - this is what is refused

@@ -10,13 +10,13 @@ from ...queue.row import Mail, Moved, News, RunRow
 from .checks import refused, same, turns
 from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
 
-CASES = case = Cases()
+CASES = Cases()
 
 
 # -- cancelling
 
 
-@case
+@CASES
 async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
     async with opened(make) as (queue, clock):
         [gone, _, late] = [*await add(queue, "gone", "stays"), *await add(queue, "late", delay=9)]
@@ -31,7 +31,7 @@ async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
         same((await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5))), (False, False), "an unknown run")
 
 
-@case
+@CASES
 async def a_running_run_is_asked_to_stop(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -49,7 +49,7 @@ async def a_running_run_is_asked_to_stop(make: Make) -> None:
         same(await queue.cancel(row.run_id), False, "cancel after the end")
 
 
-@case
+@CASES
 async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -61,7 +61,7 @@ async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
         same((await one(queue, "w")).cancel_at is not None, True, "that its next claim knows of the request")
 
 
-@case
+@CASES
 async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -74,7 +74,7 @@ async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
 # -- waiting and mail
 
 
-@case
+@CASES
 async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -91,7 +91,7 @@ async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
         same((again.parked, again.attempt), (0, 2), "what the next claim is told after a crash")
 
 
-@case
+@CASES
 async def a_message_wakes_a_waiting_run(make: Make) -> None:
     async with opened(make) as (queue, clock):
         row = await hold(queue)
@@ -105,7 +105,7 @@ async def a_message_wakes_a_waiting_run(make: Make) -> None:
         same(await queue.claim("w2"), None, "a second claim when its old time has come")
 
 
-@case
+@CASES
 async def a_message_is_kept_once(make: Make) -> None:
     async with opened(make) as (queue, clock):
         [run_id, other] = await add(queue, "a", "b")
@@ -123,7 +123,7 @@ async def a_message_is_kept_once(make: Make) -> None:
         same((await queue.must_get(run_id)).mail_seq, 3, "the number of the last message, in the row")
 
 
-@case
+@CASES
 async def a_run_does_not_park_past_a_message(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)
@@ -135,7 +135,7 @@ async def a_run_does_not_park_past_a_message(make: Make) -> None:
         same((await leave(queue, row, "waiting", parked=1, cursor=1)).status, "waiting", "parking once it was read")
 
 
-@case
+@CASES
 async def messages_racing_a_park_are_never_lost(make: Make) -> None:
     async with opened(make) as (queue, _):
         for n in range(12):
@@ -156,7 +156,7 @@ async def messages_racing_a_park_are_never_lost(make: Make) -> None:
             same([m.payload for m in await queue.mail(row.run_id)], [str(n)], "the mailbox")
 
 
-@case
+@CASES
 async def a_run_that_is_over_takes_no_message(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)
