@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -362,6 +363,11 @@ async def test_strange_names_are_names(tmp_path: Path, name: str) -> None:
     await engine.commit(None, [Op("put", ("a", 1))])
     await engine.close()
     assert (tmp_path / name).exists()
+    # As it is after it was moved here alone: looked at before it is used.
+    shutil.rmtree(tmp_path / f"{name}.live")
+    again = opened(tmp_path / name)
+    assert await again.read(get, "a") == 1
+    await again.close()
 
 
 async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:
