@@ -282,12 +282,15 @@ async def test_one_that_stays_away_is_busy_in_time_and_nothing_was_written() -> 
         for each in done:
             assert isinstance(each, StorageBusy)
         assert "nothing was written, try again" in str(done[0])
-        with pytest.raises(StorageBusy):
+        with pytest.raises(StorageBusy) as told:
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", "1"))])
         engine.patience = 3.0
         await asyncio.to_thread(server.restart)
         assert await put(engine, "c", "1") == "1"
-        assert await get(engine, "0", "b", "c") == [None, None, "1"]
+        assert await get(engine, "0", "c") == [None, "1"]
+        # On a busy machine the caller goes before it can be told that.
+        if "nothing was written" in str(told.value):
+            assert await get(engine, "b") == [None]
 
 
 async def test_an_idle_connection_is_made_anew_after_a_restart(

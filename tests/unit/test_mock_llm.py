@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -199,12 +198,10 @@ class AsksFar(AgentRuntime):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _only_what_is_new_is_collected() -> Iterator[None]:
+def _only_what_is_new_is_collected() -> None:
     # With all that other tests have imported, each collection would take a second.
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
