@@ -156,7 +156,7 @@ def missing_tests(text: str, root: Path = ROOT, kits: Path = KITS) -> list[str]:
         elif name is not None and name not in _defined(root / path):
             missing.append(f"{path}::{name}")
     for found in _CASES.finditer(text):
-        known = _defined(kits / f"{found['kit']}.py")
+        known = set[str]().union(*map(_defined, kits.glob(f"{found['kit']}*.py")))
         missing += [
             f"{found['kit']}: {case}" for case in found["cases"].replace("`", "").split(", ") if case not in known
         ]

@@ -65,7 +65,7 @@ def run_backoff(base: float, attempt: int, maximum: float) -> float:
 
 def _power(base: float, exponent: int) -> float:
     try:
-        return base**exponent
+        return float(base) ** exponent  # a power of whole numbers could take minutes
     except OverflowError:
         return math.inf
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import pty
 import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -116,6 +118,13 @@ class Job:
         steps = [-1 if each["step_name"] == "merge" else self.numbers[each["step_index"]] for each in done]
         assert len(steps) == len(set(steps)), "a step was recorded twice"
         return set(steps)
+
+    def running(self) -> bool:
+        """Whether a process has the run."""
+        uri = f"{self.db.as_uri()}?mode=ro"
+        with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(uri, uri=True)) as conn:
+            return bool(conn.execute("SELECT 1 FROM arc_runs WHERE status = 'running'").fetchone())
+        return False
 
     def kept(self) -> int | None:
         """What the last process said it kept; None if it was killed before it could say so, or had nothing to do."""
@@ -344,10 +353,10 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path: Path) -> None:
 
 def test_of_two_at_once_one_is_told_that_the_run_is_held(tmp_path: Path) -> None:
     write_notes(tmp_path / "notes", 8)
-    job = Job(tmp_path / "notes", tmp_path, slow=1)
+    job = Job(tmp_path / "notes", tmp_path, slow=30)
     process = job.begin()
     try:
-        while not job.analysed():
+        while not job.running():
             assert process.poll() is None, job.said.read_text()
             time.sleep(0.001)
         held = subprocess.run(job.command, capture_output=True, text=True, timeout=30, check=False)

@@ -32,8 +32,8 @@ from tests.unit.scripted import Scripted, asks, call
 
 from .rig import Agent, Store, drop, settings, store
 
-RUNS = 1000
-ON_DISK = 50  # of them on SQLite, half of those through open_run
+RUNS, MANY_RUNS = 400, 2000
+ON_DISK = 20  # one in so many is on SQLite, half of those through open_run
 INTERRUPTIONS = 5
 LONGEST = 7  # turns after which a script answers
 ANSWER = 40  # tokens an answer may have: what a call in doubt counts for depends on it
@@ -93,8 +93,8 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random = Random(seed)
-        self.on_disk = seed % (RUNS // ON_DISK) == 0
-        self.door = "open" if self.on_disk and seed % (2 * RUNS // ON_DISK) == 0 else random.choice(["here", "worker"])
+        self.on_disk = seed % ON_DISK == 0
+        self.door = "open" if self.on_disk and seed % (2 * ON_DISK) == 0 else random.choice(["here", "worker"])
         self.limits = RunLimits(
             max_turns=random.choice([None, None, random.randint(1, 6)]),
             max_tool_calls=random.choice([None, random.randint(0, 12)]),
@@ -366,8 +366,8 @@ async def _told_error(where: Path) -> Any:
         return (await runner.wait("r")).error
 
 
-async def _all(path: Path) -> list[Run]:
-    runs = [Run(seed) for seed in range(RUNS)]
+async def _all(path: Path, count: int) -> list[Run]:
+    runs = [Run(seed) for seed in range(count)]
     for run in runs:
         here = path / str(run.seed)
         if run.on_disk:
@@ -381,11 +381,11 @@ async def _all(path: Path) -> list[Run]:
     return runs
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
+@pytest.fixture(scope="module", params=[RUNS, pytest.param(MANY_RUNS, marks=pytest.mark.slow)])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Run]]:
     configure(model_prices={MODEL: PRICE})
     try:
-        yield asyncio.run(_all(tmp_path_factory.mktemp("limits")))
+        yield asyncio.run(_all(tmp_path_factory.mktemp("limits"), request.param))
     finally:
         reset_config()
 
@@ -395,7 +395,7 @@ def none(wrong: list[tuple[Run, Any]]) -> None:
     text = "\n".join(
         f"run {run.seed} ({run.door}, {run.interruptions}, {run.limits}): {what}" for run, what in wrong[:3]
     )
-    assert not wrong, f"{len(wrong)} of {RUNS} runs\n{text}"
+    assert not wrong, f"{len(wrong)} runs\n{text}"
 
 
 # -- what holds of all of them
@@ -406,12 +406,12 @@ def test_they_are_what_this_is_about(runs: list[Run]) -> None:
         name for run in runs for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")
         if run.result and run.result.error and run.result.error.message.startswith(name)
     )  # fmt: skip
-    assert min(told[name] for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")) >= 30, told
-    assert sum(run.lives > 1 for run in runs) >= 200
-    assert sum("helper" in run.runs.values() for run in runs) >= 300
-    assert sum(run.doubtful for run in runs) >= 100
+    assert min(told[name] for name in ("max_turns", "max_tool_calls", "max_tokens", "max_cost_usd")) >= 10, told
+    assert sum(run.lives > 1 for run in runs) >= 80
+    assert sum("helper" in run.runs.values() for run in runs) >= 120
+    assert sum(run.doubtful for run in runs) >= 40
     stops = Counter(how for run in runs for how in run.interruptions)
-    assert min(stops[how] for how in ("raised", "cancelled", "gone")) >= 100, stops
+    assert min(stops[how] for how in ("raised", "cancelled", "gone")) >= 40, stops
     assert {run.door for run in runs} == {"here", "worker", "open"}
 
 
@@ -500,7 +500,7 @@ def test_the_usage_told_is_the_sum_of_what_was_recorded(runs: list[Run], doubt: 
 
 
 def test_a_run_that_ended_at_a_limit_makes_no_call_when_it_is_taken_up_again(runs: list[Run]) -> None:
-    assert sum(run.door == "here" and run.error == "LimitExceeded" for run in runs) >= 100
+    assert sum(run.door == "here" and run.error == "LimitExceeded" for run in runs) >= 40
     none([(run, run.again) for run in runs if run.again])
 
 

@@ -19,7 +19,6 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from agent_runtime_core._engines import sqlite
 from agent_runtime_core._engines.redis_url import redis_place
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import StorageBusy
@@ -215,7 +214,7 @@ async def test_a_worker_stopped_inside_a_commit_costs_others_time_and_nothing_el
         with Child("worker", json.dumps({"places": places})) as child:
             child.expect("ready")
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the run to write")
-            monkeypatch.setattr(sqlite, "PATIENCE", 0.3)
+            monkeypatch.setattr(runner.queue.commits.writer, "patience", 0.3)  # type: ignore[attr-defined]
             while True:
                 child.stop()
                 if committing(places):

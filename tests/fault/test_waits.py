@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -315,11 +316,16 @@ async def test_a_request_to_cancel_between_look_and_park_is_heard(
         here.agent("a", waits)
         runner = here.runner(settings(park_after=0, heartbeat_interval_seconds=0.1))
         run_id = await runner.submit("a")
-        mail, asked = runner.queue.mail, list[bool]()
+        mail, asked, told = runner.queue.mail, list[bool](), list[Callable[[], None]]()
 
         async def cancelled_first(key: str, after: int = 0) -> Any:
+            held = runner.heart._held[key]
             if not asked:
+                told.append(held.cancel)
+                held.cancel = lambda: None
                 asked.append(bool(await runner.cancel(run_id)))
+            else:  # it was not parked, and looks again; with its next beat the heart tells it
+                held.cancel = told[0]
             return await mail(key, after)
 
         monkeypatch.setattr(runner.queue, "mail", cancelled_first)

@@ -8,7 +8,6 @@ import datetime as dt
 import enum
 import json
 import math
-import os
 import typing
 from collections.abc import Sequence
 from decimal import Decimal
@@ -24,7 +23,7 @@ from agent_runtime_core._json import decode, encode
 from agent_runtime_core.errors import UnserialisableResult
 
 # Split over the properties that use them.
-VALUES = 10_000 if os.environ.get("CI") else 1_000
+VALUES, MANY_VALUES = 2_000, 10_000
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 

@@ -36,7 +36,7 @@ from agent_runtime_core.llm._wire import Request
 from agent_runtime_core.llm.anthropic import AnthropicClient, AnthropicWire
 from agent_runtime_core.testing.clock import VirtualClock
 
-from .wire_server import Script, WireServer, events, script, serving, stream
+from .wire_server import Script, WireServer, cut_places, events, script, serving, stream
 
 anthropic = pytest.importorskip("anthropic")
 httpx2 = pytest.importorskip("httpx2")
@@ -605,9 +605,11 @@ class Cut(httpx2.AsyncByteStream):  # type: ignore[misc,name-defined]
             raise self._error
 
 
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("error", [None, httpx2.RemoteProtocolError("cut")])
-async def test_a_stream_cut_at_every_byte_calls_no_tool(error: Exception | None) -> None:
-    cuts = iter(range(len(RECORDED) + 1))
+async def test_a_stream_cut_at_every_byte_calls_no_tool(error: Exception | None, every: int) -> None:
+    places = cut_places(RECORDED, every)
+    cuts = iter(places)
 
     def answer(request: Any) -> Any:
         headers = {"content-type": "text/event-stream"}
@@ -615,7 +617,7 @@ async def test_a_stream_cut_at_every_byte_calls_no_tool(error: Exception | None)
 
     finished = []
     async with client_of(answer, breakers=Breakers(after=len(RECORDED) + 2)) as client:
-        for cut in range(len(RECORDED) + 1):
+        for cut in places:
             chunks, broken = await gathered(client)
             if broken is None:
                 finished.append(cut)

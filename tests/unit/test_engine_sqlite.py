@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -374,6 +375,11 @@ async def test_strange_names_are_names(tmp_path: Path, name: str) -> None:
     await engine.commit(None, [Op("put", ("a", 1))])
     await engine.close()
     assert (tmp_path / name).exists()
+    # As it is after it was moved here alone: looked at before it is used.
+    shutil.rmtree(tmp_path / f"{name}.live")
+    again = opened(tmp_path / name)
+    assert await again.read(get, "a") == 1
+    await again.close()
 
 
 async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:
@@ -381,8 +387,28 @@ async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:
     with pytest.raises(StorageCorrupt, match="left as it is"):
         opened(path)
     assert path.read_bytes() == b"not a database at all" * 100
-    assert not list(Path(f"{path}.live").glob("0*.lock"))
+    assert list(path.parent.iterdir()) == [path]
     assert str(path) not in SQLiteEngine._open
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+async def test_a_database_of_somebody_else_is_taken_as_it_is(path: Path, mode: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as theirs:
+        theirs.execute(f"PRAGMA journal_mode={mode}")
+        theirs.execute("CREATE TABLE t (x)")
+        theirs.execute("INSERT INTO t VALUES (1)")
+        engine = opened(path)
+        await engine.commit(None, [Op("put", ("a", 1))])
+        assert theirs.execute("SELECT x FROM t").fetchall() == [(1,)]
+        await engine.close()
+
+
+async def test_an_empty_file_becomes_a_database(path: Path) -> None:
+    path.touch()
+    engine = opened(path)
+    await engine.commit(None, [Op("put", ("a", 1))])
+    await engine.close()
+    assert path.read_bytes().startswith(b"SQLite format 3")
 
 
 async def test_a_newer_schema_is_refused(path: Path) -> None:

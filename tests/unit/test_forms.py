@@ -257,7 +257,7 @@ def test_tuples_within_lists_are_built_too() -> None:
     assert convert({"a": [[1, "x"]]}, dict[str, list[tuple[int, str]]]) == {"a": [(1, "x")]}
 
 
-@settings(QUICK, max_examples=100)
+@settings(QUICK, max_examples=50)
 @given(st.data())
 def test_any_tree_of_dataclasses_comes_back(data: st.DataObject) -> None:
     points = st.builds(Point, st.integers(), st.floats(allow_nan=False, allow_infinity=False))

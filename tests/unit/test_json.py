@@ -23,6 +23,7 @@ from agent_runtime_core._json import arguments_digest, decode, encode
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
 from tests.unit.codec_values import (
+    MANY_VALUES,
     QUICK,
     VALUES,
     Color,
@@ -63,8 +64,11 @@ def test_foreign_values_are_refused_wherever_they_stand(value: object) -> None:
     comes_back_or_is_refused(value)
 
 
+written = st.one_of(st.text('[]{}",:$v0123456789.eE+-truefalsn \\u', max_size=60), json_trees.map(json.dumps))
+
+
 @settings(QUICK, max_examples=VALUES * 15 // 100)
-@given(st.one_of(st.text('[]{}",:$v0123456789.eE+-truefalsn \\u', max_size=60), json_trees.map(json.dumps)))
+@given(written)
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         decode(text)
@@ -74,15 +78,32 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 NAMES = [f"{cls.__module__}.{cls.__name__}" for cls in (Named, Size, Modes, Key)]
 tags = st.sampled_from([*REVIVE, "dict", "a.b", "nope", *NAMES])
+tagged = st.recursive(json_trees, lambda inner: st.fixed_dictionaries({"$": tags, "v": inner}), max_leaves=5)
 
 
 @settings(QUICK, max_examples=VALUES * 5 // 100)
-@given(st.recursive(json_trees, lambda inner: st.fixed_dictionaries({"$": tags, "v": inner}), max_leaves=5))
+@given(tagged)
 def test_corrupt_tags_are_read_or_refused(tree: object) -> None:
     try:
         decode(json.dumps(tree))
     except UnserialisableResult as error:
         says_where(error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("test", "values", "share"),
+    [
+        (test_values_come_back_the_same_or_are_refused, values, 40),
+        (test_json_trees_always_come_back_the_same, json_trees, 25),
+        (test_foreign_values_are_refused_wherever_they_stand, anything, 20),
+        (test_any_text_is_read_or_refused, written, 15),
+        (test_corrupt_tags_are_read_or_refused, tagged, 5),
+    ],
+)
+def test_many_values(test: Any, values: st.SearchStrategy[object], share: int) -> None:
+    many = settings(QUICK, max_examples=MANY_VALUES * share // 100)
+    many(given(values)(test.hypothesis.inner_test))()
 
 
 @pytest.mark.parametrize(

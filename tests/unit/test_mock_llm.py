@@ -197,6 +197,13 @@ class AsksFar(AgentRuntime):
         return RunResult(final_output={"response": response.message["content"]})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _only_what_is_new_is_collected() -> None:
+    # With all that other tests have imported, each collection would take a second.
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_other_mock() -> None:
     gc.collect()  # a failed test's traceback may hold one

@@ -41,7 +41,7 @@ from agent_runtime_core.llm import (  # noqa: E402
 from agent_runtime_core.llm._assembly import Assembly  # noqa: E402
 from agent_runtime_core.llm._breaker import Breakers  # noqa: E402
 from agent_runtime_core.llm.openai import is_loopback  # noqa: E402
-from tests.unit.wire_server import Script, WireServer, events, script, serving, stream  # noqa: E402
+from tests.unit.wire_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"
 # openai 3 speaks through httpx2, openai 2 through httpx.
@@ -480,10 +480,11 @@ def test_reasoning_comes_together_from_its_pieces() -> None:
 RECORDED = events(*STREAMED)
 
 
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("broken", [False, True], ids=["clean end", "broken connection"])
-async def test_a_stream_cut_at_every_byte_gives_no_call_before_its_end(broken: bool) -> None:
+async def test_a_stream_cut_at_every_byte_gives_no_call_before_its_end(broken: bool, every: int) -> None:
     told_finished = RECORDED.index(b'"finish_reason": "tool_calls"')
-    places = range(0, len(RECORDED), 7 if broken else 1)
+    places = cut_places(RECORDED, every)[:-1]
     cuts = [Script(RECORDED, content_type="text/event-stream", cut=at, broken=broken) for at in places]
     answered = []
     async with serving(*cuts) as server:

@@ -6,7 +6,7 @@ import dataclasses
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.redis_url import Place, redacted, redis_place
@@ -130,6 +130,7 @@ def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
 words = st.text(st.characters(codec="utf-8"), min_size=1)
 
 
+@settings(deadline=None)
 @given(words, words)
 def test_any_user_and_password_come_through_encoded(user: str, password: str) -> None:
     place = redis_place(f"redis://{quote(user, safe='')}:{quote(password, safe='')}@h:1/2")
@@ -138,6 +139,7 @@ def test_any_user_and_password_come_through_encoded(user: str, password: str) ->
     assert repr(place) == repr(redis_place("redis://h:1/2"))
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(codec="ascii"), min_size=1))
 def test_no_password_is_in_an_error_however_it_is_written(scrawl: str) -> None:
     url = f"redis://me:{scrawl}SECRET{scrawl}@h:x"

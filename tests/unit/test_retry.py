@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core.errors import InvalidArgument
@@ -37,6 +37,7 @@ def test_jitter_is_drawn_from_the_source_it_is_given() -> None:
     assert [wait(n, random.Random(3)) for n in (1, 2)] == [wait(n, random.Random(3)) for n in (1, 2)]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10**9), st.floats(0, 1e300), st.floats(1, 1e300), st.floats(0, 1e300))
 def test_a_wait_is_never_negative_nor_past_the_maximum(attempt: int, base: float, factor: float, most: float) -> None:
     assert 0 <= Backoff(base, factor, most)(attempt, RNG) <= most

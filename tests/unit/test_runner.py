@@ -813,11 +813,15 @@ def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) 
         ({"deadline": dt.datetime(2026, 1, 1)}, "time zone"),  # noqa: DTZ001
         ({"deadline": float("inf")}, "deadline.*not inf"),
         ({"idempotency_key": ""}, "not ''"),
-        ({"idempotency_key": "x" * 513}, "1 to 512"),
+        ({"idempotency_key": "x" * 513}, "513 characters"),
+        ({"idempotency_key": b"k"}, "not b'k'"),
+        ({"idempotency_key": "a\0b"}, r"idempotency key 'a\\x00b' holds '\\x00' at 1"),
+        ({"idempotency_key": "a\ud800"}, r"idempotency key .* lone surrogates"),
         ({"run_id": "x" * 513}, "513 characters"),
         ({"run_id": 3}, "not a int"),
         ({"input": [1]}, r"not list: \[1\]"),
         ({"agent_key": ""}, "not ''"),
+        ({"agent_key": "a\udfff"}, r"agent key .* lone surrogates"),
         ({"parent_run_id": ""}, "not empty"),
     ],
 )

@@ -51,6 +51,13 @@ def stream(*datas: Any, end: str = "data: [DONE]\n\n", **options: Any) -> Script
     return Script(events(*datas, end=end), content_type="text/event-stream", **options)
 
 
+def cut_places(body: bytes, every: int) -> list[int]:
+    """Numbers of bytes to cut it after, the last of them all: each `every`-th, and all about the ends of lines."""
+    ends = [place for place, byte in enumerate(body) if byte == ord("\n")]
+    about = {min(place + more, len(body)) for place in ends for more in range(3)}
+    return sorted({*range(0, len(body), every), *about, len(body)})
+
+
 @dataclass
 class WireServer:
     url: str

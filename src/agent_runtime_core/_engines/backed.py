@@ -10,6 +10,7 @@ from .._clock import SYSTEM, Clock
 from ..errors import InvalidArgument
 from .base import Concern, Engine, Guard, Op
 from .memory import MemoryEngine
+from .shared import SharedEngine
 from .sqlite import SQLiteEngine
 
 DEFAULT_PATH = "agent_runtime.db"
@@ -49,8 +50,29 @@ class OnMemory(Backed):
             self.engine.add(concern)
 
 
-class OnSQLite(Backed):
+class OnShared(Backed):
+    """On an engine that is shared: the one given, or else what `opened()` gives."""
+
+    engine: SharedEngine
+
+    def __init__(
+        self, engine: SharedEngine | None, opened: Callable[[], SharedEngine], clock: Clock, options: dict[str, Any]
+    ) -> None:
+        # Bad options are refused before anything is opened.
+        super().__init__(clock=engine.clock if engine is not None else clock, **options)
+        self.engine = engine.share() if engine is not None else opened()
+        try:
+            for concern in self.concerns:
+                self.engine.add(concern)
+        except BaseException:
+            self.engine.close_now()
+            raise
+
+
+class OnSQLite(OnShared):
     """In one SQLite file, shared by all processes on this machine."""
+
+    engine: SQLiteEngine
 
     def __init__(
         self,
@@ -64,14 +86,5 @@ class OnSQLite(Backed):
     ) -> None:
         if path is not None and db_path is not None:
             raise InvalidArgument(f"path={path!r} and db_path={db_path!r} name the same thing; give one")
-        super().__init__(clock=engine.clock if engine is not None else clock, **options)
         where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
-        self.engine: SQLiteEngine = (
-            engine.share() if engine is not None else SQLiteEngine.open(where, durability=durability, clock=clock)
-        )
-        try:
-            for concern in self.concerns:
-                self.engine.add(concern)
-        except BaseException:
-            self.engine.close_now()
-            raise
+        super().__init__(engine, lambda: SQLiteEngine.open(where, durability=durability, clock=clock), clock, options)

@@ -115,9 +115,9 @@ class Engine(ABC):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake()`, from any thread, after commits that rang `topic`; returns the way to stop."""
 
-    @abstractmethod
     def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         """Call `fn()` every `interval` seconds from a thread no event loop can starve; returns the way to stop."""
+        return every(fn, interval)
 
     @abstractmethod
     async def close(self) -> None:

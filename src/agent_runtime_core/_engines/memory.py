@@ -10,7 +10,7 @@ from typing import Any
 
 from .._clock import SYSTEM, Clock
 from ..errors import LeaseLost, StorageClosed
-from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op, every
+from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op
 
 _MISSING = object()
 _names = itertools.count()
@@ -143,9 +143,6 @@ class MemoryEngine(Engine):
     def ring(self, topic: str) -> None:
         for wake in tuple(self._listeners.get(topic, ())):
             wake()
-
-    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
-        return every(fn, interval)
 
     async def close(self) -> None:
         """Nothing to let go: backends sharing this engine may still read it."""

@@ -16,16 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
-from ..errors import InvalidArgument, LeaseLost, StorageBusy, StorageClosed
-from .backed import Backed
-from .base import Concern, Engine, Guard, Op, every
-from .redis_bell import Bell
+from ..errors import InvalidArgument, LeaseLost, StorageBusy
+from .backed import OnShared
+from .base import Concern, Guard, Op
+from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
 from .redis_line import Line, Unsent, driver, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
 from .requests import Request, Waiting, wait_in_thread
+from .shared import SharedEngine
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -57,7 +58,7 @@ class Desk(Waiting):
             self._pipe.send(batch)
 
 
-class RedisEngine(Engine):
+class RedisEngine(SharedEngine):
     """Use `RedisEngine.open(url)`: all backends of a process on one server and prefix share one engine."""
 
     kind = "redis"
@@ -74,25 +75,15 @@ class RedisEngine(Engine):
         with cls._open_lock:
             engine = cls._open.get(key)
             if engine is None:
-                engine = cls._open[key] = cls(place, clock)
-                engine._key = key
+                engine = cls._open[key] = cls(key, place, clock)
             return engine.share()
 
-    def share(self) -> RedisEngine:
-        """This engine, for one more user, who closes it too."""
-        self._users += 1
-        return self
-
-    def __init__(self, place: Place, clock: Clock) -> None:
+    def __init__(self, key: tuple[Any, ...], place: Place, clock: Clock) -> None:
+        super().__init__(key, str(place), clock)
         self.place: Place = place
-        self.clock: Clock = clock
         #: Lease and wall times are the server's, but for a clock that a test has in its hand.
         self.by_server: bool = clock is SYSTEM
         self.patience: float = PATIENCE
-        self._key: tuple[Any, ...] = ()
-        self._pid = os.getpid()
-        self._users = 0
-        self._closed = False
         self._prefix = place.tag
         self._codecs: dict[str, Codec] = {}
         self._refusals: dict[str, Callable[[], Exception]] = {}
@@ -102,7 +93,7 @@ class RedisEngine(Engine):
         self._line = Line(place, self._connected)
         first = (self._prefix, "server" if self.by_server else "")
         self._pipe = Pipe(self._line, first, self._tell, lambda: self.patience)
-        self._bell = Bell(place, f"{self._prefix}:bell", clock)
+        self._bell = ChannelBell(place, f"{self._prefix}:bell")
         self._line.use(joined([]))
 
     def lease_now(self) -> float:
@@ -117,12 +108,6 @@ class RedisEngine(Engine):
         self._refusals.update(concern.refusals)
         self._concerns[concern.name] = concern
         self._line.use(joined([each.script for each in self._concerns.values()]))
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise StorageClosed(f"{self.place} was closed")
-        if self._pid != os.getpid():
-            raise StorageClosed(f"{self.place} was opened before a fork; open it again in this process")
 
     # -- the callers' side
 
@@ -219,32 +204,10 @@ class RedisEngine(Engine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(topic, wake)
 
-    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
-        return every(fn, interval)
-
     # -- the end
 
-    async def close(self) -> None:
-        if self._let_go():
-            await asyncio.get_running_loop().run_in_executor(None, self._shut)
-
-    def close_now(self) -> None:
-        """`close` for those who have no loop, or must not wait for one."""
-        if self._let_go():
-            self._shut()
-
-    def _let_go(self) -> bool:
-        with self._open_lock:
-            self._users -= 1
-            if self._users > 0 or self._closed:
-                return False
-            self._closed = True
-            self._open.pop(self._key, None)
-        if self._pid != os.getpid():
-            return False
-        with contextlib.suppress(RuntimeError):
-            self._desk(asyncio.get_running_loop()).flush()
-        return True
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._desk(loop).flush()
 
     def _shut(self) -> None:
         def ring() -> None:
@@ -255,8 +218,10 @@ class RedisEngine(Engine):
         self._pipe.close()
 
 
-class OnRedis(Backed):
+class OnRedis(OnShared):
     """On one Redis or Valkey server, shared by all processes that reach it."""
+
+    engine: RedisEngine
 
     def __init__(
         self,
@@ -272,11 +237,4 @@ class OnRedis(Backed):
         where = url or redis_url
         if engine is None and where is None:
             raise InvalidArgument("a Redis backend needs url='redis://host:6379/0', or configure(redis_url=...)")
-        super().__init__(clock=engine.clock if engine is not None else clock, **options)
-        self.engine: RedisEngine = engine.share() if engine is not None else RedisEngine.open(where or "", clock=clock)
-        try:
-            for concern in self.concerns:
-                self.engine.add(concern)
-        except BaseException:
-            self.engine.close_now()
-            raise
+        super().__init__(engine, lambda: RedisEngine.open(where or "", clock=clock), clock, options)

@@ -1,13 +1,11 @@
-"""Who in this process wants to hear of commits to a Redis server, and the thread that hears of them."""
+"""Hearing of commits to a Redis server: a connection that follows one channel."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Callable
 from typing import Any
 
-from .._clock import Clock
+from .bell import Bell
 from .redis_line import connection, driver, pause
 from .redis_url import Place
 
@@ -15,38 +13,13 @@ QUIET = 5.0  # seconds without a word, after which the server is asked for one
 _TURN = 1.0  # seconds between looks whether it is over
 
 
-class Bell:
-    """Listeners by topic. Its thread starts with the first of them; after a time without a connection all are woken."""
+class ChannelBell(Bell):
+    """After a time without a connection all are woken."""
 
-    def __init__(self, place: Place, channel: str, clock: Clock) -> None:
+    def __init__(self, place: Place, channel: str) -> None:
+        super().__init__()
         self._place = place
         self._channel = channel
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._listeners: dict[str, list[Callable[[], None]]] = {}
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        with self._lock:
-            listeners = self._listeners.setdefault(topic, [])
-            listeners.append(wake)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="agent-runtime-bell", daemon=True)
-                self._thread.start()
-
-        def stop() -> None:
-            with contextlib.suppress(ValueError):
-                listeners.remove(wake)
-
-        return stop
-
-    def wake(self, topics: list[str] | None = None) -> None:
-        """Wake those who listen to these topics, or all."""
-        for topic in tuple(self._listeners) if topics is None else topics:
-            for wake in tuple(self._listeners.get(topic, ())):
-                with contextlib.suppress(RuntimeError):  # its loop is closed
-                    wake()
 
     def _run(self) -> None:
         while not self._closed:
@@ -78,9 +51,3 @@ class Bell:
                 asked = True
             elif quiet >= 2 * QUIET:
                 raise OSError("no word from the server")
-
-    def close(self, ring: Callable[[], None], patience: float) -> None:
-        self._closed = True
-        if self._thread is not None:
-            ring()
-            self._thread.join(patience)

@@ -21,12 +21,13 @@ from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
-from ..errors import InvalidArgument, StorageClosed, StorageError
-from .base import FENCE_OPS, Concern, Engine, Guard, Op, every
+from ..errors import InvalidArgument, StorageError
+from .base import FENCE_OPS, Concern, Guard, Op
 from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
-from .sqlite_bell import Bell
-from .sqlite_file import DatabaseFile, checked
+from .shared import SharedEngine
+from .sqlite_bell import FileBell
+from .sqlite_file import DatabaseFile, checked, look
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
 from .sqlite_writer import PATIENCE, Writer
@@ -36,7 +37,7 @@ READERS = 2
 _FENCE_SCHEMA = "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID"
 
 
-class SQLiteEngine(Engine):
+class SQLiteEngine(SharedEngine):
     """Use `SQLiteEngine.open(path)`: all backends of a process on one file share one engine."""
 
     kind = "sqlite"
@@ -60,31 +61,28 @@ class SQLiteEngine(Engine):
                 raise InvalidArgument(f"{where} is open here with durability={engine.durability!r}, not {durability!r}")
             return engine.share()
 
-    def share(self) -> SQLiteEngine:
-        """This engine, for one more user, who closes it too."""
-        self._users += 1
-        return self
-
     def __init__(self, path: str, durability: str, clock: Clock) -> None:
+        super().__init__(path, path, clock)
         self.path: str = path
         self.durability: str = durability
-        self.clock: Clock = clock
-        self._pid = os.getpid()
-        self._users = 0
         self.known: Known = Known()
         self._concerns: set[str] = set()
         self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._readers: list[threading.Thread] = []
-        self._closed = False
         self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
         flushes = durability == "full"
         live = Path(f"{path}.live")
         try:
+            # A file of ours never stands without its directory: in this order, another process is not making it now.
+            if os.path.exists(path) and os.path.getsize(path) and not live.exists():
+                look(path)
             live.mkdir(mode=0o700, exist_ok=True)
             self._commit_lock = CommitLock(live)
             self._presence = Presence(live, new_ulid(clock), clock)
         except OSError as error:
             raise StorageError(f"cannot keep {path} here: {error}") from error
+        except DRIVER_ERRORS as error:
+            raise translate(error, path) from error
         self.holder: str = self._presence.holder
         with contextlib.ExitStack() as undo:
             undo.callback(self._commit_lock.close)
@@ -95,7 +93,7 @@ class SQLiteEngine(Engine):
                 self.log: Log = Log(path, self.file.writing, flushes=flushes)
             except DRIVER_ERRORS as error:
                 raise translate(error, path) from error
-            self._bell = Bell(self._presence, clock, self.file.connect, self.file.disconnect)
+            self._bell = FileBell(self._presence, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
             self.add(Concern("fence", FENCE_OPS, {}, (_FENCE_SCHEMA,)))
             undo.pop_all()
@@ -111,12 +109,6 @@ class SQLiteEngine(Engine):
         self.file.migrate(concern)
         self.writer.add(concern)
         self._concerns.add(concern.name)
-
-    def _usable(self) -> None:
-        if self._closed:
-            raise StorageClosed(f"{self.path} was closed")
-        if self._pid != os.getpid():
-            raise StorageClosed(f"{self.path} was opened before a fork; open it again in this process")
 
     # -- writing
 
@@ -212,9 +204,6 @@ class SQLiteEngine(Engine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(topic, wake)
 
-    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
-        return every(fn, interval)
-
     async def compact(self) -> None:
         """Give the space of deleted rows back to the file system."""
         self._usable()
@@ -238,35 +227,14 @@ class SQLiteEngine(Engine):
 
     # -- the end
 
-    async def close(self) -> None:
-        if self._let_go():
-            await asyncio.get_running_loop().run_in_executor(None, self._shut)
-
-    def close_now(self) -> None:
-        """`close` for those who have no loop, or must not wait for one."""
-        if self._let_go():
-            self._shut()
-
-    def _let_go(self) -> bool:
-        """One user less; True for the last one, who has to shut."""
-        with self._open_lock:
-            self._users -= 1
-            if self._users > 0 or self._closed:
-                return False
-            self._closed = True
-            if self._open.get(self.path) is self:
-                del self._open[self.path]
-        if self._pid != os.getpid():
-            return False
-        with contextlib.suppress(RuntimeError):
-            self.writer.outbox(asyncio.get_running_loop()).flush()
-        return True
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.writer.outbox(loop).flush()
 
     def _shut(self) -> None:
         for _ in self._readers:
             self._reads.put(None)
         self.writer.close()
-        self._bell.close(PATIENCE)
+        self._bell.close(self._presence.ring_self, PATIENCE)
         for thread in self._readers:
             thread.join(PATIENCE)
         self.file.disconnect(self.file.writing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+from pathlib import Path
 
 from ..errors import InvalidArgument, StorageTooNew
 from .base import Concern
@@ -25,6 +26,13 @@ def checked(path: str | os.PathLike[str]) -> str:
     if not os.path.isdir(os.path.dirname(where)):
         raise InvalidArgument(f"{text!r}: the directory {os.path.dirname(where)!r} does not exist")
     return where
+
+
+def look(path: str) -> None:
+    """Let the driver refuse a file that is no database, with nothing locked, written or made beside it."""
+    uri = f"{Path(path).as_uri()}?mode=ro&immutable=1"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as conn:
+        conn.execute("PRAGMA schema_version").fetchone()
 
 
 class DatabaseFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -11,7 +11,8 @@ from .._engines.base import Concern, NotApplied, Op
 from .._engines.memory import MemoryTx
 from ..journal import memory as journal
 from ..journal.record import Record
-from .base import DELETE, PUBLISH, EventBus, StoredEvent, merged
+from .backed import BackedBus
+from .base import DELETE, PUBLISH, StoredEvent, merged
 
 _CLEAR = "events.clear"
 
@@ -75,10 +76,9 @@ CONCERN = Concern(
 )
 
 
-class InMemoryEventBus(OnMemory, EventBus):
+class InMemoryEventBus(OnMemory, BackedBus):
     """In this process, gone when it ends."""
 
-    derives = True
     concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
@@ -89,13 +89,6 @@ class InMemoryEventBus(OnMemory, EventBus):
         next_: int = await self.engine.read(journal.head, run_id)
         return next_
 
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        return self.engine.listen(topic, wake)
-
     def clear(self) -> None:
         """Forget every event that was published."""
         self.engine.apply(None, [Op(_CLEAR)])
-
-    async def close(self) -> None:
-        await EventBus.close(self)
-        await self.engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .._engines.base import Concern
@@ -11,7 +11,8 @@ from .._engines.redis import OnRedis
 from .._engines.redis_script import Codec, RedisConcern, as_list, part
 from ..journal import redis as journal
 from ..journal.record import Record
-from .base import PUBLISH, EventBus, StoredEvent, merged
+from .backed import BackedBus
+from .base import PUBLISH, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
 
@@ -32,10 +33,9 @@ CONCERN = RedisConcern(
 )
 
 
-class RedisEventBus(OnRedis, EventBus):
+class RedisEventBus(OnRedis, BackedBus):
     """On one Redis or Valkey server, shared by all processes that reach it."""
 
-    derives = True
     concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
@@ -49,11 +49,3 @@ class RedisEventBus(OnRedis, EventBus):
     async def _heads(self, run_ids: Sequence[str]) -> list[int]:
         found: list[int] = await self.engine.ask("events.heads", list(run_ids))
         return found
-
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        return self.engine.listen(topic, wake)
-
-    async def close(self) -> None:
-        if not self._closed:
-            await EventBus.close(self)
-            await self.engine.close()

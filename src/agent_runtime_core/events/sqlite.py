@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from .._engines.backed import OnSQLite
@@ -11,7 +11,8 @@ from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
 from ..journal.record import Record
-from .base import DELETE, PUBLISH, EventBus, StoredEvent, merged
+from .backed import BackedBus
+from .base import DELETE, PUBLISH, StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
@@ -57,10 +58,9 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
 CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy={DELETE: always})
 
 
-class SQLiteEventBus(OnSQLite, EventBus):
+class SQLiteEventBus(OnSQLite, BackedBus):
     """In one SQLite file, shared by all processes on this machine."""
 
-    derives = True
     concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
@@ -74,11 +74,3 @@ class SQLiteEventBus(OnSQLite, EventBus):
     async def _heads(self, run_ids: Sequence[str]) -> list[int]:
         found: list[int] = await self.engine.read(heads, run_ids)
         return found
-
-    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
-        return self.engine.listen(topic, wake)
-
-    async def close(self) -> None:
-        if not self._closed:
-            await EventBus.close(self)
-            await self.engine.close()

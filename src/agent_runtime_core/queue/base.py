@@ -61,6 +61,13 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
     return float(value)
 
 
+def _name(what: str, value: object) -> str:
+    """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
+    if not isinstance(value, str) or not value:
+        raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {value!r:.80}")
+    return storable(what.partition(" ")[2], value)
+
+
 class RunQueue(ABC):
     """The authority on each run's life.
 
@@ -136,24 +143,21 @@ class RunQueue(ABC):
         origin: str = "",
     ) -> RunRow:
         """The row of a new run, checked and encoded; nothing is stored yet."""
-        if not isinstance(agent_key, str) or not agent_key or len(agent_key) > 512:
-            raise InvalidArgument(f"an agent key is a text of 1 to 512 characters, not {agent_key!r:.80}")
+        agent = _name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
             raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
         if not isinstance(input, Mapping):
             raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
-        if idempotency_key is not None and not 0 < len(idempotency_key) <= 512:
-            raise InvalidArgument(f"an idempotency key has 1 to 512 characters, not {idempotency_key!r:.80}")
-        if not isinstance(concurrency_key, str | None):
-            raise InvalidArgument(f"a concurrency key is a text of 1 to 512 characters, not {concurrency_key!r:.80}")
+        idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
+        lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
         text = encode(dict(input))
         return RunRow(
             run_id=str(uid),
-            agent=agent_key,
+            agent=agent,
             input=text,
-            digest=digest(f"{agent_key}\0{text}"),
+            digest=digest(f"{agent}\0{text}"),
             metadata=encode(dict(metadata or {})),
             priority=priority,
             created_at=now,
@@ -162,9 +166,9 @@ class RunQueue(ABC):
             expires_at=None if expires_in is None else now + seconds("expires_in", expires_in),
             deadline=_instant(deadline),
             run_key=run_key,
-            idem_key=idempotency_key,
+            idem_key=idem_key,
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
-            lane=storable("concurrency key", concurrency_key) if concurrency_key else None,
+            lane=lane,
             origin=origin,
         )
 

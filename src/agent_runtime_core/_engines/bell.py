@@ -1,0 +1,56 @@
+"""Who in this process wants to hear of commits, and the thread that hears of those of other processes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+
+
+class Bell(ABC):
+    """Listeners by topic. Its thread starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+        with self._lock:
+            first = self._thread is None
+            if first:
+                self._hang()
+            listeners = self._listeners.setdefault(topic, [])
+            listeners.append(wake)
+            if first:
+                self._thread = threading.Thread(target=self._run, name="agent-runtime-bell", daemon=True)
+                self._thread.start()
+
+        def stop() -> None:
+            with contextlib.suppress(ValueError):
+                listeners.remove(wake)
+
+        return stop
+
+    def wake(self, topics: Iterable[str] | None = None) -> None:
+        """Wake those who listen to these topics, or all."""
+        for topic in tuple(self._listeners) if topics is None else topics:
+            for wake in tuple(self._listeners.get(topic, ())):
+                with contextlib.suppress(RuntimeError):  # its loop is closed
+                    wake()
+
+    def close(self, ring: Callable[[], None], patience: float) -> None:
+        """Let the thread see that it is over, which `ring` wakes it for."""
+        self._closed = True
+        if self._thread is not None:
+            ring()
+            self._thread.join(patience)
+
+    def _hang(self) -> None:  # noqa: B027 - most need nothing
+        """Make ready what the thread will listen at."""
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Call `wake` for what others commit, until it is closed."""

@@ -1,0 +1,73 @@
+"""An engine that all users of one place in this process have in common: the last of them to let go shuts it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Hashable
+from typing import Any, ClassVar, Self
+
+from .._clock import Clock
+from ..errors import StorageClosed
+from .base import Engine
+
+
+class SharedEngine(Engine):
+    """Open ones stand in the table of their class, by `key`; `name` is the place as errors call it."""
+
+    _open: ClassVar[dict[Any, Any]]
+    _open_lock: ClassVar[threading.Lock]
+
+    def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
+        self.clock: Clock = clock
+        self._key = key
+        self._name = name
+        self._pid = os.getpid()
+        self._users = 0
+        self._closed = False
+
+    def share(self) -> Self:
+        """This engine, for one more user, who closes it too."""
+        self._users += 1
+        return self
+
+    def _usable(self) -> None:
+        if self._closed:
+            raise StorageClosed(f"{self._name} was closed")
+        if self._pid != os.getpid():
+            raise StorageClosed(f"{self._name} was opened before a fork; open it again in this process")
+
+    async def close(self) -> None:
+        if self._let_go():
+            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+
+    def close_now(self) -> None:
+        """`close` for those who have no loop, or must not wait for one."""
+        if self._let_go():
+            self._shut()
+
+    def _let_go(self) -> bool:
+        """One user less; True for the last one, who has to shut."""
+        with self._open_lock:
+            self._users -= 1
+            if self._users > 0 or self._closed:
+                return False
+            self._closed = True
+            if self._open.get(self._key) is self:
+                del self._open[self._key]
+        if self._pid != os.getpid():
+            return False
+        with contextlib.suppress(RuntimeError):
+            self._flush(asyncio.get_running_loop())
+        return True
+
+    @abstractmethod
+    def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send off what callers on this loop asked for in its present turn."""
+
+    @abstractmethod
+    def _shut(self) -> None:
+        """End the threads and close what is open; only ever called once."""

@@ -1,0 +1,210 @@
+"""How runs come into a queue, and are claimed in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from ..._ids import new_ulid
+from ...errors import IdempotencyConflict, LeaseLost, UnknownRun
+from ...queue.base import QueuedRun
+from ...queue.row import Moved
+from .checks import refused, same, turns
+from .queue_rig import LEASE, Cases, Make, add, drain, leave, names, opened
+
+CASES = Cases()
+
+
+# -- entering and claiming
+
+
+@CASES
+async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        run_id, sent = UUID(int=7), {"messages": [{"role": "user"}], "who": UUID(int=1), "price": Decimal("1.10")}
+        await queue.enqueue(run_id, "agent", sent, {"tenant": 5}, 3)
+        sent["messages"] = []
+        run = await queue.claim("worker-1", lease_seconds=60)
+        same((run.run_id, run.agent_key, run.priority, run.attempt), (run_id, "agent", 3, 1), "the claimed run")
+        expected = {"messages": [{"role": "user"}], "who": UUID(int=1), "price": Decimal("1.10")}
+        same(run.input, expected, "its input")
+        same(run.metadata, {"tenant": 5}, "its metadata")
+        same(run.created_at, dt.datetime.fromtimestamp(clock.wall(), dt.UTC), "when it was created")
+        same(run.scheduled_at, None, "when it is scheduled")
+        same(bool(run.claim_id), True, "that there is a claim id")
+        run.input["messages"].append("mine")
+        stored = await queue.must_get(run_id)
+        same(QueuedRun.of(stored).input, expected, "the stored input after the caller changed its copy")
+
+
+@CASES
+async def an_empty_queue_gives_none(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        same(await queue.claim("w"), None, "a claim on an empty queue")
+        same(await queue.claim("w", limit=3), [], "a claim of three on an empty queue")
+        same(await queue.next_due(), None, "when the next run is due")
+        same(await queue.row(UUID(int=9)), None, "the row of an unknown run")
+        with refused(UnknownRun, "must_get of an unknown run"):
+            await queue.must_get(UUID(int=9))
+
+
+@CASES
+async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for agent, priority in (("low", -1), ("b", 0), ("high", 5), ("c", 0), ("higher", 2**31 - 1), ("d", 0)):
+            await add(queue, agent, priority=priority)
+        same(names(await drain(queue)), ["higher", "high", "b", "c", "d", "low"], "the order of claims")
+
+
+@CASES
+async def a_batch_is_claimed_in_the_same_order(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for agent, priority in (("a", 0), ("b", 2), ("c", 0), ("d", 1)):
+            await add(queue, agent, priority=priority)
+        batch = await queue.claim("w", limit=3)
+        same(names(batch), ["b", "d", "a"], "a batch of three")
+        same(len({run.claim_id for run in batch}), 3, "the number of claim ids in it")
+        same(names(await queue.claim("w", limit=3)), ["c"], "what is left for the next batch")
+
+
+@CASES
+async def a_run_that_got_a_message_is_in_a_batch_once(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        [run_id, _other] = await add(queue, "a", "b")
+        await queue.post(run_id, "signal", "go", "1")
+        same(names(await queue.claim("w", limit=3)), ["a", "b"], "a batch of three where there are two runs")
+
+
+@CASES
+async def a_claim_that_goes_on_under_a_new_id_is_refused_under_the_old_one(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await add(queue, "a")
+        [row] = await queue.claim_rows("w", LEASE)
+        how = queue.keep(row, row.claim_id)._replace(status="running", failures=1, renew=new_ulid(clock))
+        renewed = await queue.settle(row.run_id, how)
+        same((renewed.status, renewed.failures, renewed.worker), ("running", 1, "w"), "the row it goes on with")
+        same(renewed.claim_id > row.claim_id, True, "that the new claim id is above the old one")
+        try:
+            again = await queue.settle(row.run_id, how)
+        except Moved:
+            raise AssertionError("a renewal whose answer was lost is refused when it is repeated") from None
+        same(again.claim_id, renewed.claim_id, "the claim id of the same once more, its answer was lost")
+        late = queue.keep(row, row.claim_id)._replace(status="failed")
+        with refused(LeaseLost, "an end by the old claim id"):
+            await queue.settle(row.run_id, late)
+        same((await queue.settle(row.run_id, late._replace(claim_id=renewed.claim_id))).status, "failed", "its own end")
+
+
+@CASES
+async def a_run_goes_to_one_of_many_claimers(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        ids = await add(queue, *["agent"] * 24)
+
+        async def claim(worker: int) -> list[QueuedRun]:
+            one, more = await queue.claim(f"w{worker}"), await queue.claim(f"w{worker}", limit=2)
+            return [*([one] if one else []), *more]
+
+        found = [str(run.run_id) for runs in await asyncio.gather(*map(claim, range(16))) for run in runs]
+        same(sorted(found), sorted(ids), "what 16 claimers got")
+
+
+@CASES
+async def a_claimer_that_is_cancelled_keeps_nothing(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await add(queue, "agent")
+        for patience in range(6):
+            claiming = asyncio.ensure_future(queue.claim("w1", LEASE))
+            await turns(patience)
+            claiming.cancel()
+            await asyncio.wait({claiming})
+            run: Any = await queue.claim("w2", LEASE) if claiming.cancelled() else claiming.result()
+            same(run is not None, True, f"that somebody has the run, its claimer cancelled after {patience} turns")
+            same(run.attempt, 1, f"the attempt, its claimer cancelled after {patience} turns")
+            await leave(queue, run.row, "pending")
+
+
+@CASES
+async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await add(queue, "a", "b", "c", "b")
+        same(await queue.claim("w", agent_keys=[]), None, "a claim for no agent")
+        same(await queue.claim("w", agent_keys=["other"]), None, "a claim for an agent without runs")
+        same(names(await queue.claim("w", agent_keys=["c", "b"], limit=5)), ["b", "c", "b"], "a claim for b and c")
+        same(names(await drain(queue)), ["a"], "what nobody asked for")
+
+
+@CASES
+async def a_delayed_run_waits_for_its_time(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        later = await queue.enqueue(None, "later", {}, delay=30)
+        await add(queue, "now")
+        same(later.scheduled_at, dt.datetime.fromtimestamp(clock.wall() + 30, dt.UTC), "when it is scheduled")
+        same(await queue.next_due(), clock.wall() + 30, "when the next run is due")
+        same(names(await drain(queue)), ["now"], "claims before that time")
+        clock.advance(29.9)
+        same(await queue.claim("w"), None, "a claim a moment too early")
+        clock.advance(0.1)
+        same(names(await drain(queue)), ["later"], "claims at that time")
+        same(await queue.next_due(), None, "when the next run is due after that")
+
+
+@CASES
+async def a_delayed_run_keeps_its_priority_and_place(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await add(queue, "first", delay=10)
+        await add(queue, "second")
+        await add(queue, "urgent", priority=1, delay=10)
+        clock.advance(10)
+        same(names(await drain(queue)), ["urgent", "first", "second"], "the order of claims once all are due")
+
+
+# -- one run for one id or key
+
+
+@CASES
+async def racing_enqueuers_of_one_key_make_one_run(make: Make) -> None:
+    async with opened(make) as (queue, _):
+
+        async def enqueue(_: int) -> UUID:
+            return (await queue.enqueue(None, "agent", {"n": 1}, idempotency_key="order-17")).run_id
+
+        ids = await asyncio.gather(*map(enqueue, range(32)))
+        same(len(set(ids)), 1, "how many runs 32 enqueuers of one key made")
+        same([run.run_id for run in await drain(queue)], [ids[0]], "what is there to claim")
+        row = await queue.read("row_by_key", "order-17")
+        same(row.run_id, str(ids[0]), "the run of that key")
+        same(await queue.read("row_by_key", "order-18"), None, "the run of another key")
+
+
+@CASES
+async def the_same_run_twice_is_the_first_one(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        first = await queue.enqueue("nightly", "agent", {"n": 1}, {"from": 1}, 5)
+        run = await queue.claim("w")
+        clock.advance(1)
+        again = await queue.enqueue("nightly", "agent", {"n": 1}, {"from": 2})
+        same((again.run_id, again.metadata, again.priority), (first.run_id, {"from": 1}, 5), "the run enqueued again")
+        same((await queue.must_get(run.run_id)).status, "running", "its status")
+        same(await queue.claim("w"), None, "what is there to claim")
+
+
+@CASES
+async def another_run_under_the_same_id_or_key_is_a_conflict(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await queue.enqueue("nightly", "agent", {"n": 1}, idempotency_key="key-1")
+        for run_id, key, agent, input_, told in (
+            ("nightly", None, "other", {"n": 1}, ("nightly", "agent", "other")),
+            ("nightly", None, "agent", {"n": 2}, ("nightly", '"n":1', '"n":2')),
+            (None, "key-1", "agent", {"n": 2}, ("key-1", '"n":1', '"n":2')),
+        ):
+            try:
+                await queue.enqueue(run_id, agent, input_, idempotency_key=key)
+            except IdempotencyConflict as error:
+                missing = [part for part in told if part not in str(error).replace(" ", "")]
+                same(missing, [], f"what the conflict leaves untold ({error})")
+            else:
+                raise AssertionError(f"enqueue of {agent} with {input_} under {run_id or key} was not refused")
+        same(len(await drain(queue)), 1, "the number of runs")

@@ -1,0 +1,239 @@
+"""Who holds a run: leases, claims that were superseded, and attempts."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from ..._engines.base import Guard, Op
+from ..._ids import new_ulid
+from ...errors import LeaseLost
+from ...queue.row import ClaimRequest, Moved, RunFilter
+from ...status import TERMINAL
+from .checks import refused, same
+from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
+
+CASES = Cases()
+
+
+@CASES
+async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await add(queue, "agent")
+        first = await queue.claim("w1", LEASE)
+        clock.advance(LEASE)
+        same(await queue.claim("w2", LEASE), None, "a claim while the lease lasts")
+        clock.advance(0.1)
+        second = await queue.claim("w2", LEASE)
+        if second is None:
+            raise AssertionError("a run whose lease ran out was not claimed anew")
+        same((second.run_id, second.attempt), (first.run_id, 2), "the run claimed anew")
+        row = await queue.must_get(first.run_id)
+        same((row.crashes, row.stalls, row.failures, row.worker), (1, 1, 0, "w2"), "what its row counts")
+        same(second.claim_id > first.claim_id, True, "that the new claim id is greater")
+        clock.advance(LEASE + 1)
+        third = await queue.claim("w3", LEASE)
+        row = await queue.must_get(first.run_id)
+        same((third.attempt, row.crashes, row.stalls), (3, 2, 2), "attempt and crashes after a second crash")
+
+
+@CASES
+async def dropped_runs_come_before_new_ones(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        dropped = await hold(queue, "dropped")
+        clock.advance(LEASE + 1)
+        await add(queue, "new", priority=9)
+        batch = await queue.claim("w2", LEASE, limit=2)
+        same(names(batch), ["dropped", "new"], "the order of claims")
+        same(batch[0].attempt, dropped.attempt + 1, "the attempt of the dropped one")
+
+
+@CASES
+async def a_dropped_run_stays_with_its_agents(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await hold(queue, "a")
+        clock.advance(LEASE + 1)
+        same(await queue.claim("w2", agent_keys=["b"]), None, "a claim for another agent")
+        same(names([await queue.claim("w2", agent_keys=["b", "a"])]), ["a"], "a claim for its agent")
+
+
+@CASES
+async def claim_ids_grow_also_where_the_clock_goes_back(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row, ids = await hold(queue), []
+        for _ in range(6):
+            ids.append(row.claim_id)
+            await leave(queue, row, "pending")
+            clock.set_wall(clock.wall() - 3600)
+            row = await one(queue, "w")
+        same(sorted(set(ids)), ids, "claim ids of one run in order")
+
+
+@CASES
+async def a_beat_extends_the_lease_of_whoever_holds_it(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await add(queue, "a")
+        run = await queue.claim("w", LEASE)
+        clock.advance(50)
+        same(await queue.extend_lease(run.run_id, "w", LEASE), True, "extend_lease by the holder")
+        same(await queue.extend_lease(run.run_id, "stranger", LEASE), False, "extend_lease by another worker")
+        clock.advance(50)
+        same(await queue.claim("w2", LEASE), None, "a claim while the extended lease lasts")
+        clock.advance(11)
+        taken = await queue.claim("w2", LEASE)
+        same(taken is not None, True, "that the run is claimed once the extended lease ran out")
+        same(await queue.extend_lease(run.run_id, "w", LEASE), False, "extend_lease by the one who lost it")
+        op = Op("queue.beat", (((str(run.run_id), run.claim_id), (str(run.run_id), taken.claim_id)), 1e9))
+        same((await queue.commits.commit(None, [op]))[0], [(False, False), (True, False)], "beats of both claims")
+        await queue.cancel(run.run_id)
+        same((await queue.commits.commit(None, [op]))[0][1], (True, True), "a beat after a request to cancel")
+
+
+@CASES
+async def a_stale_claim_writes_nothing(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        await add(queue, "agent")
+        old = await queue.claim("w1", LEASE)
+        clock.advance(LEASE + 1)
+        new = await queue.claim("w2", LEASE)
+        key, before = str(old.run_id), await queue.must_get(old.run_id)
+        [other] = await add(queue, "other")
+        for status in ("running", "pending", "waiting", *sorted(TERMINAL)):
+            with refused(LeaseLost, f"leaving the run as {status} with a stale claim"):
+                await queue.settle(key, queue.keep(before, old.claim_id)._replace(status=status))
+        with refused(LeaseLost, "release by the one who lost the run"):
+            await queue.release(old.run_id, "w1", True, {"x": 1})
+        with refused(LeaseLost, "release with a stale claim id"):
+            await queue.release(old.run_id, "w2", True, claim_id=old.claim_id)
+        same(await queue.requeue_for_retry(old.run_id, "w1", "boom"), False, "requeue_for_retry by the loser")
+        same(await queue.extend_lease(old.run_id, "w1", 60), False, "extend_lease by the loser")
+        stale = Guard(key, old.claim_id)
+        for op in (
+            Op("queue.insert", (queue.new_row(None, "child", {}),)),
+            queue.post_op(other, "signal", "go", "1"),
+            queue.post_op(key, "signal", "go", "1"),
+        ):
+            with refused(LeaseLost, f"{op.name} under a stale claim"):
+                await queue.commits.commit(stale, [op])
+        same(await queue.must_get(key), before, "the row after all these")
+        same((await queue.mail(key), await queue.mail(other)), ([], []), "the mailboxes")
+        same(len(await queue.find(RunFilter())), 2, "the number of runs")
+        await queue.release(new.run_id, "w2", True, {"x": 2})
+        same((await queue.must_get(key)).output, '{"x":2}', "what the holder left")
+
+
+@CASES
+async def a_run_is_released_once(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        [good, bad] = await add(queue, "a", "b")
+        with refused(LeaseLost, "release of a run nobody claimed"):
+            await queue.release(good, "w", True)
+        await drain(queue)
+        clock.advance(1)
+        await queue.release(UUID(good), "w", True, {"answer": 42})
+        await queue.release(bad, "w", False, error={"type": "Boom"})
+        done, failed = await queue.must_get(good), await queue.must_get(bad)
+        same((done.status, done.output, done.ended_at), ("succeeded", '{"answer":42}', clock.wall()), "a success")
+        same((failed.status, failed.error), ("failed", '{"type":"Boom"}'), "a failure")
+        clock.advance(1)
+        with refused(LeaseLost, "a second release"):
+            await queue.release(good, "w", False)
+        clock.advance(10 * LEASE)
+        same(await queue.claim("w"), None, "what is there to claim after that")
+
+
+@CASES
+async def a_failed_attempt_is_given_back_until_the_last(make: Make) -> None:
+    async with opened(make, max_retries=3) as (queue, clock):
+        [run_id] = await add(queue, "agent")
+        same(await queue.requeue_for_retry(run_id, "w", "boom"), False, "giving back what nobody claimed")
+        run = await queue.claim("w")
+        same(await queue.requeue_for_retry(run_id, "stranger", "boom"), False, "giving back another worker's run")
+        same(await queue.requeue_for_retry(run.run_id, "w", "boom", delay_seconds=5), True, "the first retry")
+        same((await queue.must_get(run_id)).status, "pending", "its status")
+        same(await queue.claim("w"), None, "a claim before the delay is over")
+        clock.advance(5)
+        run = await queue.claim("w")
+        same(run.attempt, 2, "the attempt after one failure")
+        same(await queue.requeue_for_retry(run_id, "w", {"type": "Boom"}), True, "the second retry")
+        run = await queue.claim("w")
+        same(run.attempt, 3, "the attempt after two failures")
+        same(await queue.requeue_for_retry(run_id, "w", "boom"), False, "a retry after the last attempt")
+        same((await queue.must_get(run_id)).status, "running", "its status then")
+        await queue.release(run_id, "w", False, error="boom")
+        row = await queue.must_get(run_id)
+        same((row.failures, row.crashes), (2, 0), "what its row counts")
+
+
+@CASES
+async def crashes_in_a_row_are_counted_until_the_run_gets_on(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        for crash in (1, 2):
+            clock.advance(LEASE + 1)
+            row = await one(queue, "w", LEASE)
+            same((row.crashes, row.stalls, row.mark), (crash, crash, -1), f"the counts at crash {crash}")
+        row = await leave(queue, row, "running", stalls=1, mark=7)
+        same((row.status, row.stalls, row.mark, row.crashes), ("running", 1, 7, 2), "a claim that writes its counts")
+        clock.advance(LEASE + 1)
+        row = await one(queue, "w", LEASE)
+        same((row.stalls, row.mark, row.attempt), (2, 7, 4), "the counts at the next crash")
+        row = await leave(queue, row, "pending", stalls=0)
+        row = await one(queue, "w", LEASE)
+        same((row.crashes, row.stalls, row.attempt), (3, 0, 4), "the counts after it was handed back")
+
+
+@CASES
+async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        [parent] = await add(queue, "parent")
+        row = await hold(queue, "child")
+        how = queue.keep(row, row.claim_id)._replace(status="succeeded", output="1")
+        ops = [queue.post_op(parent, "child", row.run_id, "{}"), Op("queue.insert", (queue.new_row(None, "next", {}),))]
+        ended = await queue.settle(row.run_id, how, ops)
+        clock.advance(1)
+        same(await queue.settle(row.run_id, how, ops), ended, "the answer to the same end once more")
+        same(await queue.must_get(row.run_id), ended, "the row")
+        same(len(await queue.mail(parent)), 1, "messages in the parent's mailbox")
+        same(names(await queue.find(RunFilter())), ["parent", "child", "next"], "the runs there are")
+        with refused(LeaseLost, "an end as something else"):
+            await queue.settle(row.run_id, how._replace(status="failed"))
+        with refused(LeaseLost, "the same end with one more message"):
+            await queue.settle(row.run_id, how, [queue.post_op(parent, "signal", "new", "1")])
+        parked = await hold(queue, "other")
+        how = queue.keep(parked, parked.claim_id)._replace(status="waiting", parked=1, reason="signal go")
+        same(await queue.settle(parked.run_id, how), await queue.settle(parked.run_id, how), "parking twice")
+
+
+@CASES
+async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue, "first")
+        [second] = await add(queue, "second")
+        end = Op("queue.settle", (row.run_id, queue.keep(row, row.claim_id)._replace(status="succeeded")))
+        want = ClaimRequest(
+            (new_ulid(clock),), "w", "", queue.lease_now() + LEASE, queue.lease_now(), clock.wall(), None
+        )
+        guard, ops = Guard(row.run_id, row.claim_id), [end, Op("queue.claim", (want,))]
+        ended, claimed = await queue.commits.commit(guard, ops)
+        same((ended.status, names(claimed)), ("succeeded", ["second"]), "the end and the claim")
+        same((await queue.must_get(second)).claim_id, claimed[0].claim_id, "who holds the next run")
+        # What the lost reply had claimed is for its caller to look for: nothing more is claimed.
+        await add(queue, "third")
+        same(await queue.commits.commit(guard, ops), [ended, []], "the answer to the same commit once more")
+        same(names(await drain(queue)), ["third"], "what is there to claim")
+
+
+@CASES
+async def a_commit_is_all_or_nothing(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        row = await hold(queue)
+        fresh = queue.new_row(None, "fresh", {})
+        ends_nobody = Op("queue.end", (fresh.run_id, ("waiting",), "cancelled", 0.0, ""))
+        with refused(Moved, "a commit whose last operation is refused"):
+            how = queue.keep(row, row.claim_id)._replace(status="succeeded")
+            mail = queue.post_op(row.run_id, "signal", "go", "1")
+            await queue.settle(row.run_id, how, [mail, Op("queue.insert", (fresh,)), ends_nobody])
+        same(await queue.must_get(row.run_id), row._replace(parked=0), "the row it would have ended")
+        same(await queue.row(fresh.run_id), None, "the run it would have stored")
+        same(await queue.mail(row.run_id), [], "the mailbox")
+        same((await leave(queue, row, "succeeded")).status, "succeeded", "the claim, which still holds")

@@ -1,0 +1,159 @@
+"""What a queue tells, clears away and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+from ..._engines.base import Op
+from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
+from ...queue.row import Moved, RunFilter
+from ..clock import VirtualClock
+from .checks import refused, same, turns
+from .queue_rig import Cases, Make, add, hold, leave, names, one, opened
+
+CASES = Cases()
+
+
+# -- looking and clearing away
+
+
+@CASES
+async def find_lists_what_was_asked_for(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        start = clock.wall()
+        for agent in "abab":
+            await add(queue, agent)
+            clock.advance(10)
+        for row in await queue.claim_rows("w", agent_keys=["a"], limit=2):
+            await leave(queue, row, "failed")
+            clock.advance(5)
+        every = await queue.find(RunFilter())
+        same(names(every), list("abab"), "all runs, in order of arrival")
+        same(names(await queue.find(RunFilter(("failed",)))), list("aa"), "the failed ones")
+        same(names(await queue.find(RunFilter(("failed", "pending"), "b"))), list("bb"), "b's, failed or pending")
+        same(names(await queue.find(RunFilter(("running",)))), [], "the running ones")
+        same(len(await queue.find(RunFilter(since=start + 10))), 3, "those created since the second")
+        same(len(await queue.find(RunFilter(ended_before=start + 45))), 1, "those that ended before")
+        page = await queue.find(RunFilter(limit=3))
+        rest = await queue.find(RunFilter(after=page[-1].n, limit=3))
+        same([*page, *rest], every, "two pages")
+        same([row.n for row in every], sorted({row.n for row in every}), "their numbers, growing")
+
+
+@CASES
+async def children_know_their_parent(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        [parent] = await add(queue, "parent")
+        children = await add(queue, "a", "b", parent_run_id=parent)
+        same([row.run_id for row in await queue.children(parent)], children, "the children of a run")
+        same(await queue.children(children[0]), [], "the children of a child")
+
+
+@CASES
+async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        row = await hold(queue, idempotency_key="key-1")
+        await queue.post(row.run_id, "signal", "go", "1", "m1")
+        delete = Op("queue.delete", (row.run_id,))
+        with refused(Moved, "deleting a live run"):
+            await queue.commits.commit(None, [delete])
+        await leave(queue, row, "succeeded")
+        await queue.commits.commit(None, [delete])
+        await queue.commits.commit(None, [delete])
+        same(await queue.row(row.run_id), None, "the row")
+        same(await queue.mail(row.run_id), [], "the mailbox")
+        same(await queue.find(RunFilter()), [], "all runs")
+        with refused(LeaseLost, "a write by its last claim"):
+            await leave(queue, row, "running")
+        run = await queue.enqueue(row.run_id, "other", {"n": 2}, idempotency_key="key-1")
+        same(await queue.post(run.run_id, "signal", "go", "2", "m1"), ("pending", 1), "a message to its successor")
+
+
+@CASES
+async def times_and_limits_are_kept(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        until = dt.datetime.fromtimestamp(clock.wall() + 90, dt.UTC)
+        run = await queue.enqueue("job", "agent", {}, expires_in=30, deadline=until)
+        row = await queue.must_get(run.run_id)
+        same((row.expires_at, row.deadline, row.run_key), (clock.wall() + 30, until.timestamp(), "job"), "its limits")
+        clock.advance(5)
+        row = await one(queue, "w", 40)
+        same((row.started_at, row.claimed_at, row.created_at), (clock.wall(), clock.wall(), clock.wall() - 5), "times")
+        same(row.lease_until, queue.lease_now() + 40, "the end of its lease")
+        await leave(queue, row, "pending")
+        clock.advance(5)
+        row = await one(queue, "w")
+        same((row.started_at, row.claimed_at), (clock.wall() - 5, clock.wall()), "its first start and its last claim")
+
+
+@CASES
+async def listeners_hear_what_concerns_them(make: Make) -> None:
+    """A queue may do without: its `listen` answers None and workers poll."""
+    async with opened(make) as (queue, _):
+        bells = {topic: asyncio.Event() for topic in ("work", "mail", "done")}
+        loop = asyncio.get_running_loop()
+
+        def listen(topic: str) -> Callable[[], None] | None:
+            def wake() -> None:
+                loop.call_soon_threadsafe(bells[topic].set)
+
+            return queue.listen(topic, wake)
+
+        stops = [listen(topic) for topic in bells]
+        if None in stops:
+            same(stops, [None] * 3, "listening to some topics only")
+            return
+
+        row = await hold(queue)
+        await bells["work"].wait()
+        await queue.post(row.run_id, "signal", "go", "1")
+        await bells["mail"].wait()
+        await leave(queue, row, "succeeded")
+        await bells["done"].wait()
+        for stop in stops:
+            assert stop is not None
+            stop()
+        bells["work"].clear()
+        await add(queue, "agent")
+        await turns()
+        same(bells["work"].is_set(), False, "that work is heard of after listening was stopped")
+
+
+# -- what is refused
+
+
+@CASES
+async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        no_zone = dt.datetime(2027, 1, 1)  # noqa: DTZ001 - this is what is refused
+        for wrong in (
+            {"priority": 2**31}, {"priority": 1.5}, {"priority": True}, {"delay": -1}, {"delay": float("nan")},
+            {"expires_in": -1}, {"deadline": no_zone},
+            {"idempotency_key": ""}, {"idempotency_key": 7}, {"idempotency_key": "x" * 513},
+            {"idempotency_key": "a\0b"}, {"idempotency_key": "a\ud800"},
+            {"concurrency_key": 7}, {"concurrency_key": "x" * 513}, {"concurrency_key": "a\0b"},
+            {"agent_key": ""}, {"agent_key": None}, {"agent_key": "a\0b"}, {"agent_key": "a\udfff"},
+            {"input": [1]}, {"run_id": ""}, {"run_id": "a\0b"},
+        ):  # fmt: skip
+            asked: dict[str, Any] = {"run_id": None, "agent_key": "agent", "input": {}, **wrong}
+            with refused(InvalidArgument, f"enqueue with {wrong}"):
+                await queue.enqueue(**asked)
+        with refused(UnserialisableResult, "an input that has no JSON form"):
+            await queue.enqueue(None, "agent", {"x": object()})
+        same(await queue.find(RunFilter()), [], "what was stored")
+        [run_id] = await add(queue, "agent")
+        for lease in (-1, 0, float("inf"), float("nan"), True, "60"):
+            with refused(InvalidArgument, f"a lease of {lease!r}"):
+                await queue.claim("w", lease)  # type: ignore[arg-type]
+        with refused(InvalidArgument, "a claim of no run"):
+            await queue.claim("w", limit=0)
+        await queue.claim("w")
+        with refused(InvalidArgument, "extending a lease by less than nothing"):
+            await queue.extend_lease(run_id, "w", -1)
+        with refused(InvalidArgument, "a retry in the past"):
+            await queue.requeue_for_retry(run_id, "w", "boom", delay_seconds=-1)
+        with refused(InvalidArgument, "a queue that never tries"):
+            make(clock=VirtualClock(), max_retries=0)

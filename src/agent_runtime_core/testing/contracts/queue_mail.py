@@ -1,0 +1,166 @@
+"""How a run is asked to stop, waits, and gets messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from uuid import UUID
+
+from ...queue.row import Mail, Moved, News, RunRow
+from .checks import refused, same, turns
+from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
+
+CASES = Cases()
+
+
+# -- cancelling
+
+
+@CASES
+async def a_run_cancelled_before_its_claim_is_skipped(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        [gone, _, late] = [*await add(queue, "gone", "stays"), *await add(queue, "late", delay=9)]
+        same(await queue.is_cancelled(gone), False, "is_cancelled before")
+        same((await queue.cancel(UUID(gone)), await queue.cancel(late)), (True, True), "cancel of queued runs")
+        same((await queue.is_cancelled(gone), await queue.is_cancelled(UUID(late))), (True, True), "is_cancelled after")
+        clock.advance(10)
+        same(names(await drain(queue)), ["stays"], "what is there to claim")
+        row = await queue.must_get(gone)
+        same((row.status, row.ended_at is not None), ("cancelled", True), "the row of the cancelled one")
+        same(await queue.cancel(gone), False, "cancel of a run that is over")
+        same((await queue.cancel(UUID(int=5)), await queue.is_cancelled(UUID(int=5))), (False, False), "an unknown run")
+
+
+@CASES
+async def a_running_run_is_asked_to_stop(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        clock.advance(2)
+        same((await queue.cancel(row.run_id), await queue.cancel(row.run_id)), (True, True), "cancel of a running run")
+        now = await queue.must_get(row.run_id)
+        same((now.status, now.cancel_at), ("running", clock.wall()), "its row")
+        same(await queue.is_cancelled(row.run_id), True, "is_cancelled")
+        kinds = {mail.kind for mail in await queue.mail(row.run_id)}
+        same(kinds, {"cancel"}, "what its mailbox holds")
+        news = await queue.news([row.run_id, str(UUID(int=3))])
+        same(news, {row.run_id: News("running", row.claim_id, now.mail_seq, True)}, "the news of it")
+        # A terminal commit that arrives first wins.
+        same((await leave(queue, row, "succeeded")).status, "succeeded", "an end in spite of the request")
+        same(await queue.cancel(row.run_id), False, "cancel after the end")
+
+
+@CASES
+async def a_run_asked_to_stop_is_not_put_off(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        await queue.cancel(row.run_id)
+        with refused(Moved, "parking a run that was asked to stop"):
+            await leave(queue, row, "waiting", parked=1, reason="sleep")
+        later = await leave(queue, row, "pending", due_at=clock.wall() + 3600)
+        same((later.status, later.due_at), ("pending", 0.0), "the row, given back for an hour later")
+        same((await one(queue, "w")).cancel_at is not None, True, "that its next claim knows of the request")
+
+
+@CASES
+async def a_request_to_stop_outlives_its_worker(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        await queue.cancel(row.run_id)
+        clock.advance(LEASE + 1)
+        row = await one(queue, "w2")
+        same(row.cancel_at is not None, True, "that the next claim knows of the request")
+
+
+# -- waiting and mail
+
+
+@CASES
+async def a_waiting_run_is_claimed_when_its_time_has_come(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        due = clock.wall() + 30 * 86400
+        await leave(queue, row, "waiting", due_at=due, parked=1, reason="sleep")
+        same(await queue.next_due(), due, "when the next run is due")
+        clock.advance(29 * 86400)
+        same(await queue.claim("w"), None, "a claim before that time")
+        clock.advance(86400)
+        again = await one(queue, "w")
+        same((again.parked, again.attempt, again.reason), (1, 1, "sleep"), "what the next claim is told")
+        clock.advance(LEASE + 1)
+        again = await one(queue, "w")
+        same((again.parked, again.attempt), (0, 2), "what the next claim is told after a crash")
+
+
+@CASES
+async def a_message_wakes_a_waiting_run(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        await leave(queue, row, "waiting", due_at=clock.wall() + 60, parked=1, cursor=0)
+        same(await queue.claim("w"), None, "a claim while it waits")
+        same(await queue.post(row.run_id, "signal", "go", '{"n":1}', "m1"), ("waiting", 1), "the answer to a message")
+        same((await queue.must_get(row.run_id)).status, "pending", "its status then")
+        again = await one(queue, "w", 600)
+        same((again.parked, again.attempt, again.mail_seq), (1, 1, 1), "what the next claim is told")
+        clock.advance(61)
+        same(await queue.claim("w2"), None, "a second claim when its old time has come")
+
+
+@CASES
+async def a_message_is_kept_once(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        [run_id, other] = await add(queue, "a", "b")
+        same(await queue.post(UUID(run_id), "signal", "go", "1", "m1"), ("pending", 1), "the first message")
+        same(await queue.post(run_id, "signal", "go", "2"), ("pending", 2), "the second")
+        same(await queue.post(run_id, "signal", "go", "3", "m1"), ("pending", 1), "the first one again")
+        same(await queue.post(other, "signal", "go", "4", "m1"), ("pending", 1), "its id in another mailbox")
+        await queue.claim("w", agent_keys=["a"])
+        same(await queue.post(run_id, "child", "x", "5", "m5"), ("running", 3), "a message to a running run")
+        box = await queue.mail(run_id)
+        same([(m.seq, m.kind, m.name, m.payload) for m in box],
+             [(1, "signal", "go", "1"), (2, "signal", "go", "2"), (3, "child", "x", "5")], "the mailbox")  # fmt: skip
+        same(box[0], Mail("signal", "go", "1", "m1", clock.wall(), 1), "its first message")
+        same([m.seq for m in await queue.mail(run_id, 2)], [3], "the mailbox after message 2")
+        same((await queue.must_get(run_id)).mail_seq, 3, "the number of the last message, in the row")
+
+
+@CASES
+async def a_run_does_not_park_past_a_message(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        row = await hold(queue)
+        await queue.post(row.run_id, "signal", "go", "1")
+        with refused(Moved, "parking with a cursor before the last message"):
+            await leave(queue, row, "waiting", parked=1, cursor=0)
+        now = await queue.must_get(row.run_id)
+        same((now.status, now.claim_id), ("running", row.claim_id), "the row then")
+        same((await leave(queue, row, "waiting", parked=1, cursor=1)).status, "waiting", "parking once it was read")
+
+
+@CASES
+async def messages_racing_a_park_are_never_lost(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for n in range(12):
+            row = await hold(queue, f"agent{n}")
+
+            async def park(row: RunRow = row, n: int = n) -> None:
+                await turns(n % 4)
+                with contextlib.suppress(Moved):
+                    await leave(queue, row, "waiting", parked=1, cursor=0)
+
+            async def post(row: RunRow = row, n: int = n) -> None:
+                await turns(3 - n % 4)
+                await queue.post(row.run_id, "signal", "go", str(n))
+
+            await asyncio.gather(park(), post())
+            now = await queue.must_get(row.run_id)
+            same(now.status in ("pending", "running"), True, f"that it does not sleep over its message ({now.status})")
+            same([m.payload for m in await queue.mail(row.run_id)], [str(n)], "the mailbox")
+
+
+@CASES
+async def a_run_that_is_over_takes_no_message(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        row = await hold(queue)
+        await leave(queue, row, "failed")
+        same(await queue.post(row.run_id, "signal", "go", "1"), ("failed", 0), "the answer to a message")
+        same(await queue.post(UUID(int=4), "signal", "go", "1"), ("unknown", 0), "a message to an unknown run")
+        same(await queue.mail(row.run_id), [], "the mailbox")
