@@ -37,9 +37,14 @@ def part(module: str, name: str = "redis") -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
+    """Each part is a function inside that of the part before it.
+
+    The script is run from its start with each call, so the functions it makes cost time in all of them: Lua looks for
+    what a function uses of the one around it among all locals that are used so, one after the other.
+    """
     here = Path(__file__)
     first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("redis.lua", "redis_end.lua"))
-    return "\n".join((first, *parts, last))
+    return "\nreturn (function()\n".join((first, *parts, last)) + "\nend)()" * (len(parts) + 1)
 
 
 def packed(guard: Guard | None, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> str:
