@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._json import compact
 from .base import Concern, Guard, Op
 
 
@@ -51,7 +52,7 @@ def packed(guard: Guard | None, ops: Sequence[Op], codecs: Mapping[str, Codec]) 
     """A commit as the script reads it."""
     key, token = guard if guard is not None else (None, None)
     told = [(name, codecs.get(name, PLAIN).pack(*args)) for name, args in ops]
-    return _WRITE((key, token, told))
+    return compact((key, token, told))
 
 
 def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> list[Any]:
@@ -63,7 +64,3 @@ def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> lis
 def as_list(answer: Any) -> list[Any]:
     """Lua has one kind of table: an empty list comes as an empty object."""
     return answer or []
-
-
-# Bytes of UTF-8 and not escapes: Lua takes them as they are.
-_WRITE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
