@@ -719,6 +719,12 @@ async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatc
 # -- who reads the answers
 
 
+async def connected(engine: RedisEngine) -> None:
+    """What comes next is sent by the loop."""
+    await put(engine, "a", "0")
+    await until(lambda: engine._pipe._waiting == 0)
+
+
 async def under_way(engine: RedisEngine) -> None:
     """Let the loop turn until what was asked for is sent, and no longer."""
     while not engine._pipe._under_way:  # noqa: ASYNC110
@@ -726,22 +732,22 @@ async def under_way(engine: RedisEngine) -> None:
 
 
 async def test_a_loop_reads_its_answers_by_itself(engine: RedisEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    await put(engine, "a", "0")  # the thread connects
+    await connected(engine)
     readers: list[str] = []
-    receive = Line.receive
+    take_in = Line.take_in
 
-    def watched(self: Line) -> None:
+    def watched(self: Line, data: bytes) -> None:
         readers.append(threading.current_thread().name)
-        receive(self)
+        take_in(self, data)
 
-    monkeypatch.setattr(Line, "receive", watched)
+    monkeypatch.setattr(Line, "take_in", watched)
     for n in range(20):
         await put(engine, "a", str(n))
     assert set(readers) == {threading.current_thread().name}
 
 
 async def test_the_thread_reads_for_a_loop_that_does_not_turn(engine: RedisEngine) -> None:
-    await put(engine, "a", "0")
+    await connected(engine)
     mine = asyncio.ensure_future(put(engine, "a", "1"))
     await under_way(engine)
     assert engine.commit_from_thread(None, [Op("get", ("a",))]) == ["1"], "and it was sent after that"
@@ -749,7 +755,7 @@ async def test_the_thread_reads_for_a_loop_that_does_not_turn(engine: RedisEngin
 
 
 async def test_a_loop_reads_what_another_one_does_not_come_to(engine: RedisEngine) -> None:
-    await put(engine, "a", "0")
+    await connected(engine)
     mine = asyncio.ensure_future(put(engine, "a", "1"))
     await under_way(engine)
     with concurrent.futures.ThreadPoolExecutor() as threads:
@@ -759,7 +765,7 @@ async def test_a_loop_reads_what_another_one_does_not_come_to(engine: RedisEngin
 
 
 async def test_a_connection_that_speaks_unasked_is_not_used_again(engine: RedisEngine) -> None:
-    await put(engine, "a", "0")
+    await connected(engine)
     await put(engine, "a", "1")  # this one was sent by the loop, which listens since
     line = engine._line
     conn = line.conn
@@ -768,8 +774,21 @@ async def test_a_connection_that_speaks_unasked_is_not_used_again(engine: RedisE
     assert await get(engine, "a") == ["1"]
 
 
+async def test_a_loop_that_is_woken_for_nothing_does_nothing(engine: RedisEngine) -> None:
+    await connected(engine)
+    await put(engine, "a", "1")
+    conn = engine._line.conn
+
+    def read_by_the_thread() -> bytes:
+        raise BlockingIOError
+
+    assert engine._pipe.arrived(asyncio.get_running_loop(), conn, read_by_the_thread)
+    assert engine._line.conn is conn
+    assert await get(engine, "a") == ["1"]
+
+
 async def test_enough_commits_for_a_server_without_work_are_sent_before_the_turn_is_over(engine: RedisEngine) -> None:
-    await put(engine, "a", "0")
+    await connected(engine)
     many = [asyncio.ensure_future(put(engine, str(n), "1")) for n in range(ENOUGH + 2)]
     await asyncio.sleep(0)
     assert len(engine._pipe._under_way[0]) == ENOUGH

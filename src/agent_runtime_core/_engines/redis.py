@@ -259,6 +259,9 @@ class RedisEngine(Engine):
 
         self._bell.close(ring, self.patience)
         self._pipe.close()
+        for loop, desk in self._desks.items():
+            if not loop.is_running():  # those that do hear the end of the connection
+                desk.ear.close()
 
 
 class OnRedis(Backed):

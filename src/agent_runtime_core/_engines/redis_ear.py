@@ -7,7 +7,7 @@ import contextlib
 import os
 from typing import Any
 
-from .redis_line import Line
+from .redis_line import PIECE, Line
 from .redis_pipe import Pipe
 
 MOMENT = 0.1  # seconds after which an answer is left to the thread, which knows what to do where none comes
@@ -49,10 +49,14 @@ class Ear:
                 self._fd = None
 
     def _hear(self) -> None:
-        if self._line.conn is self._conn and not self._pipe.arrived(self._loop):
+        if not self._pipe.arrived(self._loop, self._conn, self._read):
             self._pipe.fetch()
         if self._line.conn is not self._conn:
             self.close()
+
+    def _read(self) -> bytes:
+        assert self._fd is not None
+        return os.read(self._fd, PIECE)  # it never waits: a socket that has a time limit does not block
 
     def _look(self) -> None:
         """Whether an answer is overdue."""

@@ -155,9 +155,7 @@ class Line:
         try:
             if self._cut:
                 raise OSError("the connection was lost")
-            data: bytes = self._conn._sock.recv(PIECE)
-            if not data:
-                raise OSError("the connection was closed by the server")
+            self.take_in(self._conn._sock.recv(PIECE))
         except Exception as error:
             # Of any kind: the loop may be dropping the connection at this moment.
             self.drop()
@@ -165,6 +163,11 @@ class Line:
         except BaseException:
             self.drop()
             raise
+
+    def take_in(self, data: bytes) -> None:
+        """What was read of the connection."""
+        if not data:
+            raise OSError("the server has closed the connection")
         self._arrived.add(data)
         self._used = time.monotonic()
 
@@ -178,7 +181,10 @@ class Line:
             try:
                 return self.answers()
             except NotCarriedOut as told:
-                self.mend(told)
+                try:
+                    self.mend(told)
+                except Unanswered as error:
+                    raise Unsent(str(error)) from error
         raise Unsent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
     def mend(self, told: NotCarriedOut) -> None:

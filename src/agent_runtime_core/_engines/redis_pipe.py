@@ -118,24 +118,36 @@ class Pipe:
         with self._lock:
             return time.monotonic() - self._under_way[0][0].born if self._under_way else None
 
-    def arrived(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Something can be read: tell those whose answer that is. False where the thread has to see to it."""
+    def arrived(self, loop: asyncio.AbstractEventLoop, conn: Any, read: Callable[[], bytes]) -> bool:
+        """Something can be read of `conn`: tell those whose answer that is. False where the thread has to see to it."""
         if not self._reads.acquire(blocking=False):
             return True  # it does
         try:
-            if not self._under_way:
-                self._line.drop()  # nobody asked
+            if self._line.conn is not conn:
                 return True
-            self._line.receive()
+            self._line.take_in(read())
+            if self._unasked():
+                return True
             while self._under_way and (answers := self._line.arrived()) is not None:
                 batch = self._under_way[0]
                 self._done()
                 self._told(batch, answers, loop)
-        except (Unanswered, StorageError):
+            return not self._line.complains
+        except BlockingIOError:
+            return True  # somebody else has read it
+        except (OSError, StorageError):
+            self._line.drop()
             return False
         finally:
             self._reads.release()
-        return not self._line.complains
+
+    def _unasked(self) -> bool:
+        """Whether nobody waits for an answer: then this connection is at its end, or not to be trusted."""
+        with self._lock:
+            if self._under_way:
+                return False
+            self._line.drop()
+            return True
 
     def close(self) -> None:
         """Carry out what was handed over, and end the thread."""
