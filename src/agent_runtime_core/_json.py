@@ -27,19 +27,28 @@ def _no_foreign(value: object) -> object:
     raise TypeError(foreign(value))
 
 
-def _writer(sort_keys: bool) -> Callable[[object, int], Iterable[str]]:
+def _writer(*, sort_keys: bool = False, ascii: bool = True) -> Callable[[object, int], Iterable[str]]:
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
-        slow = json.JSONEncoder(allow_nan=False, separators=(",", ":"), sort_keys=sort_keys, default=_no_foreign)
+        slow = json.JSONEncoder(
+            allow_nan=False, ensure_ascii=ascii, separators=(",", ":"), sort_keys=sort_keys, default=_no_foreign
+        )
         return lambda value, _: slow.iterencode(value)
     # JSONEncoder.encode() builds one of these per call, which costs as much as a small result.
     write: Callable[[object, int], Iterable[str]]
-    write = make(None, _no_foreign, _quote, None, ":", ",", sort_keys, False, False)
+    quote = _quote if ascii else json.encoder.encode_basestring
+    write = make(None, _no_foreign, quote, None, ":", ",", sort_keys, False, False)
     return write
 
 
-_write: Final = _writer(sort_keys=False)
+_write: Final = _writer()
 _write_sorted: Final = _writer(sort_keys=True)
+_write_utf8: Final = _writer(ascii=False)
+
+
+def compact(value: object) -> str:
+    """JSON text of lists, tuples, dicts and plain values of ours, not of ASCII alone: Lua takes texts as they are."""
+    return "".join(_write_utf8(value, 0))
 
 
 def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False) -> str:

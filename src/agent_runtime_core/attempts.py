@@ -329,7 +329,7 @@ async def _resolve(book: Book, work: Work) -> Happened | None:
         assert callable(policy)
         token = FRAME.set(Frame(book, work.name, work.key, 1))
         try:
-            answer = await call(policy, callee(policy), (), book.context)
+            answer = await call(policy, callee(policy), (), book.owner())
         finally:
             FRAME.reset(token)
     if answer is None or isinstance(answer, Happened):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol, cast
 
@@ -58,8 +58,8 @@ class Frame:
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
 
 
-async def _nobody(name: str, key: str) -> Any:
-    raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
+def _nobody() -> Any:
+    return None
 
 
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
@@ -99,9 +99,9 @@ class Book:
         self._find_carried()
         self._ordered.sort(key=lambda record: record.pos)
         self.pos = 0
-        #: Set by the context that owns this book: itself, and how it asks people about a step in doubt.
-        self.context: Any = None
-        self.review: Callable[[str, str], Awaitable[Any]] = _nobody
+        #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
+        #: collector.
+        self.owner: Callable[[], Any] = _nobody
 
     def _read(self, record: Record) -> None:
         self.length += 1
@@ -184,6 +184,13 @@ class Book:
             identity = (after["name"], after["key"])
             if identity not in self.done and identity not in self._ended_tries:
                 self.begun.setdefault(identity, 1)
+
+    async def review(self, name: str, key: str) -> Any:
+        """What people say of a step in doubt."""
+        owner = self.owner()
+        if owner is None:
+            raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
+        return await owner.waits.review(name, key)
 
     # -- identity
 

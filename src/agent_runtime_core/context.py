@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
+from weakref import ref
 
 from ._clock import Clock, aware
 from ._forms import codec_for
@@ -42,7 +43,7 @@ class Context:
         self.book: Book = book
         self.place: Place = place
         self._ledger, self._clock = book.ledger, services.clock
-        book.context = self
+        book.owner = ref(self)
         input_ = cast("dict[str, Any]", decode(row.input))
         self.run_id: UUID = UUID(row.run_id)
         self.run_key: str | None = row.run_key
@@ -54,8 +55,7 @@ class Context:
         self.attempt: int = row.attempt
         self._budget: Budget | None = None
         self.tools: ToolRegistry = services.tools
-        self.waits: Waits = Waits(book, row, services, place, self.emit)
-        book.review = self.waits.review
+        self.waits: Waits = Waits(book, row, services, place)
 
     @property
     def tool_registry(self) -> ToolRegistry:

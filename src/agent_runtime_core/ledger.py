@@ -63,11 +63,7 @@ class Ledger:
         return records
 
     def _distinct(self) -> list[Commits]:
-        targets: list[Commits] = []
-        for target in (self._state, self._bus, self._queue):
-            if not any(target is known for known in targets):
-                targets.append(target)
-        return targets
+        return list({id(target): target for target in (self._state, self._bus, self._queue)}.values())
 
     async def _publish_missing(self, records: Sequence[Record]) -> None:
         published = await self.bus.published(self.run_id)
@@ -122,8 +118,6 @@ class Ledger:
         notes = 0
         if self._notes and target is self._state:
             queued, self._notes = self._notes, []
-            if any(op.name == "state.status" for op in ops):
-                queued = [op for op in queued if op.name != "state.status"]  # nobody can see it any more
             notes, ops = len(queued), [*queued, *ops]
         return (await self._repeated(target, self.guard, ops))[notes:]
 
@@ -266,6 +260,7 @@ class Ledger:
         if self._torn and not self._derives:  # after an end, no claim comes to put it right
             await self._publish_missing(await self.state.records(self.run_id))
             self._torn = False
+        self._notes = [op for op in self._notes if op.name != "state.status"]  # nobody can see it any more
         state, events = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
         done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])

@@ -108,15 +108,17 @@ class Place:
 class Waits:
     """The waits of one context, and its mailbox."""
 
-    def __init__(
-        self, book: Book, row: RunRow, services: Services, place: Place, emit: Callable[..., Awaitable[None]]
-    ) -> None:
-        self._book, self._row, self._services, self._place, self._emit = book, row, services, place, emit
+    def __init__(self, book: Book, row: RunRow, services: Services, place: Place) -> None:
+        self._book, self._row, self._services, self._place = book, row, services, place
         self._clock = services.clock
         self._ledger = book.ledger
         self._mail: list[Mail] = []
         self._cursor = 0
         self._used = {mail for record in book.done.values() if (mail := _consumed(record))}
+
+    def _emit(self, event_type: str, payload: dict[str, Any]) -> Awaitable[None]:
+        told: Awaitable[None] = self._book.owner().emit(event_type, payload)
+        return told
 
     # -- what agents wait for
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -18,7 +19,7 @@ pytest.importorskip("redis")
 
 from agent_runtime_core._engines import redis_bell, redis_line
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
-from agent_runtime_core._engines.redis import RedisEngine
+from agent_runtime_core._engines.redis import ENOUGH, RedisEngine
 from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
 from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe
 from agent_runtime_core._engines.redis_script import RedisConcern
@@ -716,6 +717,85 @@ async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatc
         assert await get(engine, "a") == ["1"], "the parent notices nothing"
 
 
+# -- who reads the answers
+
+
+async def connected(engine: RedisEngine) -> None:
+    """What comes next is sent by the loop."""
+    await put(engine, "a", "0")
+    await until(lambda: engine._pipe._waiting == 0)
+
+
+async def under_way(engine: RedisEngine) -> None:
+    """Let the loop turn until what was asked for is sent, and no longer."""
+    while not engine._pipe._under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_a_loop_reads_its_answers_by_itself(engine: RedisEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await connected(engine)
+    readers: list[str] = []
+    take_in = Line.take_in
+
+    def watched(self: Line, data: bytes) -> None:
+        readers.append(threading.current_thread().name)
+        take_in(self, data)
+
+    monkeypatch.setattr(Line, "take_in", watched)
+    for n in range(20):
+        await put(engine, "a", str(n))
+    assert set(readers) == {threading.current_thread().name}
+
+
+async def test_the_thread_reads_for_a_loop_that_does_not_turn(engine: RedisEngine) -> None:
+    await connected(engine)
+    mine = asyncio.ensure_future(put(engine, "a", "1"))
+    await under_way(engine)
+    assert engine.commit_from_thread(None, [Op("get", ("a",))]) == ["1"], "and it was sent after that"
+    await mine
+
+
+async def test_a_loop_reads_what_another_one_does_not_come_to(engine: RedisEngine) -> None:
+    await connected(engine)
+    mine = asyncio.ensure_future(put(engine, "a", "1"))
+    await under_way(engine)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        theirs = threads.submit(lambda: asyncio.run(get(engine, "a")))
+        assert theirs.result(5) == ["1"]
+    await mine
+
+
+async def test_a_connection_that_speaks_unasked_is_not_used_again(engine: RedisEngine) -> None:
+    await connected(engine)
+    await put(engine, "a", "1")  # this one was sent by the loop, which listens since
+    line = engine._line
+    conn = line.conn
+    conn.send_command("PING")
+    await until(lambda: line.conn is not conn)
+    assert await get(engine, "a") == ["1"]
+
+
+async def test_a_loop_that_is_woken_for_nothing_does_nothing(engine: RedisEngine) -> None:
+    await connected(engine)
+    await put(engine, "a", "1")
+    conn = engine._line.conn
+
+    def read_by_the_thread() -> bytes:
+        raise BlockingIOError
+
+    assert engine._pipe.arrived(asyncio.get_running_loop(), conn, read_by_the_thread)
+    assert engine._line.conn is conn
+    assert await get(engine, "a") == ["1"]
+
+
+async def test_enough_commits_for_a_server_without_work_are_sent_before_the_turn_is_over(engine: RedisEngine) -> None:
+    await connected(engine)
+    many = [asyncio.ensure_future(put(engine, str(n), "1")) for n in range(ENOUGH + 2)]
+    await asyncio.sleep(0)
+    assert len(engine._pipe._under_way[0]) == ENOUGH
+    assert await asyncio.gather(*many) == ["1"] * len(many)
+
+
 # -- the pipe and the line, where a server cannot be made to do it
 
 
@@ -762,10 +842,10 @@ def carried(line: Still, *texts: str) -> list[Call]:
     for call in calls:
         call.done = threading.Event()
     for call in calls:  # all of them are under way before any is answered
-        assert pipe._sent([call])
-    pipe.put([])
+        assert pipe.send([call])
     for call in calls:
         assert call.done is not None
+        pipe.fetch()
         assert call.done.wait(5)
     assert pipe._thread is not None
     assert pipe._thread.is_alive(), "the thread goes on whatever it is told"
@@ -792,10 +872,10 @@ def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
     pipe = Pipe(line, (), lambda call, answer: setattr(call, "result", [answer]), lambda: 0.2)  # type: ignore[arg-type]
     posted, waited, last = (Call(None, [], f"[{n}]") for n in (1, 2, 3))
     waited.done = threading.Event()
-    assert pipe._sent([posted])
-    assert pipe._sent([waited])
-    assert pipe._sent([last])
-    pipe.put([])
+    assert pipe.send([posted])
+    assert pipe.send([waited])
+    assert pipe.send([last])
+    pipe.fetch()
     assert waited.done.wait(5)
     pipe.close()
     assert isinstance(waited.error, StorageBusy), "who waits for it has to know, and repeats it"
@@ -856,12 +936,14 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
     line.use("return {ARGV[1]}")
     line.evaluate("k", "0")
 
-    def broken() -> None:
-        raise error
+    class Broken:
+        def recv(self, size: int) -> bytes:
+            raise error
 
-    line._conn.read_response = broken
+    sock, line._conn._sock = line._conn._sock, Broken()
     with pytest.raises(Unanswered):
         line.evaluate("k", "1")
+    sock.close()
     assert line.evaluate("k", "2") == [b"2"]
     line.drop()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,25 @@ async def test_the_loop_works_off_what_is_submitted(place: Path | None) -> None:
         values = [(await rig.runner.wait(run_id, 10)).final_output["value"] for run_id in (before, after)]
         assert values == [1, 2]
         await stopped(rig.runner, loop)
+
+
+async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None) -> None:
+    seen: list[weakref.ref[Any]] = []
+
+    async def body(ctx: Any) -> None:
+        await ctx.step("a", lambda: 1)
+        seen.append(weakref.ref(ctx))
+
+    async with Rig(place) as rig:
+        rig.register(body)
+        await rig.runner.submit("script")
+        gc.disable()
+        try:
+            assert await rig.runner.run_once()
+            await asyncio.sleep(0)
+            assert [each() for each in seen] == [None]
+        finally:
+            gc.enable()
 
 
 async def test_no_more_run_at_once_than_slots(place: Path | None) -> None:

@@ -21,6 +21,7 @@ from .backed import OnShared
 from .base import Concern, Guard, Op
 from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
+from .redis_ear import Ear
 from .redis_line import Line, Unsent, driver, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
@@ -30,32 +31,35 @@ from .shared import SharedEngine
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
+ENOUGH = 8  # commits that a server with nothing to do is sent before the turn of the loop is over
 PATIENCE = 3.0  # seconds for all that a commit may take; well under a third of the shortest sensible lease
 
 
 class Desk(Waiting):
     """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
 
-    __slots__ = ("_pipe", "turn")
+    __slots__ = ("_pipe", "ear", "turn")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, pipe: Pipe, what: str, patience: Callable[[], float],
-        over: Callable[[], None],
-    ) -> None:  # fmt: skip
-        super().__init__(loop, what, patience, over)
+        self, loop: asyncio.AbstractEventLoop, pipe: Pipe, line: Line, what: str, patience: Callable[[], float]
+    ) -> None:
+        super().__init__(loop, what, patience, lambda: None)
         self._pipe = pipe
+        self.ear: Ear = Ear(loop, line, pipe)
         self.turn: list[Call] = []
 
     def add(self, call: Call) -> None:
         if not self.turn:
             self.loop.call_soon(self.flush)
         self.turn.append(call)
+        if len(self.turn) >= ENOUGH and self._pipe.idle:
+            self.flush()
 
     def flush(self) -> None:
         """This turn's commits are together."""
         batch, self.turn = self.turn, []
-        if batch:
-            self._pipe.send(batch)
+        if batch and self._pipe.send(batch):
+            self.ear.expect()
 
 
 class RedisEngine(SharedEngine):
@@ -125,8 +129,8 @@ class RedisEngine(SharedEngine):
         found = self._desks.get(loop)
         if found is None:
             for closed in [each for each in self._desks if each.is_closed()]:
-                self._desks.pop(closed, None)
-            found = Desk(loop, self._pipe, str(self.place), self._in_all, lambda: None)
+                self._desks.pop(closed).ear.close()
+            found = Desk(loop, self._pipe, self._line, str(self.place), self._in_all)
             self._desks[loop] = found
         return found
 
@@ -207,7 +211,9 @@ class RedisEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._desk(loop).flush()
+        desk = self._desk(loop)
+        desk.flush()
+        desk.ear.close()
 
     def _shut(self) -> None:
         def ring() -> None:
@@ -216,6 +222,9 @@ class RedisEngine(SharedEngine):
 
         self._bell.close(ring, self.patience)
         self._pipe.close()
+        for loop, desk in self._desks.items():
+            if not loop.is_running():  # those that do hear the end of the connection
+                desk.ear.close()
 
 
 class OnRedis(OnShared):

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 from .._load import load
 from ..errors import StorageError, StorageFull
+from .redis_answers import Answers
 from .redis_url import Place
 
+PIECE = 1 << 16  # bytes read at once, at most
 ANSWER = 2.0  # seconds a server may take for one answer
 IDLE = 0.5  # seconds after which a connection is looked at before it is used again
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
@@ -88,6 +90,7 @@ class Line:
         self._home = place
         self._connected = connected
         self._conn: Any = None
+        self._arrived = Answers()
         self._script = self._sha = ""
         self._cut = False  # what is sent goes nowhere any more
         self._used = 0.0
@@ -95,6 +98,19 @@ class Line:
     @property
     def up(self) -> bool:
         return self._conn is not None and not self._cut
+
+    @property
+    def conn(self) -> Any:
+        """The connection there is, to be told from others."""
+        return self._conn if self.up else None
+
+    @property
+    def fileno(self) -> int | None:
+        """Of its socket, where what can be read is what was sent."""
+        try:
+            return None if self.place.tls else int(self._conn._sock.fileno())
+        except AttributeError:  # there is none, or none any more
+            return None
 
     def use(self, script: str) -> None:
         """What `evaluate` runs from now on."""
@@ -115,15 +131,45 @@ class Line:
                 conn.disconnect()
 
     def answers(self) -> list[bytes]:
-        """What the script answers to the first call that was not answered yet."""
+        """What the script answers to the first call that was not answered yet; waits for it."""
+        while (answer := self._arrived.take()) is None:
+            self.receive()
+        if isinstance(answer, str):
+            if answer.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
+                raise NotCarriedOut(answer)
+            raise refused(f"{self.place}: {answer}")
+        return answer
+
+    def arrived(self) -> list[bytes] | None:
+        """The same, where that is a plain answer and here already."""
+        answer = None if self._arrived.complains else self._arrived.take()
+        return None if isinstance(answer, str) else answer
+
+    @property
+    def complains(self) -> bool:
+        """Whether what the server says next is no plain answer."""
+        return self._arrived.complains
+
+    def receive(self) -> None:
+        """Wait for what the server says next, or a piece of it."""
         try:
-            answers: list[bytes] = self._read()
-            return answers
-        except driver().said as error:
-            said = in_full(error)
-            if said.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
-                raise NotCarriedOut(said) from error
-            raise refused(f"{self.place}: {said}") from error
+            if self._cut:
+                raise OSError("the connection was lost")
+            self.take_in(self._conn._sock.recv(PIECE))
+        except Exception as error:
+            # Of any kind: the loop may be dropping the connection at this moment.
+            self.drop()
+            raise Unanswered(f"{self.place}: {error!s:.300}") from error
+        except BaseException:
+            self.drop()
+            raise
+
+    def take_in(self, data: bytes) -> None:
+        """What was read of the connection."""
+        if not data:
+            raise OSError("the server has closed the connection")
+        self._arrived.add(data)
+        self._used = time.monotonic()
 
     def evaluate(self, *args: str | bytes) -> list[bytes]:
         """Run the script and wait for its answers; Unsent where it was not, Unanswered where nobody knows."""
@@ -135,7 +181,10 @@ class Line:
             try:
                 return self.answers()
             except NotCarriedOut as told:
-                self.mend(told)
+                try:
+                    self.mend(told)
+                except Unanswered as error:
+                    raise Unsent(str(error)) from error
         raise Unsent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
     def mend(self, told: NotCarriedOut) -> None:
@@ -210,7 +259,7 @@ class Line:
             conn.disconnect()
             self.place = self._home
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
-        self._conn, self._cut = conn, False
+        self._conn, self._cut, self._arrived = conn, False, Answers()
         try:
             self.ask("SCRIPT LOAD", self._script)
             self._connected(self)

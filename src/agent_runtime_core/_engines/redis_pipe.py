@@ -1,14 +1,16 @@
 """How commits get to the server and back: in calls of the script, several of which may be on their way at once.
 
 What callers of an event loop ask for in one of its turns is sent at the end of that turn, by the loop
-itself as long as the line is up and little is under way. A thread reads the answers, and does all that
-may take time: connecting, waiting for a server that is away, sending what is large. Whatever the loop
+itself as long as the line is up and little is under way; it reads the plain answers too (`redis_ear`).
+A thread does all that may take time: connecting, waiting for a server that is away, sending what is
+large, and reading what does not come at once or says that something is wrong. Whatever the loop
 cannot send goes to the thread's inbox; nothing is sent past what waits there, so that commits are
 carried out in the order in which they were asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -64,38 +66,88 @@ class Pipe:
         self._under_way: deque[list[Call]] = deque()
         self._waiting = 0  # in the inbox, or in the thread's hands
         self._lock = threading.Lock()
+        self._reads = threading.Lock()  # whose holder reads what the server says
+        self._fetching = False  # the thread was told to
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether the server has nothing to do for us."""
+        return not self._under_way and not self._waiting
 
     def put(self, batch: Sequence[Call]) -> None:
         """Have the thread carry them out."""
         with self._lock:
             self._waiting += len(batch)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="agent-runtime-redis", daemon=True)
-                self._thread.start()
+            self._start()
         for call in batch:
             self._inbox.put(call)
 
-    def send(self, batch: list[Call]) -> None:
-        """Send the commits of one turn of a loop."""
-        if not self._sent(batch):
-            self.put(batch)
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="agent-runtime-redis", daemon=True)
+            self._thread.start()
 
-    def _sent(self, batch: list[Call]) -> bool:
-        if len(batch) > BATCH or sum(len(call.text) for call in batch) > SMALL:
+    def send(self, batch: list[Call]) -> bool:
+        """Send the commits of one turn of a loop: whether they are under way now, and the answer has to be read."""
+        if len(batch) <= BATCH and sum(len(call.text) for call in batch) <= SMALL:
+            with self._lock:
+                if self._can_send():
+                    self._under_way.append(batch)
+                    self._line.send(*self._first, joined(batch))
+                    return True
+        self.put(batch)
+        return False
+
+    def _can_send(self) -> bool:
+        if self._waiting or not self._line.up or len(self._under_way) >= UNDER_WAY:
             return False
+        return bool(self._under_way) or self._line.fresh()
+
+    def fetch(self) -> None:
+        """Have the thread read the next answer."""
         with self._lock:
-            if self._waiting or not self._line.up or len(self._under_way) >= UNDER_WAY:
+            if not self._fetching:
+                self._fetching = True
+                self._start()
+                self._inbox.put(None)
+
+    def waits(self) -> float | None:
+        """Seconds since the first of what is under way was asked for."""
+        with self._lock:
+            return time.monotonic() - self._under_way[0][0].born if self._under_way else None
+
+    def arrived(self, loop: asyncio.AbstractEventLoop, conn: Any, read: Callable[[], bytes]) -> bool:
+        """Something can be read of `conn`: tell those whose answer that is. False where the thread has to see to it."""
+        if not self._reads.acquire(blocking=False):
+            return True  # it does
+        try:
+            if self._line.conn is not conn:
+                return True
+            self._line.take_in(read())
+            if self._unasked():
+                return True
+            while self._under_way and (answers := self._line.arrived()) is not None:
+                batch = self._under_way[0]
+                self._done()
+                self._told(batch, answers, loop)
+            return not self._line.complains
+        except BlockingIOError:
+            return True  # somebody else has read it
+        except (OSError, StorageError):
+            self._line.drop()
+            return False
+        finally:
+            self._reads.release()
+
+    def _unasked(self) -> bool:
+        """Whether nobody waits for an answer: then this connection is at its end, or not to be trusted."""
+        with self._lock:
+            if self._under_way:
                 return False
-            if not self._under_way and not self._line.fresh():
-                return False
-            self._under_way.append(batch)
-            try:
-                self._line.send(*self._first, joined(batch))
-            finally:
-                self._inbox.put(None)  # whatever became of it, the thread finds out
-        return True
+            self._line.drop()
+            return True
 
     def close(self) -> None:
         """Carry out what was handed over, and end the thread."""
@@ -110,17 +162,20 @@ class Pipe:
         item: Call | str | None = None
         while item != "end":
             item = self._inbox.get()
-            if item is None:
-                self._read()
-            elif isinstance(item, Call):
-                batch, item = self._together(item)
-                # Nobody sends while something waits, so what is under way now is all there will be.
-                while self._under_way:
+            with self._reads:
+                if item is None:
+                    self._fetching = False
                     self._read()
-                self._carry_out(batch)
-                with self._lock:
-                    self._waiting -= len(batch)
-        self._line.drop()
+                elif isinstance(item, Call):
+                    batch, item = self._together(item)
+                    # Nobody sends while something waits, so what is under way now is all there will be.
+                    self._read_all()
+                    self._carry_out(batch)
+                    with self._lock:
+                        self._waiting -= len(batch)
+        with self._reads:
+            self._read_all()
+            self._line.drop()
         self._turn_away()
 
     def _turn_away(self) -> None:
@@ -137,12 +192,17 @@ class Pipe:
             while len(batch) < BATCH and size < LARGE:
                 item = self._inbox.get_nowait()
                 if item is None:
+                    self._fetching = False
                     continue  # what is under way is read before
                 if isinstance(item, str):
                     return batch, item
                 batch.append(item)
                 size += len(item.text)
         return batch, None
+
+    def _read_all(self) -> None:
+        while self._under_way:
+            self._read()
 
     def _read(self) -> None:
         """Tell those whose answer is the next one."""
@@ -239,7 +299,7 @@ class Pipe:
                     raise
                 pause()
 
-    def _told(self, batch: list[Call], answers: Sequence[bytes]) -> None:
+    def _told(self, batch: list[Call], answers: Sequence[bytes], loop: asyncio.AbstractEventLoop | None = None) -> None:
         if not isinstance(answers, list) or len(answers) != len(batch):
             self._failed(batch, Unanswered(f"{self._line.place} answers something else: {answers!r:.300}"))
             return
@@ -248,7 +308,7 @@ class Pipe:
                 self._tell(call, answer)
             except Exception as error:  # noqa: BLE001 - one answer that cannot be read is no other's
                 call.error = refused(f"{self._line.place}: an answer that makes no sense: {error!r}")
-        deliver(batch)
+        deliver(batch, loop)
 
     def _failed(self, batch: list[Call], error: Exception) -> None:
         if isinstance(error, Unanswered):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .._json import compact
 from .base import Concern, Guard, Op
 
 
@@ -37,16 +38,21 @@ def part(module: str, name: str = "redis") -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
+    """Each part is a function inside that of the part before it.
+
+    The script is run from its start with each call, so the functions it makes cost time in all of them: Lua looks for
+    what a function uses of the one around it among all locals that are used so, one after the other.
+    """
     here = Path(__file__)
     first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("redis.lua", "redis_end.lua"))
-    return "\n".join((first, *parts, last))
+    return "\nreturn (function()\n".join((first, *parts, last)) + "\nend)()" * (len(parts) + 1)
 
 
 def packed(guard: Guard | None, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> str:
     """A commit as the script reads it."""
     key, token = guard if guard is not None else (None, None)
     told = [(name, codecs.get(name, PLAIN).pack(*args)) for name, args in ops]
-    return _WRITE((key, token, told))
+    return compact((key, token, told))
 
 
 def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> list[Any]:
@@ -58,7 +64,3 @@ def unpacked(answer: str, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> lis
 def as_list(answer: Any) -> list[Any]:
     """Lua has one kind of table: an empty list comes as an empty object."""
     return answer or []
-
-
-# Bytes of UTF-8 and not escapes: Lua takes them as they are.
-_WRITE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode

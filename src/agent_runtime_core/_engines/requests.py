@@ -51,8 +51,8 @@ def settle(requests: list[Request]) -> None:
             request.future.set_result(None)
 
 
-def deliver(batch: Sequence[Request]) -> None:
-    """Tell all callers, from the thread that carried their commits out: one wake-up for each loop."""
+def deliver(batch: Sequence[Request], here: asyncio.AbstractEventLoop | None = None) -> None:
+    """Tell all callers: those of the loop that runs here, if one does, at once; one wake-up for each other loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
     for request in batch:
         if request.loop is not None:
@@ -60,6 +60,9 @@ def deliver(batch: Sequence[Request]) -> None:
         elif request.done is not None:
             request.done.set()
     for loop, requests in loops.items():
+        if loop is here:
+            settle(requests)
+            continue
         with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
             loop.call_soon_threadsafe(settle, requests)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from .._engines.base import Concern
 from .._engines.redis import OnRedis
 from .._engines.redis_script import Codec, RedisConcern, as_list, part
+from .._json import compact
 from ..journal import redis as journal
 from ..journal.record import Record
 from .backed import BackedBus
@@ -16,12 +16,10 @@ from .base import PUBLISH, StoredEvent, merged
 
 Row = tuple[str, str, str, float]
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
 
 def _packed(run_id: str, rows: Sequence[Row]) -> tuple[Any, ...]:
     return run_id, [
-        (event_id, _encode((event_type, payload, t, event_id))) for event_id, event_type, payload, t in rows
+        (event_id, compact((event_type, payload, t, event_id))) for event_id, event_type, payload, t in rows
     ]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from .._engines.redis_script import Codec, RedisConcern, part
+from .._json import compact
 from ..errors import NotSupported
 from .record import Record
 
@@ -14,13 +14,11 @@ if TYPE_CHECKING:
 
 PAGE = 512  # records in one answer
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
 
 def _packed(run_id: str, record: Record) -> tuple[Any, ...]:
     """What the script has to know of a record, and the rest of it as a text of its own."""
     body = (record.kind, record.name, record.key, record.attempt, record.claim_id, *record[6:17])
-    return (run_id, record.seq, record.nev, record.claim_id, record.kind, record.key, _encode(body))
+    return (run_id, record.seq, record.nev, record.claim_id, record.kind, record.key, compact(body))
 
 
 def restored(told: list[Any]) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -112,17 +113,21 @@ def _mail(answer: Any) -> list[Mail]:
     return [Mail(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in answer]
 
 
-#: What the script knows by name: the places of a row's cells, and what is decided in Python elsewhere.
-_KNOWN = {name.upper(): place for place, name in enumerate(RunRow._fields, 1)} | {
-    "BEHIND": BEHIND, "ASIDE": ASIDE, "PLACE": PLACE
-}  # fmt: skip
-_NAMES = f"local {', '.join(_KNOWN)} = {', '.join(map(repr, _KNOWN.values()))}"
+#: What is decided in Python elsewhere.
+_DECIDED = f"local BEHIND, ASIDE, PLACE = {BEHIND}, {ASIDE}, {PLACE}"
+_CELLS = {name.upper(): place for place, name in enumerate(RunRow._fields, 1)}
+
+
+def _placed(lua: str) -> str:
+    """The script with the places of a row's cells for their names: locals of that many would slow down each call."""
+    return re.sub(r"\[([A-Z_]+)\]", lambda name: f"[{_CELLS[name[1]]}]", lua)
+
 
 CONCERN = RedisConcern(
     "queue",
     {},
     script="\n".join(
-        (_NAMES, *(part(__file__, name) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")))
+        (_DECIDED, *(_placed(part(__file__, name)) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")))
     ),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), _row),

@@ -440,8 +440,8 @@ class Drive:
             self.row = self.row.changed(parked=1, reason=type(error).__name__)
             return _AGAIN
         self.leaving = True
-        how = self._settle("pending")._replace(
-            due_at=self.clock.wall() + after, parked=1, stalls=self.row.stalls, reason=type(error).__name__
+        how = self._settle(
+            "pending", due_at=self.clock.wall() + after, parked=1, stalls=self.row.stalls, reason=type(error).__name__
         )
         await self.ledger.settle(how)
         return None
@@ -475,16 +475,18 @@ class Drive:
         finally:
             sleep.cancel()
 
-    def _settle(self, status: str) -> Settle:
+    def _settle(
+        self, status: str, *, stalls: int = 0, reason: str = "", due_at: float = 0.0, parked: int = 0
+    ) -> Settle:
         row = self.row
         return Settle(
-            row.claim_id, status, self.clock.wall(), failures=row.failures, crashes=row.crashes, mark=row.mark
+            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, row.mark
         )
 
     async def _give_back(self) -> None:
         """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
         self.leaving = True
-        how = self._settle("pending")._replace(parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
+        how = self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
         await self.ledger.settle(how)
 
     async def _put_off(self, error: Exception) -> None:
@@ -493,8 +495,8 @@ class Drive:
         Only the queue is told: it may be another store, and answer.
         """
         self.leaving = True
-        how = self._settle("pending")._replace(
-            due_at=self.clock.wall() + AFTER_OUTAGE, parked=int(self.begun), stalls=self.row.stalls,
+        how = self._settle(
+            "pending", due_at=self.clock.wall() + AFTER_OUTAGE, parked=int(self.begun), stalls=self.row.stalls,
             reason=type(error).__name__,
         )  # fmt: skip
         with contextlib.suppress(AgentRuntimeError, Moved):
@@ -514,7 +516,7 @@ class Drive:
             encode_result(result), info=encode(event) if event else None, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
-        how = self._settle(status.value)._replace(stalls=row.stalls, reason=reason)
+        how = self._settle(status.value, stalls=row.stalls, reason=reason)
         ops = self._tell_parent(result)
         if status is RunStatus.CANCELLED:
             ops += await self._cancel_children()

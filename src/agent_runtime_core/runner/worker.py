@@ -139,16 +139,20 @@ class Worker:
         if self._busy >= self._slots:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
+        await asyncio.sleep(0)  # what was claimed just now begins before anything else is asked
         with contextlib.suppress(AgentRuntimeError):
             due = await self.runner.queue.next_due()
             if due is not None:
                 seconds = min(seconds, max(due - clock.wall(), 0.001))
-        waiting = asyncio.ensure_future(wake.wait())
-        timer = asyncio.ensure_future(clock.sleep(seconds))
+
+        async def alarm() -> None:
+            await clock.sleep(seconds)
+            wake.set()
+
+        timer = asyncio.ensure_future(alarm())
         try:
-            await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await wake.wait()
         finally:
-            waiting.cancel()
             timer.cancel()
 
     def _ring_from_thread(self) -> None:
