@@ -1,7 +1,7 @@
 -- Documents. The place of a kind is "<length of the space>:<space><kind>", and has
 --
--- doc:<place>       a hash of the documents by key: "<version> <rank> <end> <mark> <length of the group> <group><text as
---                   JSON>"
+-- doc:<place>       a hash of the documents by key: "<version> <rank> <end> <mark> <length of the group> <group><text>",
+--                   the text as JSON
 -- docorder:<place>  a sorted set in the order of its members: each document is there as "r<rank><key>" and as
 --                   "g<length of the group>:<group><rank><key>", its rank as eight bytes that sort as numbers do
 -- docwords:<place>  a hash of the words that documents are found by, of those that have any
