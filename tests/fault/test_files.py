@@ -21,7 +21,7 @@ from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.persistence.documents.base import Document, Entry, Table
 from agent_runtime_core.persistence.documents.file_form import read_page
 from agent_runtime_core.persistence.documents.files import FileDocuments
-from tests.fault.children import Child, Command, until
+from tests.fault.children import PATIENCE, Child, Command, until
 from tests.unit.old_store import write_old_store
 from tests.unit.test_carry_over import found_whole, snapshot
 
@@ -93,7 +93,7 @@ async def test_no_update_of_another_process_is_lost(tmp_path: Path, processes: i
 
 async def appended(root: Path, names: list[str], times: int) -> None:
     """Appenders in as many processes as there are names; a name stands for several with commas between."""
-    run(root, [("appends", name, times) for name in names])
+    run(root, [("appends", name, times) for name in names], patience=times / 2 + PATIENCE)
     documents = FileDocuments(root)
     found: list[Document] = await Table(documents, "project", "message").find("talk")
     await documents.close()
@@ -105,13 +105,13 @@ async def appended(root: Path, names: list[str], times: int) -> None:
     log.info("%d appenders in %d processes, %d messages, in order", len(every), len(names), len(found))
 
 
-def run(root: Path, jobs: list[tuple[object, ...]]) -> None:
+def run(root: Path, jobs: list[tuple[object, ...]], patience: float = PATIENCE) -> None:
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(Child("filing", root, *job)) for job in jobs]
         for child in children:
             child.expect("ready")
         for child in children:
-            child.expect("over")
+            assert child.poll_line(patience) == "over"
             assert child.ended() == 0
 
 

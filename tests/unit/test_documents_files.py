@@ -493,6 +493,26 @@ async def test_who_holds_the_lock_keeps_writers_waiting_and_readers_not(root: Pa
     assert [each.text for each in found] == ['"x"', "after"], "what was given up is not written later"
 
 
+async def test_what_fails_among_others_fails_alone(root: Path) -> None:
+    store = Store(root)
+    await store.put("bad")
+    (memory(root) / "000001~bad.json").write_text("")
+    await store.documents.commit(None, [Op(INSTALL, ("run", "2"))])
+    table = store.table
+    answers = await asyncio.gather(
+        *(store.put(f"k{n}") for n in range(10)), store.put("bad"), table.write(table.put(Entry("k1", "1"), 9)),
+        store.documents.commit(Guard("run", "1"), [table.put(Entry("late", "1"))]), store.put("x" * 10, "y" * 10),
+        table.write(table.put(Entry("first", "1"), 0)), table.write(table.put(Entry("first", "2"), 0)),
+        *(store.put(f"k{n}", "new") for n in range(10)), return_exceptions=True,
+    )  # fmt: skip
+    errors = [type(each) for each in answers if each is not None and not isinstance(each, list)]
+    assert errors == [StorageCorrupt, Changed, LeaseLost, Changed]
+    assert answers[14] == [(1, 13.0)]
+    found = await table.many([*(f"k{n}" for n in range(10)), "first", "late"])
+    assert [each.text for each in found] == ["new"] * 10 + ["1"]
+    assert [(each.version, each.rank) for each in found[:10]] == [(2, n + 2.0) for n in range(10)]
+
+
 async def test_a_cancelled_commit_is_whole(root: Path) -> None:
     store = Store(root)
     task = asyncio.ensure_future(store.table.write(*(store.table.put(Entry(f"{n}", "1")) for n in range(20))))

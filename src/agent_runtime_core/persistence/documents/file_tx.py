@@ -59,6 +59,13 @@ class FileTx:
         self._last: dict[tuple[str, str], float] = {}
         self._emptied: set[str] = set()
 
+    def saved(self) -> tuple[Any, ...]:
+        """What it has changed so far."""
+        return dict(self._fences), dict(self._changed), dict(self._last), set(self._emptied)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        self._fences, self._changed, self._last, self._emptied = saved
+
     # -- fences
 
     def fenced(self, key: str) -> str | None:
