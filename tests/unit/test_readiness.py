@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import pytest
@@ -161,3 +162,30 @@ async def test_a_list_that_is_deleted_takes_along_what_was_added_meanwhile() -> 
     assert await space.delete(str(task_list.id))
     tasks.documents.read = find  # type: ignore[method-assign]
     assert await tasks.find(str(task_list.id)) == []
+
+
+async def test_a_board_that_was_read_while_its_own_store_wrote_catches_up() -> None:
+    store, beside = _Store(), _Store()
+    beside._documents = store._documents
+    task = Task(name="a")
+    await store.save(task)
+    space = store._space(Scope.PROJECT)
+    await space.board()
+    await beside.update(task.id, description="theirs")
+    read, reading, go_on = store.counted.read, asyncio.Event(), asyncio.Event()
+
+    async def slow(what: str, *args: object) -> object:
+        found = await read(what, *args)
+        if what == "get" and not reading.is_set():
+            reading.set()
+            await go_on.wait()
+        return found
+
+    store.counted.read = slow  # type: ignore[method-assign]
+    refresh = asyncio.ensure_future(space.board())
+    await reading.wait()
+    await store.update(task.id, state=TaskState.CANCELLED)
+    go_on.set()
+    await refresh
+    assert await store.ready() == []
+    assert (await space.board()).cards[str(task.id)].document.version == 3
