@@ -59,7 +59,7 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     loop = _portal.loop()
     if _running() is loop:
         raise PortalMisuse(f"portal.call({_name(fn)}) from the portal's own loop would wait for itself: await it")
-    return cast(T, _wait(_start(loop, fn, args, kwargs)))
+    return cast(T, _carried_out(loop, fn, args, kwargs))
 
 
 @overload
@@ -82,7 +82,7 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         result = fn(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
 
-    return _wait(_start(loop, run, args, kwargs))
+    return _carried_out(loop, run, args, kwargs)
 
 
 def _name(fn: object) -> str:
@@ -100,8 +100,21 @@ class _Call(Future[Any]):
     task: asyncio.Task[Any] | None = None
 
 
-def _start(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> _Call:
-    future, context = _Call(), contextvars.copy_context()
+def _carried_out(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
+    future = _Call()
+    try:
+        # Begun in here: it may be under way before this thread waits for it.
+        _start(future, loop, fn, args, kwargs)
+        return future.result()
+    except KeyboardInterrupt:
+        _stop(future, loop)
+        raise
+
+
+def _start(
+    future: _Call, loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any
+) -> None:
+    context = contextvars.copy_context()
 
     async def run() -> Any:
         return await fn(*args, **kwargs)
@@ -116,24 +129,27 @@ def _start(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], a
             future.set_result(task.result())
 
     def begin() -> None:
+        if future.cancelled():
+            return
         future.task = loop.create_task(run())
         future.task.add_done_callback(done)
 
     loop.call_soon_threadsafe(begin, context=context)
-    return future
 
 
-def _wait(future: _Call) -> Any:
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        task = future.task
-        if task is not None and not future.done():
-            task.get_loop().call_soon_threadsafe(task.cancel)
-            settled = threading.Event()
-            future.add_done_callback(lambda _: settled.set())
-            settled.wait(10)
-        raise
+def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel it, and wait a while until it has let go."""
+    if future.done():
+        return
+
+    def cancel() -> None:
+        # Without a task it was not begun, and never will be.
+        (future if future.task is None else future.task).cancel()
+
+    settled = threading.Event()
+    future.add_done_callback(lambda _: settled.set())
+    loop.call_soon_threadsafe(cancel)
+    settled.wait(10)
 
 
 class _Threads:
