@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from agent_runtime_core.config import configure, reset_config
-from agent_runtime_core.errors import InvalidArgument, UnknownSetting
+from agent_runtime_core.errors import InvalidArgument, NotSupported, UnknownSetting
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.persistence import (
     AuditStore,
@@ -33,8 +33,10 @@ from agent_runtime_core.persistence import (
     configure_persistence,
     get_persistence_manager,
 )
+from agent_runtime_core.portal import call
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
+from tests.contract.third_party.plain_records import PlainAudit
 from tests.fault.rig import Agent, settings
 
 KINDS = ("memory", "conversations", "tasks", "preferences", "knowledge", "audit")
@@ -331,12 +333,16 @@ async def test_somebody_elses_stores_keep_a_runs_conversation() -> None:
     await runner.close()
 
 
+def test_what_somebody_elses_store_cannot_do_is_said() -> None:
+    for what in (lambda: PlainAudit().export(), lambda: call(PlainAudit().prune, keep=1)):
+        with pytest.raises(NotSupported, match="PlainAudit"):
+            what()
+
+
 def test_a_store_of_theirs_that_fails_fails_the_run_and_says_so() -> None:
     class Broken(TheirConversations):
         async def get(self, *args: Any, **kwargs: Any) -> Any:
             raise OSError("no such table")
-
-    from agent_runtime_core.portal import call
 
     stores = PersistenceManager(PersistenceConfig(conversation_store=Broken("a")))
     agents = Registry()

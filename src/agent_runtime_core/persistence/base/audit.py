@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime as _dt
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from ...errors import NotSupported
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope
 
 
@@ -75,6 +76,22 @@ class AuditStore(ABC):
         end_time: _dt.datetime | None = None,
     ) -> dict[str, float]:
         """count, min, max, avg, sum, p50, p95 and p99 of the values."""
+
+    async def prune(
+        self, scope: Scope = Scope.PROJECT, *, older_than: float | None = None, keep: int | None = None
+    ) -> int:
+        """Delete what is older than so many seconds and all but the newest `keep` of each kind; how many."""
+        raise NotSupported(f"{type(self).__name__} cannot be pruned; the stores of agent_runtime_core.persistence can")
+
+    def export(
+        self,
+        scope: Scope = Scope.PROJECT,
+        *,
+        start_time: _dt.datetime | None = None,
+        end_time: _dt.datetime | None = None,
+    ) -> AsyncIterator[str]:
+        """Lines of JSON, the oldest first, each an object whose "type" is event, error or metric."""
+        raise NotSupported(f"{type(self).__name__} cannot export; the stores of agent_runtime_core.persistence can")
 
     async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
         """Let go of what this store holds."""

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from ...errors import NotSupported
-from ..models import Embedding, Fact, FactType, Scope, Summary
+from ..content import text_in
+from ..documents.words import best, folded, words_of
+from ..models import Embedding, Fact, FactType, Scope, Summary, moment
+
+_SEARCHED = 10_000  # facts
 
 
 class NoEmbeddings(NotSupported, NotImplementedError):
@@ -53,6 +57,19 @@ class KnowledgeStore(ABC):
     @abstractmethod
     async def delete_summary(self, summary_id: UUID, scope: Scope = Scope.PROJECT) -> bool:
         """Whether there was one."""
+
+    async def search_facts(self, query: str, scope: Scope = Scope.PROJECT, limit: int = 20) -> list[Fact]:
+        """Facts with all words of `query` in their key, source and texts of their value, best first.
+
+        Words are compared without case and accents; the last one may be the start of another. Ours ask the full-text
+        index of their store where it has one; here the newest 10,000 facts are read.
+        """
+        facts = await self.list_facts(scope, None, _SEARCHED)
+        texts = (
+            (str(n), moment(each.created_at), folded(text_in([each.key, each.value, each.source])))
+            for n, each in enumerate(facts)
+        )
+        return [facts[int(n)] for n in best(words_of(query), texts, limit)]
 
     async def save_embedding(self, embedding: Embedding, scope: Scope = Scope.PROJECT) -> None:
         raise NoEmbeddings(f"{type(self).__name__} keeps no embeddings")

@@ -287,7 +287,7 @@ async def an_expired_fact_is_gone(make: Make) -> None:
         same(await store.delete_fact(fact.id), False, "deleting what has expired")
 
 
-@ours
+@case
 async def facts_are_found_by_their_words(make: Make) -> None:
     async with opened(make) as store:
         first = Fact(key="user.name", value="Ada Lovelace", source="first letter")
