@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
@@ -142,7 +143,8 @@ class MemoryEngine(Engine):
 
     def ring(self, topic: str) -> None:
         for wake in tuple(self._listeners.get(topic, ())):
-            wake()
+            with contextlib.suppress(RuntimeError):  # the loop of that listener is closed
+                wake()
 
     async def close(self) -> None:
         """Nothing to let go: backends sharing this engine may still read it."""
