@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import StorageCorrupt
-from agent_runtime_core.persistence.documents import sqlite, sqlite_words
+from agent_runtime_core.persistence.documents import sqlite, sqlite_reads, sqlite_words
 from agent_runtime_core.persistence.documents.base import Document, Entry, Table
 from agent_runtime_core.persistence.documents.sqlite import SQLiteDocuments
 from agent_runtime_core.testing import VirtualClock
@@ -106,13 +106,13 @@ async def test_an_append_costs_the_same_at_any_length(path: Path, words: str) ->
         assert many <= 1.5 * few
 
 
-@pytest.mark.parametrize("asked_for", list(sqlite._FIND))
+@pytest.mark.parametrize("asked_for", list(sqlite_reads.FIND))
 async def test_what_is_found_by_rank_is_not_sorted_again(path: Path, asked_for: tuple[str, bool]) -> None:
     async with opened(path) as table:
         await table.write(table.put(Entry("a", "")))
     values = dict.fromkeys(("kind", "group", "low", "high", "now", "prefix", "end", "limit", "offset"), 1)
     conn = sqlite3.connect(path)
-    plan = " ".join(row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + sqlite._FIND[asked_for], values))
+    plan = " ".join(row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + sqlite_reads.FIND[asked_for], values))
     conn.close()
     assert "SEARCH d USING INDEX arc_documents_" in plan
     assert ("TEMP B-TREE" in plan) == (asked_for[0] == "key")
@@ -270,6 +270,30 @@ async def test_the_index_and_the_look_through_find_the_same(path: Path, monkeypa
         monkeypatch.setattr(sqlite_words, "has_index", lambda: False)
         assert indexed == [await _keys(table, query) for query in queries]
         assert sum(map(bool, indexed)) > 20
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM arc_document_index_data WHERE id = 10",
+        "DELETE FROM arc_document_index_data WHERE id > 10",
+        "UPDATE arc_document_index_data SET block = x'00010203040506070809' WHERE id = 10",
+    ],
+)
+@pytest.mark.parametrize("first", ["search", "write"])
+async def test_a_damaged_index_is_made_anew_by_a_search(path: Path, damage: str, first: str) -> None:
+    async with opened(path) as table:
+        await table.write(*(table.put(Entry(f"k{n}", "", words=f"all n{n}")) for n in range(9)))
+        assert len(await _keys(table, "all")) == 9
+        asked(path, damage)
+        if first == "write":
+            with contextlib.suppress(StorageCorrupt):
+                await table.write(table.put(Entry("k1", "", words="changed")), table.delete("k2"))
+        await _keys(table, "all")
+        await table.write(table.put(Entry("k1", "", words="changed")), table.delete("k2"))
+        assert await _keys(table, "all") == ["k0", "k3", "k4", "k5", "k6", "k7", "k8"]
+        assert await _keys(table, "changed") == ["k1"]
+        _sound(path)
 
 
 # -- others on the file
