@@ -15,21 +15,7 @@ from pathlib import Path
 
 from agent_runtime_core.config import reset_config
 
-from . import (
-    chain,
-    conversation,
-    documents,
-    events,
-    idle,
-    imports,
-    jobs,
-    loop,
-    memory,
-    payload,
-    queue,
-    resume,
-    vectors,
-)
+from . import chain, conversation, documents, events, idle, imports, jobs, loop, memory, payload, queue, resume, vectors
 from .floor import Line, Size
 
 ROWS: dict[str, Callable[[Size], Iterator[Line]]] = {

@@ -8,17 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from agent_runtime_core.errors import StorageBusy
-from agent_runtime_core.persistence.documents.base import Document, Table
+from agent_runtime_core.persistence.documents.base import Document, Entry, Table
 from agent_runtime_core.persistence.documents.file_form import read_page
 from agent_runtime_core.persistence.documents.files import FileDocuments
-from tests.fault.children import Child
+from tests.fault.children import PATIENCE, Child, Command, until
+from tests.unit.old_store import write_old_store
+from tests.unit.test_carry_over import found_whole, snapshot
 
 log = logging.getLogger("fault")
 
@@ -88,7 +93,7 @@ async def test_no_update_of_another_process_is_lost(tmp_path: Path, processes: i
 
 async def appended(root: Path, names: list[str], times: int) -> None:
     """Appenders in as many processes as there are names; a name stands for several with commas between."""
-    run(root, [("appends", name, times) for name in names])
+    run(root, [("appends", name, times) for name in names], patience=times / 2 + PATIENCE)
     documents = FileDocuments(root)
     found: list[Document] = await Table(documents, "project", "message").find("talk")
     await documents.close()
@@ -100,13 +105,13 @@ async def appended(root: Path, names: list[str], times: int) -> None:
     log.info("%d appenders in %d processes, %d messages, in order", len(every), len(names), len(found))
 
 
-def run(root: Path, jobs: list[tuple[object, ...]]) -> None:
+def run(root: Path, jobs: list[tuple[object, ...]], patience: float = PATIENCE) -> None:
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(Child("filing", root, *job)) for job in jobs]
         for child in children:
             child.expect("ready")
         for child in children:
-            child.expect("over")
+            assert child.poll_line(patience) == "over"
             assert child.ended() == 0
 
 
@@ -117,6 +122,32 @@ async def test_messages_of_many_appenders(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_8000_messages_of_16_appenders(tmp_path: Path) -> None:
     await appended(tmp_path, ["a,b,c,d", "e,f,g,h", "i,j,k,l", "m,n,o,p"], 500)
+
+
+async def carried_through(project: Path, kills: int) -> None:
+    """`agent-runtime carry-over`, killed so often, and then left to finish."""
+    directory, random, landed = write_old_store(project, messages=600), Random(kills), 0
+    before = snapshot(directory)
+    while True:
+        with Command("agent_runtime_core", "carry-over", project) as child:
+            root = directory / "v1"
+            if landed < kills:
+                until(root.exists, "something is written")
+                child.poll_line(random.uniform(0, 0.4))
+            if landed < kills and child.process.poll() is None:
+                landed += child.kill()
+                whole(root)
+                continue
+            assert child.ended() == 0
+            break
+    assert snapshot(directory) == before
+    await found_whole(project, messages=600)
+    log.info("carried over after %d kills", landed)
+
+
+async def test_carrying_over_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    await carried_through(tmp_path, 4)
 
 
 class Hasty(FileDocuments):
@@ -139,3 +170,56 @@ async def test_a_writer_that_stands_still_does_not_stop_readers(tmp_path: Path) 
             child.send(signal.SIGCONT)
     await documents.close()
     assert seen >= 15
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    with Child("filing", tmp_path, "fills") as child:
+        child.expect("ready")
+        for _ in range(5):
+            told = json.loads(child.line())
+            assert told == {
+                "one": "StorageFull", "two": "StorageFull", "fence": "StorageFull", "there": ["1", "1"], "after": 2
+            }  # fmt: skip
+        child.expect("over")
+    assert not list((tmp_path / "drafts").iterdir())
+
+
+async def test_who_may_only_read_reads(tmp_path: Path) -> None:
+    place = Path(tempfile.mkdtemp())
+    try:
+        await look_only(place)
+    finally:
+        shutil.rmtree(place)
+
+
+async def look_only(place: Path) -> None:
+    os.chmod(place, 0o755)
+    root = place / "store"
+    documents = FileDocuments(root)
+    table = Table(documents, "project", "memory")
+    await table.write(table.put(Entry("a", "1")))
+    await documents.close()
+    stamp, intent = root / "documents/project/memory/~stamp", root / "intent"
+    for each in [root, *root.rglob("*")]:
+        if os.geteuid() == 0:
+            os.chown(each, 65534, 65534)
+        os.chmod(each, 0o500 if each.is_dir() else 0o400)
+    try:
+        with Child("filing", root, "looks") as child:
+            child.expect("ready")
+            for left_behind in ("nothing", "no stamp", "an intent"):
+                os.chmod(root, 0o700)
+                os.chmod(stamp.parent, 0o700)
+                if left_behind != "nothing":
+                    stamp.unlink(missing_ok=True)
+                if left_behind == "an intent":
+                    intent.write_text("{}")
+                os.chmod(stamp.parent, 0o500)
+                os.chmod(root, 0o500)
+                child.tell("go on")
+                found = json.loads(child.line())
+                expected = ["StorageError"] * 2 if left_behind == "an intent" else [["1"], ["1"]]
+                assert found == [*expected, "StorageError"], left_behind
+    finally:
+        for each in [root, *root.rglob("*")]:
+            os.chmod(each, 0o700)

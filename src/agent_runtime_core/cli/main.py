@@ -1,6 +1,7 @@
 """The command line: what it takes, and how it ends.
 
-Exit codes: 0 done; 1 a run was not there, or not as it had to be; 2 nothing was done, one line on stderr says why.
+Exit codes: 0 done; 1 a run was not there, or a run or a file not as it had to be; 2 nothing was done, one line on
+stderr says why.
 """
 
 from __future__ import annotations

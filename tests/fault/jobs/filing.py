@@ -1,4 +1,4 @@
-"""Writers of documents in files: filing.py DIRECTORY writes | counts N | appends NAME N.
+"""Writers of documents in files: filing.py DIRECTORY writes | counts N | appends NAME N | fills | looks.
 
 `writes` never ends by itself: it says "done N" for each commit that was acknowledged.
 """
@@ -8,8 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import sys
+from collections.abc import Awaitable
+from typing import Any
 
+from agent_runtime_core._engines.base import INSTALL, Op
+from agent_runtime_core.errors import AgentRuntimeError
 from agent_runtime_core.persistence.documents.base import Document, Entry, Table
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from tests.fault.jobs.effects import say
@@ -60,6 +65,48 @@ async def appends(documents: FileDocuments, name: str, times: int) -> None:
             group.create_task(append(who))
 
 
+async def outcome(doing: Awaitable[Any]) -> Any:
+    """What came of it, or the name of its error."""
+    try:
+        found = await doing
+    except AgentRuntimeError as error:
+        return type(error).__name__
+    return [each.text for each in found] if found and isinstance(found[0], Document) else found
+
+
+async def fills(documents: FileDocuments) -> None:
+    """Files may grow to ever fewer bytes: what comes of commits, and what is there then."""
+    table = Table(documents, "project", "memory")
+    await table.write(table.put(Entry("a", "1")), table.put(Entry("b", "1")))
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (3000, 400, 150, 20, 0):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, unlimited[1]))
+        told = {
+            "one": await outcome(table.write(table.put(Entry("a", "x" * 4000)))),
+            "two": await outcome(table.write(table.put(Entry("a", "2")), table.put(Entry("b", "x" * 4000)))),
+            "fence": await outcome(documents.commit(None, [Op(INSTALL, ("r" * 4000, "1"))])),
+            "there": await outcome(table.many(["a", "b"])),
+        }
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        again = [table.put(Entry("a", "1")), table.put(Entry("b", "1"))]
+        told["after"] = len(await table.write(*again))
+        say(json.dumps(told))
+
+
+async def looks(documents: FileDocuments) -> None:
+    """As somebody who may only read there."""
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    table = Table(documents, "project", "memory")
+    for _ in range(3):
+        sys.stdin.readline()
+        told = [
+            await outcome(table.many(["a"])), await outcome(table.find()),
+            await outcome(table.write(table.put(Entry("a", "2")))),
+        ]  # fmt: skip
+        say(json.dumps(told))
+
+
 async def main(root: str, job: str, *rest: str) -> None:
     documents = FileDocuments(root)
     documents.patience = 60.0
@@ -71,6 +118,10 @@ async def main(root: str, job: str, *rest: str) -> None:
             await counts(documents, int(rest[0]))
         case "appends":
             await appends(documents, rest[0], int(rest[1]))
+        case "fills":
+            await fills(documents)
+        case "looks":
+            await looks(documents)
     await documents.close()
     say("over")
 

@@ -30,7 +30,7 @@ def told(path: str) -> Iterator[None]:
     """An OSError about `path` as one of ours; a file that is not there stays FileNotFoundError."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, StorageError):
         raise
     except OSError as error:
         raise translated(error, path) from error
@@ -133,6 +133,7 @@ class Disk:
             return
         if not where:
             self._make_root(self.root)
+            self._seen = True
         else:
             above = where.rpartition("/")[0]
             self.make(above)

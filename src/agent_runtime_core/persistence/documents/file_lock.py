@@ -39,7 +39,7 @@ def locked(path: str, *, writable: bool = True, patience: float | None = None) -
 
 def _taken(path: str, writable: bool, patience: float | None) -> int:
     while True:
-        descriptor = os.open(path, _FLAGS | (os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY), 0o600)
+        descriptor = _made(path) if writable else os.open(path, _FLAGS | os.O_RDONLY)
         try:
             _lock(descriptor, path, patience)
             found = os.fstat(descriptor)
@@ -52,6 +52,16 @@ def _taken(path: str, writable: bool, patience: float | None) -> int:
             raise
         # It was removed while we waited: others may hold its successor.
         os.close(descriptor)
+
+
+def _made(path: str) -> int:
+    try:
+        descriptor = os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, _FLAGS | os.O_RDWR | os.O_CREAT, 0o600)
+    if hasattr(os, "fchmod"):
+        os.fchmod(descriptor, 0o600)  # whatever the umask left of it
+    return descriptor
 
 
 def _still_there(path: str, found: os.stat_result) -> bool:

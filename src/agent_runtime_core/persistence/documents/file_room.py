@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..._clock import Clock
 from ..._engines.base import NotApplied
@@ -86,24 +86,22 @@ class Room:
     # -- writing
 
     def write(self, batch: Sequence[Request]) -> None:
-        """Carry out commits one after the other; what became of each is noted in it."""
+        """Carry out commits, as if one after the other; what became of each is noted in it."""
         try:
             self.check()
             self.disk.make("")
             with self.lock():
                 self.recover()
                 turn = Turn(self)
-                for request in batch:
-                    if not turn.carry_out(request):
-                        break
+                turn.carry_out([each for each in batch if not each.withdrawn])
                 turn.flush()
         except FileNotFoundError:
             self._failed(batch, StorageError(f"{self.disk.root} was removed while it was in use: open a new store"))
+        except _Interrupted as error:
+            why = f"{self.disk.root}: {error.__cause__}; it is decided, and completed with the next one: repeat it"
+            self._failed(batch, StorageBusy(why))
         except Exception as error:  # noqa: BLE001 - it belongs to the callers, and this thread goes on for others
             self._failed(batch, error)
-        for request in batch:
-            if request.result is None and request.error is None:
-                request.error = StorageBusy(f"{self.disk.root}: a commit before this one was interrupted; try again")
 
     @staticmethod
     def _failed(batch: Sequence[Request], error: Exception) -> None:
@@ -256,40 +254,57 @@ class Turn:
             shelf.refresh(self._stamps[at])
         return shelf
 
-    def carry_out(self, request: Request) -> bool:
-        """False: it is decided, but was interrupted, so that no other may come before the rest of it."""
+    def carry_out(self, batch: Sequence[Request]) -> None:
+        """All in one go, so that the disk is flushed for all of them at once; each alone, should that fail."""
         try:
             try:
-                self._carry_out(request)
+                self._carry_out(batch)
             except FileNotFoundError:
                 # Somebody removed a file by hand: list again.
-                for at in self._stamps:
-                    self._room.shelf(at).forget()
-                self._stamps.clear()
-                self._carry_out(request)
-        except _Interrupted as error:
-            request.error = StorageBusy(
-                f"{self._disk.root}: {error.__cause__}; it is decided, and completed with the next one: repeat it"
-            )
-            return False
-        except FileNotFoundError as error:
-            request.error = StorageError(f"{error.filename} was removed while it was in use: try again")
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller of this commit, not to the others
-            request.error = error
-        return True
+                self._forget()
+                self._carry_out(batch)
+        except _Interrupted:
+            raise
+        except Exception as error:  # noqa: BLE001 - it belongs to the callers of these commits
+            self._forget()
+            if len(batch) > 1:
+                for request in batch:
+                    self.carry_out([request])
+                return
+            gone = isinstance(error, FileNotFoundError)
+            for request in batch:
+                request.result = None
+                request.error = StorageError(f"{error} while it was in use: try again") if gone else error
 
-    def _carry_out(self, request: Request) -> None:
+    def _forget(self) -> None:
+        for at in self._stamps:
+            self._room.shelf(at).forget()
+        self._stamps.clear()
+
+    def _carry_out(self, batch: Sequence[Request]) -> None:
         tx = FileTx(self._disk, self.shelf)
-        guard = request.guard
-        if guard is not None and tx.fenced(guard.key) != guard.token:
+        for request in batch:
+            request.result = request.error = None
+            before = tx.saved()
             try:
-                request.result = [APPLIED[name](tx, *args) for name, args in request.ops]
-            except (KeyError, NotApplied):
-                raise LeaseLost(guard.key, guard.token) from None
-            return
-        results = [OPS[name](tx, *args) for name, args in request.ops]
+                request.result = self._results(tx, request)
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller of this commit, not to the others
+                tx.restore(before)
+                request.error = error
+        tx.sweep(self._room.clock.wall())
         self._apply(*tx.steps())
-        request.result = results
+
+    @staticmethod
+    def _results(tx: FileTx, request: Request) -> list[Any]:
+        guard = request.guard
+        if guard is None or tx.fenced(guard.key) == guard.token:
+            return [OPS[name](tx, *args) for name, args in request.ops]
+        try:
+            return [APPLIED[name](tx, *args) for name, args in request.ops]
+        except (KeyError, NotApplied):
+            raise LeaseLost(guard.key, guard.token) from None
 
     def _apply(self, steps: Sequence[Write | Move | Remove], edits: Sequence[Edit]) -> None:
         """All steps or none."""

@@ -10,9 +10,12 @@ The file `~last` in the directory of a group keeps the highest rank there was, w
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from ...errors import StorageCorrupt
@@ -25,6 +28,8 @@ DOCUMENTS: Final = "documents"
 STAMP: Final = "~stamp"
 LAST: Final = "~last"
 _PAST: Final = 64  # changes that a stamp names
+
+_EXPIRED: Final = 1000  # expired documents that are kept in mind, to be removed
 
 Change = tuple[str, frozenset[str]]
 
@@ -71,6 +76,9 @@ class Place(NamedTuple):
     name: str
 
 
+_rank = attrgetter("rank")
+
+
 class Shelf:
     """One kind of documents in one space; used by the threads that read and the one that writes."""
 
@@ -83,6 +91,7 @@ class Shelf:
         self._groups: dict[str, dict[str, Place]] = {}
         self._where: dict[str, str] = {}  # the group of those whose name does not begin with it
         self._last: dict[str, float] = {}  # the highest rank that a group ever had
+        self._expired: dict[str, None] = {}  # keys of documents that were found to be past their end
 
     # -- keeping it up to date
 
@@ -96,36 +105,44 @@ class Shelf:
             if changed is None:
                 self._groups, self._where, self._last = {}, {}, {}
                 changed = frozenset([".", *self.disk.directories(self.directory)])
-            for group in changed:
-                for each in self._groups.pop(group, {}):
+            before = {group: self._groups.pop(group, {}) for group in changed}
+            for places in before.values():
+                for each in places:
                     self._where.pop(each, None)
-            for group in changed:
-                self._list(group)
+            for group, places in before.items():
+                self._list(group, {each.name: each for each in places.values()})
             self.token = stamp.token if stamp is not None else None
 
-    def _list(self, group: str) -> None:
+    def _list(self, group: str, known: Mapping[str, Place]) -> None:
+        """Read the names in the directory of a group, of which some are known."""
         self.listed += 1
         found: dict[str, Place] = {}
-        directory = self.directory_of(group)
-        names = self.disk.names(directory)
+        names = self.disk.names(self.directory_of(group))
         for name in names:
-            told = parsed(name)
-            if told is None:
-                path = self.disk.path(f"{directory}/{name}")
-                if name.endswith(".json") and not (group == "." and os.path.isdir(path)):
-                    raise StorageCorrupt(f"{path} is no document: move it away")
+            place = known.get(name) or self._parsed(group, name)
+            if place is None:
                 continue
-            rank, ident = told
-            twin = found.get(ident) or (self._twin(ident) if ident[0] == "~" else None)
+            twin = found.get(place.ident)
+            if place.ident[0] == "~":
+                twin = twin or self._twin(place.ident)
+                self._where[place.ident] = group
             if twin is not None:
-                one, other = (self.disk.path(each) for each in (self.file_of(twin), f"{directory}/{name}"))
+                one, other = (self.disk.path(self.file_of(each)) for each in (twin, place))
                 raise StorageCorrupt(f"{one} and {other} are one document twice: move one of them away")
-            found[ident] = Place(group, rank, ident, name)
-            if ident[0] == "~":
-                self._where[ident] = group
+            found[place.ident] = place
         if found or group == ".":
             self._groups[group] = found
-        self._last[group] = max([self._last_file(directory, names), *(each.rank for each in found.values())])
+        ranks = (each.rank for each in found.values())
+        self._last[group] = max(self._last_file(self.directory_of(group), names), max(ranks, default=0.0))
+
+    def _parsed(self, group: str, name: str) -> Place | None:
+        told = parsed(name)
+        if told is not None:
+            return Place(group, *told, name)
+        path = self.disk.path(f"{self.directory_of(group)}/{name}")
+        if name.endswith(".json") and not (group == "." and os.path.isdir(path)):
+            raise StorageCorrupt(f"{path} is no document: move it away")
+        return None
 
     def _last_file(self, directory: str, names: Sequence[str]) -> float:
         if LAST not in names:
@@ -201,19 +218,26 @@ class Shelf:
         with self._lock:
             return list(self._last)
 
-    def ordered(self, query: Query) -> list[Place]:
+    def ordered(self, query: Query) -> Iterator[Place]:
         """What the names leave of a query, in order of (rank, key)."""
-        found = []
-        for place in self.places(query.group):
-            if (query.low is not None and place.rank < query.low) or (
-                query.high is not None and place.rank >= query.high
-            ):
-                continue
-            key = self.key(place)
-            if key.startswith(query.prefix):
-                found.append((place.rank, key, place))
-        found.sort(reverse=query.descending)
-        return [place for _, _, place in found]
+        low = -math.inf if query.low is None else query.low
+        high = math.inf if query.high is None else query.high
+        found = [each for each in self.places(query.group) if low <= each.rank < high]
+        if query.prefix:
+            found = [each for each in found if self.key(each).startswith(query.prefix)]
+        found.sort(key=_rank, reverse=query.descending)
+        for _, equal in groupby(found, _rank):
+            places = list(equal)
+            if len(places) > 1:
+                places.sort(key=self.key, reverse=query.descending)
+            yield from places
+
+    def some_expired(self, most: int) -> list[str]:
+        """Keys that may have expired, which are not told again."""
+        found = list(self._expired)[:most]
+        for key in found:
+            self._expired.pop(key, None)
+        return found
 
     # -- reading files
 
@@ -240,6 +264,8 @@ class Shelf:
                 page = self.page(place)
                 if page.expires is None or page.expires > now:
                     yield place, page
+                elif len(self._expired) < _EXPIRED:
+                    self._expired[page.key] = None
 
 
 def directory_of(space: str, kind: str) -> str:

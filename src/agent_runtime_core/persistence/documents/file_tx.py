@@ -15,6 +15,7 @@ from .file_names import ident, name_of, part
 from .file_shelf import DOCUMENTS, LAST, Place, Shelf, directory_of, group_part, last_page
 
 FENCES: Final = "fences"
+SWEPT: Final = 4  # expired documents of a kind that a commit removes, at most
 
 
 class Write(NamedTuple):
@@ -57,6 +58,13 @@ class FileTx:
         self._changed: dict[tuple[str, str], Held | None] = {}
         self._last: dict[tuple[str, str], float] = {}
         self._emptied: set[str] = set()
+
+    def saved(self) -> tuple[Any, ...]:
+        """What it has changed so far."""
+        return dict(self._fences), dict(self._changed), dict(self._last), set(self._emptied)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        self._fences, self._changed, self._last, self._emptied = saved
 
     # -- fences
 
@@ -130,12 +138,19 @@ class FileTx:
 
     def empty(self, space: str) -> None:
         """Drop all there is in the directory of a space, as if it had never been."""
-        for name in self.disk.directories(space):
-            at = f"{space}/{name}"
+        stored = {f"{space}/{name}" for name in self.disk.directories(space)}
+        for at in sorted(stored | {at for at, _ in self._changed if at.startswith(f"{space}/")}):
             for key in self._keys(at):
                 self.drop(at, key)
             self._emptied.add(at)
         self._last = {(at, group): rank for (at, group), rank in self._last.items() if not at.startswith(f"{space}/")}
+
+    def sweep(self, now: float) -> None:
+        """Take a few expired documents along, of the kinds that change anyway."""
+        for at in sorted({at for at, _ in self._changed} - self._emptied):
+            for key in self._shelf(at).some_expired(SWEPT):
+                if (at, key) not in self._changed and self._stored(at, key) and self.one(at, key, now) is None:
+                    self.drop(at, key)
 
     # -- what has to be done
 

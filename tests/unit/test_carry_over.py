@@ -1,0 +1,284 @@
+"""The files of version 0.5.2: refused until the command has carried them over, and then all there."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from agent_runtime_core.cli.main import main
+from agent_runtime_core.errors import InvalidArgument, StorageOutdated
+from agent_runtime_core.persistence import kinds
+from agent_runtime_core.persistence.carry_over import carry_over
+from agent_runtime_core.persistence.homes.files import FileHome
+from agent_runtime_core.persistence.models import (
+    Conversation,
+    ConversationMessage,
+    Scope,
+    Task,
+    TaskList,
+    TaskState,
+    ToolCall,
+)
+from agent_runtime_core.persistence.stored.conversations import StoredConversations
+from agent_runtime_core.persistence.stored.memory import StoredMemory
+from agent_runtime_core.persistence.stored.preferences import StoredPreferences
+from agent_runtime_core.persistence.stored.tasks import StoredTasks
+
+from .old_store import LIST, OTHER, RUN, TALK, id_of, write, write_old_store
+
+ALL = {"memory": 2, "preference": 2, "conversation": 2, "message": 4, "task_list": 1, "task": 2}
+
+
+class Memory(FileHome, StoredMemory):
+    """What an agent remembers, in files."""
+
+
+class Preferences(FileHome, StoredPreferences):
+    """Preferences in files."""
+
+
+class Conversations(FileHome, StoredConversations):
+    """Conversations in files."""
+
+
+class Tasks(FileHome, StoredTasks):
+    """Tasks in files."""
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def naive(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    found = [each for each in directory.rglob("*") if each.is_file() and "v1" not in each.relative_to(directory).parts]
+    return {str(each.relative_to(directory)): each.read_bytes() for each in found}
+
+
+async def found_whole(project: Path, scope: Scope = Scope.PROJECT, *, messages: int = 4) -> None:
+    memory, preferences = Memory(project), Preferences(project)
+    assert await memory.list_keys(scope) == ["a/b", "theme"]
+    assert [await memory.get(key, scope) for key in ("a/b", "theme")] == ["slash", {"dark": True}]
+    assert await preferences.get_all(scope) == {"language": "de", "$": ["x", None]}
+    conversations = Conversations(project)
+    talk, other = await conversations.list_conversations(scope)
+    assert (talk.id, other.id) == (UUID(TALK), UUID(OTHER))
+    sent = [each.id for each in talk.messages]
+    assert sent == [UUID(id_of(number)) for number in range(1, messages + 1)]
+    call = ToolCall(id="call_1", name="look", arguments={"at": "x"}, timestamp=naive("2025-03-04T05:06:07"))
+    assert talk.messages[1] == ConversationMessage(
+        id=UUID(id_of(2)), role="assistant", content="", timestamp=naive("2025-03-04T05:06:02.000007"),
+        tool_calls=[call], model="m", usage={"total_tokens": 7},
+    )  # fmt: skip
+    assert talk.messages[2].content == [{"type": "text", "text": "found"}]
+    talk.messages = []
+    assert talk == Conversation(
+        id=UUID(TALK), title="Trains", agent_key="guide", summary="of trains", metadata={"a": [1, None]},
+        created_at=naive("2025-03-04T05:06:00"), updated_at=naive("2025-03-05T05:06:00.123456"),
+    )  # fmt: skip
+    assert other.updated_at == dt.datetime.fromisoformat("2025-03-03T00:00:00+02:00")
+    assert other.updated_at.utcoffset() == dt.timedelta(hours=2)
+    assert [each.id for each in await conversations.list_conversations(scope, agent_key="guide")] == [UUID(TALK)]
+    tasks = await Tasks(project).get_by_conversation(UUID(TALK), scope)
+    at: dict[str, Any] = {"created_at": naive("2025-03-04T05:06:00"), "updated_at": naive("2025-03-04T05:06:09")}
+    buy, go = UUID(id_of(901)), UUID(id_of(902))
+    assert tasks == TaskList(
+        id=UUID(LIST), name="Journey", conversation_id=UUID(TALK), run_id=UUID(RUN),
+        created_at=naive("2025-03-04T05:06:00"), updated_at=naive("2025-03-04T05:06:08"),
+        tasks=[
+            Task(id=buy, name="buy", state=TaskState.COMPLETE, metadata={"price": 1.5}, **at),
+            Task(id=go, name="go", parent_id=buy, **at),
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ["memory", "conversations", "tasks", "preferences.json"])
+async def test_it_is_refused_until_it_was_carried_over(tmp_path: Path, what: str) -> None:
+    directory = write_old_store(tmp_path / "a project")
+    for each in directory.iterdir():
+        if each.name != what:
+            each.rename(tmp_path / each.name)
+    before = snapshot(directory)
+    memory = Memory(tmp_path / "a project")
+    said = rf"{directory} .*agent-runtime carry-over '{tmp_path}/a project'"
+    for _ in range(2):
+        with pytest.raises(StorageOutdated, match=said):
+            await memory.get("theme")
+        with pytest.raises(StorageOutdated, match=said):
+            await memory.set("theme", 1)
+    assert snapshot(directory) == before
+    assert not (directory / "v1").exists()
+    await carry_over(tmp_path / "a project")
+    assert await memory.get("unknown") is None
+
+
+async def test_all_of_it_is_there_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_old_store(tmp_path)
+    before = snapshot(directory)
+    result = await carry_over(tmp_path)
+    assert (result.carried, result.kept, result.unreadable) == (ALL, {}, {})
+    assert snapshot(directory) == before
+    await found_whole(tmp_path)
+    again = await carry_over(tmp_path)
+    assert (again.carried, again.kept) == ({}, ALL)
+    await found_whole(tmp_path)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_old_store(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert main(["carry-over"]) == 0
+    said = f"{directory}: 2 conversation, 2 memory, 4 message, 2 preference, 2 task, 1 task list carried over\n"
+    assert capsys.readouterr() == (said, "")
+    assert main(["carry-over", str(tmp_path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"directory": str(directory), "carried": {}, "kept": ALL, "unreadable": {}}
+    assert main(["carry-over", str(tmp_path / "nowhere")]) == 2
+    assert "has no files of version 0.5.2" in capsys.readouterr().err
+
+
+async def test_the_home_directory_is_that_of_the_user_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.5.2 kept GLOBAL there, and PROJECT of who worked there."""
+    write_old_store(tmp_path / "home")
+    with pytest.raises(StorageOutdated):
+        await Preferences(tmp_path / "project").get_all()
+    await carry_over(tmp_path / "home")
+    await found_whole(tmp_path / "project", Scope.GLOBAL)
+    await found_whole(tmp_path / "home", Scope.PROJECT)
+    assert await Preferences(tmp_path / "project").get_all(Scope.PROJECT) == {}
+
+
+TORN: dict[str, Callable[[str], Any]] = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[:-3],
+    "no object": lambda text: "[1]",
+    "bytes": lambda text: "\udcff",
+}
+
+
+@pytest.mark.parametrize("how", TORN)
+@pytest.mark.parametrize(
+    "name", ["memory/theme.json", f"conversations/{TALK}.json", f"tasks/{LIST}.json", "preferences.json"]
+)
+def test_a_torn_file_is_named_and_left_and_the_others_are_carried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, name: str
+) -> None:
+    directory = write_old_store(tmp_path)
+    whole = (directory / name).read_text()
+    (directory / name).write_text(TORN[how](whole), errors="surrogateescape")
+    before = snapshot(directory)
+    assert main(["carry-over", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert "carried over" in out
+    assert f"{directory}/{name} is left as it is" in err
+    assert "run again" in err
+    assert snapshot(directory) == before
+    (directory / name).write_text(whole)
+    assert main(["carry-over", str(tmp_path)]) == 0
+    assert "there already" in capsys.readouterr().out
+
+
+async def test_a_store_with_a_torn_file_stays_closed(tmp_path: Path) -> None:
+    directory = write_old_store(tmp_path)
+    (directory / "preferences.json").write_text('{"language": "d')
+    assert (await carry_over(tmp_path)).unreadable
+    with pytest.raises(StorageOutdated):
+        await Memory(tmp_path).get("theme")
+    (directory / "preferences.json").rename(tmp_path / "torn.json")
+    assert not (await carry_over(tmp_path)).unreadable
+    assert await Memory(tmp_path).get("theme") == {"dark": True}
+    assert await Preferences(tmp_path).get_all(Scope.PROJECT) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory/x.json", {"value": 1}), ("memory/x.json", {"key": 1, "value": 1}),
+        ("memory/x.json", {"key": "x", "value": float("nan")}), ("conversations/x.json", {"id": "x"}),
+        ("conversations/x.json", {"id": TALK, "messages": [1]}),
+        ("conversations/x.json", {"id": TALK, "messages": [{"id": id_of(1)}]}),
+        ("conversations/x.json", {"id": TALK, "updated_at": "yesterday"}),
+        ("tasks/x.json", {"id": LIST, "tasks": [{"id": id_of(1), "name": "x", "state": "else"}]}),
+    ],
+)  # fmt: skip
+async def test_what_says_no_such_thing_is_left(tmp_path: Path, name: str, value: Any) -> None:
+    write(tmp_path / ".agent_runtime" / name, value)
+    assert list((await carry_over(tmp_path)).unreadable) == [name]
+
+
+async def test_what_is_newer_is_not_overwritten(tmp_path: Path) -> None:
+    directory = write_old_store(tmp_path)
+    await carry_over(tmp_path)
+    conversations = Conversations(tmp_path)
+    talk = await conversations.get(UUID(TALK))
+    assert talk is not None
+    talk.title = "Trains and buses"
+    await conversations.save(talk)
+    await conversations.add_message(talk.id, ConversationMessage(role="user", content="new"))
+    await Memory(tmp_path).set("theme", "light")
+    old = json.loads((directory / "conversations" / f"{TALK}.json").read_text())
+    late = {**old["messages"][0], "id": id_of(77), "content": "late"}
+    write(directory / "conversations" / f"{TALK}.json", {**old, "messages": [*old["messages"], late]})
+    result = await carry_over(tmp_path)
+    assert result.carried == {"message": 1}
+    found = await conversations.get(talk.id)
+    assert found is not None
+    assert found.title == "Trains and buses"
+    assert [each.content for each in found.messages][-2:] == ["new", "late"]
+    assert await Memory(tmp_path).get("theme") == "light"
+
+
+async def test_what_models_have_no_field_for_is_kept_beside(tmp_path: Path) -> None:
+    talk = {
+        "id": TALK,
+        "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b", "mood": "glad"}],
+    }
+    write(tmp_path / ".agent_runtime/conversations/x.json", talk)
+    write(tmp_path / ".agent_runtime/tasks/notes.txt", "no file of a store")
+    for carried in (True, False):
+        result = await carry_over(tmp_path)
+        assert result.carried == ({"conversation": 1, "message": 2} if carried else {})
+    [first, second] = await Conversations(tmp_path).get_messages(UUID(TALK))
+    assert (first.content, second.content) == ("a", "b")
+    assert second.metadata == {"0.5.2": {"mood": "glad"}}
+    assert first.id != second.id
+
+
+async def test_a_name_that_came_twice_loses_no_message(tmp_path: Path) -> None:
+    same = {"id": id_of(1), "role": "user"}
+    talk = {"id": TALK, "messages": [{**same, "content": "a"}, {**same, "content": "b"}]}
+    write(tmp_path / ".agent_runtime/conversations/x.json", talk)
+    await carry_over(tmp_path)
+    found = await Conversations(tmp_path).get_messages(UUID(TALK))
+    assert [each.content for each in found] == ["a", "b"]
+
+
+async def test_an_empty_directory_is_no_old_store(tmp_path: Path) -> None:
+    (tmp_path / ".agent_runtime" / "memory").mkdir(parents=True)
+    assert await Memory(tmp_path).get("theme") is None
+    with pytest.raises(InvalidArgument, match="has no files of version"):
+        await carry_over(tmp_path)
+
+
+async def test_kinds_are_those_that_the_stores_use(tmp_path: Path) -> None:
+    conversations, talk = (
+        Conversations(tmp_path),
+        Conversation(messages=[ConversationMessage(role="user", content="a")]),
+    )
+    await conversations.save(talk)
+    await Memory(tmp_path).set("k", 1)
+    await Preferences(tmp_path).set("k", 1, Scope.PROJECT)
+    await Tasks(tmp_path).save(TaskList(name="l", tasks=[Task(name="t")]))
+    made = {each.name for each in (tmp_path / ".agent_runtime/v1/documents/project").iterdir()}
+    named = {value for name, value in vars(kinds).items() if name.isupper()}
+    assert named <= made
