@@ -5,6 +5,7 @@ The long form: pytest tests/fault/test_conversation_crowd.py -m slow -o log_cli=
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from contextlib import ExitStack
@@ -17,6 +18,8 @@ from agent_runtime_core.persistence.models import Conversation
 from tests.contract.persistence import TECHNOLOGIES
 from tests.fault.children import Child
 from tests.fault.jobs.appends import conversations
+
+LONG = 280.0  # seconds that all of the appends may take
 
 log = logging.getLogger("fault")
 
@@ -44,7 +47,8 @@ async def appended(place: tuple[str, str], processes: int, each: int) -> None:
         began = time.monotonic()
         for child in children:
             child.tell("go")
-        assert [await child.aline() for child in children] == [str(each)] * processes
+        said = [await asyncio.to_thread(child.poll_line, LONG) for child in children]
+        assert said == [str(each)] * processes
         took = time.monotonic() - began
     found: list[Any] = [message.content for message in await store.get_messages(conversation.id)]
     await store.close()

@@ -90,6 +90,33 @@ async def test_no_answer_is_large_but_for_one_document(redis_url: str, monkeypat
         assert largest < 1_300_000
 
 
+@pytest.mark.parametrize("descending", [False, True])
+async def test_others_may_write_between_two_answers_of_one_find(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, descending: bool
+) -> None:
+    async with opened(redis_url) as table:
+        await table.write(*(table.add(Entry(f"k{n:04}", "t" * 400)) for n in range(2_000)))
+        engine: Any = table.documents.commits
+        ask, asked = engine.ask, itertools.count(1)
+
+        async def meanwhile(what: str, *args: Any) -> Any:
+            answer = await ask(what, *args)
+            n = next(asked)
+            await table.write(
+                table.touch(f"k{n:04}", 5_000 + n), table.delete(f"k{1_000 + n}"), table.add(Entry(f"new{n}", "")),
+                *([table.delete(answer[0][1])] if answer[0] else []),  # where it is to go on from
+            )  # fmt: skip
+            return answer
+
+        monkeypatch.setattr(engine, "ask", meanwhile)
+        found = [each.key for each in await table.find(descending=descending)]
+        monkeypatch.undo()
+        assert next(asked) > 4
+        assert len(set(found)) == len(found)
+        stayed = {key for key in (each.key for each in await table.find()) if key[0] == "k" and key > "k0020"}
+        assert stayed <= set(found)
+
+
 async def test_the_expired_give_their_memory_back(redis_server: RedisServer, redis_url: str) -> None:
     clock = VirtualClock()
     async with opened(redis_url, clock=clock) as table:
@@ -151,6 +178,8 @@ async def test_a_document_that_cannot_be_read_is_told_and_left(redis_server: Red
         redis_server.ask("HDEL", place, "a")
         with pytest.raises(StorageCorrupt, match="thing 'a'"):
             await table.find("g")
+        await table.write(table.clear("g"))
+        assert await table.find() == [Document("sound", "S", 1, 1.0, "h")]
 
 
 async def test_keys_with_a_nul_are_told_apart(redis_url: str) -> None:

@@ -272,6 +272,30 @@ async def test_the_index_and_the_look_through_find_the_same(path: Path, monkeypa
         assert sum(map(bool, indexed)) > 20
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DELETE FROM arc_document_index_data WHERE id = 10",
+        "DELETE FROM arc_document_index_data WHERE id > 10",
+        "UPDATE arc_document_index_data SET block = x'00010203040506070809' WHERE id = 10",
+    ],
+)
+@pytest.mark.parametrize("first", ["search", "write"])
+async def test_a_damaged_index_is_made_anew_by_a_search(path: Path, damage: str, first: str) -> None:
+    async with opened(path) as table:
+        await table.write(*(table.put(Entry(f"k{n}", "", words=f"all n{n}")) for n in range(9)))
+        assert len(await _keys(table, "all")) == 9
+        asked(path, damage)
+        if first == "write":
+            with contextlib.suppress(StorageCorrupt):
+                await table.write(table.put(Entry("k1", "", words="changed")), table.delete("k2"))
+        await _keys(table, "all")
+        await table.write(table.put(Entry("k1", "", words="changed")), table.delete("k2"))
+        assert await _keys(table, "all") == ["k0", "k3", "k4", "k5", "k6", "k7", "k8"]
+        assert await _keys(table, "changed") == ["k1"]
+        _sound(path)
+
+
 # -- others on the file
 
 

@@ -91,10 +91,15 @@ async def test_a_session_that_outlives_its_process_expires(new: New) -> None:
     await home.close()
 
 
-async def test_the_clock_is_that_of_the_documents(new: New) -> None:
-    home = new(clock=VirtualClock())
-    assert home.clock is home.documents(Scope.PROJECT).clock
-    await home.close()
+async def test_the_clock_is_the_one_that_was_given_else_that_of_the_engine(new: New) -> None:
+    clock = VirtualClock()
+    first = new(clock=clock)
+    engine: Any = first.documents(Scope.PROJECT).commits
+    second = type(first)(engine=engine)  # type: ignore[call-arg]
+    assert first.clock is clock
+    assert second.clock is engine.clock
+    await first.close()
+    await second.close()
 
 
 async def test_an_engine_is_let_go_of_once_by_each(new: New) -> None:
@@ -114,7 +119,6 @@ async def test_a_store_on_an_engine_of_others_leaves_it_open(new: New) -> None:
     first = new(clock=VirtualClock())
     engine: Any = first.documents(Scope.PROJECT).commits
     second = type(first)(engine=engine)  # type: ignore[call-arg]
-    assert second.clock is first.clock
     await put(second, Scope.SESSION)
     await put(second, Scope.PROJECT)
     await second.close()
@@ -140,6 +144,13 @@ async def test_a_session_that_cannot_be_cleared_is_left_to_expire(
             await home.close()
             assert home.session_id in caplog.text
     assert documents._let_go  # type: ignore[attr-defined]
+
+
+def test_names_that_cannot_be_stored_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="session_id"):
+        InMemoryHome(session_id="half \ud800")
+    with pytest.raises(InvalidArgument, match="project"):
+        InMemoryHome(project=7)
 
 
 def test_a_file_has_one_name(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from agent_runtime_core.persistence.stored.keys import escaped, id_text, origina
 from agent_runtime_core.persistence.stored.order import ranks_for
 from agent_runtime_core.persistence.stored.seen import Seen
 from agent_runtime_core.persistence.stores.memory import InMemoryConversationStore, InMemoryMemoryStore
+from tests.contract.third_party.plain_stores import PlainConversations
 from tests.unit.codec_values import QUICK
 
 
@@ -274,3 +275,13 @@ async def test_a_search_is_in_its_scope() -> None:
     await store.save(conversation, Scope.GLOBAL)
     assert await store.search("needle") == []
     assert await store.search("needle pair", Scope.GLOBAL) == [(conversation.id, conversation.messages[0])]
+
+
+async def test_a_search_of_a_store_of_ones_own_reads_every_page() -> None:
+    store = PlainConversations()
+    made = [Conversation(messages=[say(f"needle {n}")]) for n in range(201)]
+    for conversation in made:
+        await store.save(conversation)
+    found = await store.search("needle", limit=1000)
+    assert {where for where, _ in found} == {conversation.id for conversation in made}
+    assert [message.content for _, message in await store.search("needle 200")] == ["needle 200"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as _dt
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -22,8 +23,9 @@ _PAGE = 100
 class ConversationStore(ABC):
     """Conversations with the messages of all their branches, in the order they came.
 
-    Six methods are yours to write; those below them are made of these six. Two of those, `append` and `edit_message`,
-    are then several writes each, which others may come between: ours are one commit.
+    Six methods are yours to write; those below them are made of these six, and are then reads and writes that others
+    may come between: where `switch_branch` saves, a message appended meanwhile is lost if your `save` writes the whole
+    conversation. In ours each is one commit, and none is lost.
     """
 
     @abstractmethod
@@ -158,12 +160,13 @@ class ConversationStore(ABC):
         return [found[int(n)] for n in best(words_of(query), texts, limit)]
 
     async def _all_messages(self, scope: Scope) -> AsyncIterator[tuple[UUID, ConversationMessage]]:
-        offset = 0
-        while page := await self.list_conversations(scope, _PAGE, offset):
+        for number in itertools.count():
+            page = await self.list_conversations(scope, _PAGE, number * _PAGE)
             for conversation in page:
                 for message in await self.get_messages(conversation.id, scope):
                     yield conversation.id, message
-            offset += len(page)
+            if len(page) < _PAGE:
+                return
 
     # -- what the methods above are made of
 

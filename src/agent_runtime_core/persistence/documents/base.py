@@ -173,9 +173,9 @@ class Table:
         return None if self.ttl is None else now + self.ttl
 
     def _entry(self, entry: Entry, now: float) -> Entry:
-        _storable(entry.key, "key", self.kind)
-        _storable(entry.group, "group", self.kind)
-        _storable(entry.text, "text", self.kind)
+        storable(entry.key, "key", self.kind)
+        storable(entry.group, "group", self.kind)
+        storable(entry.text, "text", self.kind)
         _number(entry.rank, "rank", entry.key)
         _number(entry.expires, "expires", entry.key)
         end = self._end(now)
@@ -196,12 +196,12 @@ class Table:
 
     def touch(self, key: str, rank: float) -> Op:
         now = self._now()
-        _storable(key, "key", self.kind)
+        storable(key, "key", self.kind)
         _number(rank, "rank", key)
         return Op("documents.touch", (self.space, self.kind, key, rank, self._end(now), now))
 
     def delete(self, key: str) -> Op:
-        _storable(key, "key", self.kind)
+        storable(key, "key", self.kind)
         return Op("documents.delete", (self.space, self.kind, key, self._now()))
 
     def clear(self, group: str | None = None) -> Op:
@@ -220,7 +220,7 @@ class Table:
     async def many(self, keys: Sequence[str]) -> list[Document]:
         """The documents there are of these keys, in that order."""
         for key in keys:
-            _storable(key, "key", self.kind)
+            storable(key, "key", self.kind)
         if not keys:
             return []
         found: list[Document] = await self.documents.read("get", self.space, self.kind, tuple(keys), self._now())
@@ -233,7 +233,7 @@ class Table:
         """Documents in order of (rank, key), or in the opposite one."""
         if offset < 0 or (limit is not None and limit < 0):
             raise InvalidArgument(f"offset and limit are 0 or more, not {offset} and {limit}")
-        _storable(prefix, "prefix", self.kind)
+        storable(prefix, "prefix", self.kind)
         query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
         found: list[Document] = await self.documents.read("find", query)
         return found
@@ -266,7 +266,7 @@ class Table:
         raise StorageBusy(f"{self.kind} {key!a:.60} was changed by others {CHANGE_TRIES} times in a row; try again")
 
 
-def _storable(text: Any, what: str, kind: str) -> None:
+def storable(text: Any, what: str, kind: str) -> None:
     """InvalidArgument for what is no text, or one that UTF-8 cannot say."""
     if not isinstance(text, str):
         raise InvalidArgument(f"the {what} of a {kind} is a str, not {text!r:.80}")

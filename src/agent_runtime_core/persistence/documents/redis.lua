@@ -145,11 +145,18 @@ end
 
 local function clear_group(place, group, at)
   local here, line, count = docs(place), line_of(group), 0
+  local ends = P .. 'docends:' .. place
+  local expiring = call('EXISTS', ends) == 1
   local found = here.cleared and {} or
     call('ZRANGEBYLEX', P .. 'docorder:' .. place, '[' .. line, '(' .. line .. '\255\255')
   for _, member in ipairs(found) do
-    local doc = doc_at(place, string.sub(member, #line + 9))
-    if doc.was then doc.was.body = nil end
+    local key = string.sub(member, #line + 9)
+    if not here.known[key] then
+      -- As much of it as is needed to take it away.
+      local doc = {rank = rank_of(string.sub(member, #line + 1, #line + 8)), group = group}
+      doc.ends = expiring and tonumber(call('ZSCORE', ends, key)) or nil
+      here.known[key] = {was = doc, is = doc}
+    end
   end
   for _, doc in pairs(here.known) do
     if doc.is and doc.is.group == group then

@@ -59,17 +59,18 @@ async def _get(engine: RedisEngine, space: str, kind: str, keys: Sequence[str], 
 
 async def _find(engine: RedisEngine, query: Query) -> list[Document]:
     space, kind, now, group, prefix, low, high, descending, offset, limit = query
-    found: list[Document] = []
+    found: dict[str, Document] = {}
     after: list[Any] | None = None
     while limit is None or len(found) < limit:
         most = PAGE if limit is None else min(PAGE, limit - len(found))
         after, offset, told = await engine.ask(
             "documents.find", space, kind, now, group, prefix, low, high, descending, offset, most, after
         )
-        found += _documents(kind, told)
+        for document in _documents(kind, told):
+            found.setdefault(document.key, document)  # it may have moved on since
         if after is None:
             break
-    return found
+    return list(found.values())
 
 
 async def _words(engine: RedisEngine, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
@@ -100,7 +101,11 @@ CONCERN = RedisConcern(
 
 
 class RedisDocuments(OnRedis, DocumentStore):
-    """Documents on one Redis or Valkey server, shared by all processes that reach it."""
+    """Documents on one Redis or Valkey server, shared by all processes that reach it.
+
+    What is found may take several answers, of 500 documents or 200 KB each, and each is of its own moment: a document
+    is found once, and may be missed only if its rank was changed meanwhile.
+    """
 
     concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "stamp": _stamp, "words": _words}

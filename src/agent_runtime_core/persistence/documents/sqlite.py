@@ -16,6 +16,7 @@ from .base import Absent, Changed, Document, DocumentStore, Entry, Query, behind
 from .words import words_of
 
 SWEPT = 8  # expired documents that a write takes away at most
+INDEX_TRIES = 4  # a program whose SQLite has no FTS5 may be writing all the time
 LAST = b""  # behind all numbers and texts
 LONG = 100_000  # characters of a text that take more than a moment
 
@@ -354,16 +355,22 @@ def _words(view: sqlite3.Connection, space: str, kind: str, now: float) -> list[
     return sqlite_words.texts(view, _place(view, space, kind), now)
 
 
+class IndexDamaged(Exception):
+    """The full-text index cannot be read."""
+
+
 def _search(
     view: sqlite3.Connection, space: str, kind: str, words: Sequence[str], limit: int, now: float
 ) -> list[Document] | None:
     if not sqlite_words.complete(view):
         return None
-    rows = view.execute(
-        _MATCHES,
-        {"words": sqlite_words.expression(_place(view, space, kind), words), "now": now, "limit": limit},
-    )
-    return _all(rows)
+    wanted = sqlite_words.expression(_place(view, space, kind), words)
+    try:
+        return _all(view.execute(_MATCHES, {"words": wanted, "now": now, "limit": limit}))
+    except sqlite3.DatabaseError as error:
+        if sqlite_words.is_damage(error):
+            raise IndexDamaged from error
+        raise
 
 
 def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
@@ -414,10 +421,15 @@ class SQLiteDocuments(OnSQLite, DocumentStore):
         wanted = words_of(words)
         if not wanted or not sqlite_words.has_index():
             return await super().search(space, kind, words, limit)
-        complete = 0
-        while complete < 2:  # a program whose SQLite has no FTS5 may be writing all the time
-            found: list[Document] | None = await self.read("search", space, kind, wanted, limit, self.clock.wall())
+        for _ in range(INDEX_TRIES):
+            try:
+                now = self.clock.wall()
+                found: list[Document] | None = await self.read("search", space, kind, wanted, limit, now)
+            except IndexDamaged:
+                await self.commit(None, [Op(sqlite_words.INDEX, (True,))])
+                continue
             if found is not None:
                 return found
-            complete += (await self.commit(None, [Op(sqlite_words.INDEX)]))[0]
+            while not (await self.commit(None, [Op(sqlite_words.INDEX, (False,))]))[0]:
+                pass
         return await super().search(space, kind, words, limit)

@@ -2,7 +2,8 @@
 
 The words are in a table of their own, and the index (FTS5) is made of that: all of it where `upto` is MOST, else of the
 rows up to that number, and where it is STALE of nothing that counts. A program whose SQLite has no FTS5 writes words
-too; it says that the index is stale, and looks through the words itself.
+too; it says that the index is stale, and looks through the words itself. An index that is damaged is stale as well:
+all that is in it can be made anew.
 """
 
 from __future__ import annotations
@@ -72,12 +73,11 @@ def keep(tx: SQLiteTx, id_: int, place: int, words: str) -> None:
     if (was[2] if was else "") == words:
         return
     if was:
-        _outdate(tx, id_, was)
+        _index(tx, _TAKE, was)
         tx.execute("DELETE FROM arc_document_words WHERE id = ?", (id_,))
     if words:
         tx.execute("INSERT INTO arc_document_words VALUES (?, ?, ?)", (id_, place, words))
-        if _indexed(tx, id_):
-            tx.execute(_ADD, (id_, place, words))
+        _index(tx, _ADD, (id_, place, words))
 
 
 def clear(tx: SQLiteTx, place: int) -> None:
@@ -86,9 +86,19 @@ def clear(tx: SQLiteTx, place: int) -> None:
         keep(tx, id_, 0, "")
 
 
-def _outdate(tx: SQLiteTx, id_: int, was: tuple[int, int, str]) -> None:
-    if _indexed(tx, id_):
-        tx.execute(_TAKE, was)
+def _index(tx: SQLiteTx, how: str, row: tuple[int, int, str]) -> None:
+    if _indexed(tx, row[0]):
+        try:
+            tx.execute(how, row)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            _set(tx, STALE)
+
+
+def is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether it is the index that is damaged, and nothing else."""
+    return error.sqlite_errorcode == sqlite3.SQLITE_CORRUPT_VTAB
 
 
 def _indexed(tx: SQLiteTx, id_: int) -> bool:
@@ -109,10 +119,10 @@ def _set(tx: SQLiteTx, upto: int) -> None:
     tx.counters["documents.upto"] = upto
 
 
-def index(tx: SQLiteTx) -> bool:
-    """Index some more of the documents; True where all are."""
+def index(tx: SQLiteTx, anew: bool) -> bool:
+    """Index some more of the documents, or all `anew` where all were; True where all are."""
     upto = int(tx.execute(_UPTO).fetchone()[0])
-    if upto == STALE:
+    if upto == STALE or (anew and upto == MOST):
         tx.execute("DROP TABLE IF EXISTS arc_document_index")
         tx.execute(_CREATE)
         upto = 0

@@ -16,7 +16,7 @@ class InMemoryHome(Home):
     def __init__(self, *, engine: MemoryEngine | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._documents = MemoryDocuments(engine=engine, clock=self.clock)
-        self.clock = self._documents.clock
+        self.follow(self._documents)
 
     def documents(self, scope: Scope) -> MemoryDocuments:
         return self._documents

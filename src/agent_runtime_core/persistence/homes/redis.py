@@ -20,7 +20,7 @@ class RedisHome(Home):
     ) -> None:
         super().__init__(**options)
         self._documents = RedisDocuments(url, redis_url=redis_url, engine=engine, clock=self.clock)
-        self.clock = self._documents.clock
+        self.follow(self._documents)
 
     def documents(self, scope: Scope) -> RedisDocuments:
         return self._documents

@@ -25,7 +25,7 @@ class SQLiteHome(Home):
     ) -> None:
         super().__init__(**options)
         self._documents = SQLiteDocuments(path, db_path=db_path, durability=durability, engine=engine, clock=self.clock)
-        self.clock = self._documents.clock
+        self.follow(self._documents)
 
     def documents(self, scope: Scope) -> SQLiteDocuments:
         return self._documents

@@ -8,7 +8,7 @@ from typing import Any
 from ..._clock import SYSTEM, Clock
 from ..._ids import new_ulid
 from ...errors import InvalidArgument, StorageError
-from ..documents.base import DocumentStore, Table
+from ..documents.base import DocumentStore, Table, storable
 from ..models import Scope
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -27,6 +27,8 @@ class Home:
         self, *, session_id: str | None = None, project: str = "", session_ttl: float = SESSION_TTL,
         clock: Clock = SYSTEM,
     ) -> None:  # fmt: skip
+        for name, value in (("session_id", session_id or ""), ("project", project)):
+            storable(value, name, "store")
         self.clock = clock
         #: Whether the session is another's too: then it does not end with this store.
         self.shared_session: bool = session_id is not None
@@ -35,6 +37,11 @@ class Home:
         self.session_ttl = session_ttl
         self._session_begun = False
         self._closed = False
+
+    def follow(self, documents: DocumentStore) -> None:
+        """Take the clock of the documents, which is that of their engine, where no other one was given."""
+        if self.clock is SYSTEM:
+            self.clock = documents.clock
 
     def documents(self, scope: Scope) -> DocumentStore:
         """Where the documents of that scope are."""

@@ -143,6 +143,8 @@ class StoredConversations(Home, ConversationStore):
     ) -> list[tuple[UUID, ConversationMessage]]:
         table = self._tables(scope)[1]
         _counts(limit=limit)
+        if not isinstance(query, str):
+            raise InvalidArgument(f"what is searched for is a string of words, not {query!r:.60}")
         return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
 
     # -- branches

@@ -603,6 +603,7 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
         await tried("an id that is none", InvalidArgument, lambda: store.get("../x"))
         await tried("a limit below 0", InvalidArgument, lambda: store.get_messages(conversation.id, limit=-1))
         await tried("an offset below 0", InvalidArgument, lambda: store.list_conversations(offset=-1))
+        await tried("a search for no text", InvalidArgument, lambda: store.search(None))
         await tried("a time that is none", InvalidArgument, lambda: store.get_messages(conversation.id, before=1))
 
 
