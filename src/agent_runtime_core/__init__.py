@@ -72,6 +72,8 @@ __all__ = [
     "StorageOutdated",
     "StorageTooNew",
     "StreamCut",
+    "TaskNotHeld",
+    "TooManyVectors",
     "Tool",
     "ToolCallingAgent",
     "ToolDefinition",
@@ -150,7 +152,9 @@ if TYPE_CHECKING:
         StorageOutdated,
         StorageTooNew,
         StreamCut,
+        TaskNotHeld,
         ToolTimeout,
+        TooManyVectors,
         UnknownAgent,
         UnknownPrice,
         UnknownRun,
@@ -201,8 +205,8 @@ else:
         "ModelNotFound NotConfigured NotSupported OutputMismatch PortalMisuse Postponed ProviderError ProviderTimeout "
         "ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageOutdated StorageTooNew StreamCut ToolTimeout UnknownAgent UnknownPrice UnknownRun UnknownSetting "
-        "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
+        "StorageOutdated StorageTooNew StreamCut TaskNotHeld TooManyVectors ToolTimeout UnknownAgent UnknownPrice "
+        "UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "limits": "RunLimits",

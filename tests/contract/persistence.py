@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._clock import SYSTEM
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.persistence.homes.files import FileHome
 from agent_runtime_core.persistence.homes.memory import InMemoryHome
@@ -35,7 +36,7 @@ def maker(body: type[Home], technology: str, request: pytest.FixtureRequest, tmp
     def make(place_name: str | None = None, **options: Any) -> Any:
         where = place(technology, place_name)
         if technology == "memory" and place_name is not None:
-            where = {"engine": engines.setdefault(place_name, MemoryEngine())}
+            where = {"engine": engines.setdefault(place_name, MemoryEngine(options.get("clock", SYSTEM)))}
         with pytest.MonkeyPatch.context() as patch:
             if technology == "files":
                 patch.setenv("HOME", f"{where['project_dir']}.home")

@@ -13,7 +13,8 @@ from .._load import load
 from ..errors import InvalidArgument, MissingDependency
 
 _sumprod = getattr(math, "sumprod", None)
-_QUERY_STEPS = 2**20
+_STEPS = 127
+_STEP = [float(step) for step in (*range(_STEPS + 1), *range(-_STEPS, 0))]  # by number, the negative ones from its end
 ALIKE = 1e-12  # cosines closer than that are the same but for rounding
 
 
@@ -88,54 +89,52 @@ class PlainRows:
 
 
 class CoarseRows(PlainRows):
-    """Doubles with a byte for each component beside them, which math.sumprod is through with in half the time.
+    """Doubles, and beside them each row in 255 steps, whose floats are a few that all rows share.
 
-    A row is scale * (bytes - 128), and `error` the length of what that leaves out: by Cauchy and Schwarz a product
-    with a vector of length 1 is off by that at most. What cannot be told apart so is left to the doubles.
+    math.sumprod is through with a tuple of these in less than half the time that it takes for an array, where each
+    float has to be made. A row is scale * steps, and `error` the length of what that leaves out: by Cauchy and Schwarz
+    a product with a vector of length 1 is off by that at most. What cannot be told apart so is left to the doubles.
     """
 
     def __init__(
-        self, rows: Sequence[array[float]] = (), coarse: Sequence[bytes] = (), scales: Sequence[float] = (),
-        errors: Sequence[float] = (),
+        self, rows: Sequence[array[float]] = (), coarse: Sequence[tuple[float, ...]] = (),
+        scales: Sequence[float] = (), errors: Sequence[float] = (),
     ) -> None:  # fmt: skip
         super().__init__(rows)
-        self._bytes = list(coarse)
+        self._coarse = list(coarse)
         self._scales, self._errors = array("d", scales), array("d", errors)
 
     def append(self, vector: array[float]) -> None:
-        scale = max(max(vector), -min(vector)) / 127
-        steps = [round(value / scale) for value in vector]
-        self._bytes.append(bytes([step + 128 for step in steps]))
+        scale = max(max(vector), -min(vector)) / _STEPS
+        steps = tuple([_STEP[round(value / scale)] for value in vector])
+        self._coarse.append(steps)
         self._scales.append(scale)
-        self._errors.append(math.dist(vector, [step * scale for step in steps]))
+        self._errors.append(math.dist(vector, [step * scale for step in steps]) + ALIKE)
         super().append(vector)
 
     def drop(self, number: int) -> None:
         super().drop(number)
-        self._bytes[number], self._scales[number], self._errors[number] = (
-            self._bytes[-1],
+        self._coarse[number], self._scales[number], self._errors[number] = (
+            self._coarse[-1],
             self._scales[-1],
             self._errors[-1],
         )
-        for column in (self._bytes, self._scales, self._errors):
+        for column in (self._coarse, self._scales, self._errors):
             column.pop()
 
     def frozen(self) -> Rows:
-        return CoarseRows(self._rows, self._bytes, self._scales, self._errors)
+        return CoarseRows(self._rows, self._coarse, self._scales, self._errors)
 
     def nearest(self, vector: array[float], count: int) -> list[tuple[float, int]]:
         assert _sumprod is not None
-        step = max(max(vector), -min(vector)) / _QUERY_STEPS
-        other = [round(value / step) for value in vector]
-        off = 128 * sum(other)
-        mine = 1.01 * math.dist(vector, [each * step for each in other]) + 1e-9
-        sums = [_sumprod(row, other) for row in self._bytes]
-        about = [(each - off) * step * scale for each, scale in zip(sums, self._scales, strict=True)]
-        least = map(operator.sub, about, self._errors)
-        worst = (heapq.nlargest(count, least)[-1] if count < len(sums) else -math.inf) - 2 * mine
+        other = tuple(vector)
+        about = list(map(operator.mul, [_sumprod(row, other) for row in self._coarse], self._scales))
+        worst = -math.inf
+        if count < len(about):
+            worst = heapq.nlargest(count, map(operator.sub, about, self._errors))[-1] - ALIKE
         most = map(operator.add, about, self._errors)
         maybe = [number for number, each in enumerate(most) if each >= worst]
-        return _nearest(((number, _sumprod(self._rows[number], vector)) for number in maybe), count)
+        return _nearest(((number, _sumprod(self._rows[number], other)) for number in maybe), count)
 
 
 class NumpyRows:

@@ -56,24 +56,30 @@ class Board:
         self._waiting_for: defaultdict[str, set[str]] = defaultdict(set)
         self._heaps: defaultdict[str | None, list[tuple[tuple[Order, float, str], int]]] = defaultdict(list)
         self._ends: list[tuple[float, str]] = []
+        self._taken: set[str] = set()
 
     def put(self, document: Document) -> None:
         self.drop(document.key)
         new = self.cards[document.key] = card(document)
         for each in new.dependencies:
             self._waiting_for[each].add(new.key)
-        self.offer(new)
+        self._place(new)
         if new.state is TaskState.COMPLETE:
             for key in self._waiting_for.get(new.key, ()):
-                self.offer(self.cards[key])
+                self._place(self.cards[key])
 
     def drop(self, key: str) -> None:
+        self._taken.discard(key)
         old = self.cards.pop(key, None)
         for each in old.dependencies if old is not None else ():
             self._waiting_for[each].discard(key)
 
     def offer(self, each: Card) -> None:
-        """Have it looked at when its turn comes."""
+        """Have it given again, as nobody has it after all."""
+        self._taken.discard(each.key)
+        self._place(each)
+
+    def _place(self, each: Card) -> None:
         if each.until is not None:
             heapq.heappush(self._ends, (each.until, each.key))
         elif each.state is TaskState.NOT_STARTED and self._unblocked(each):
@@ -88,7 +94,7 @@ class Board:
 
     def _is_current(self, place: tuple[Order, float, str], version: int) -> bool:
         each = self.cards.get(place[2])
-        return each is not None and each.document.version == version
+        return each is not None and each.document.version == version and each.key not in self._taken
 
     def _unblocked(self, each: Card) -> bool:
         known = (self.cards.get(key) for key in each.dependencies)
@@ -108,6 +114,7 @@ class Board:
         while heap:
             place, version = heapq.heappop(heap)
             if self._is_current(place, version) and self._is_ready(self.cards[place[2]], now):
+                self._taken.add(place[2])
                 return self.cards[place[2]]
         return None
 

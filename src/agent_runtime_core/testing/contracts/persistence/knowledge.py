@@ -12,14 +12,12 @@ import copy
 import dataclasses
 import datetime as dt
 import math
-import random
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from ....errors import InvalidArgument, UnserialisableResult
-from ....persistence.base.knowledge import TooManyVectors
+from ....errors import InvalidArgument, TooManyVectors, UnserialisableResult
 from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
 from ...clock import START, VirtualClock
 from ..checks import refused, same
@@ -221,7 +219,7 @@ async def every_field_of_an_embedding_comes_back(make: Make) -> None:
 @vectors
 async def the_nearest_come_first(make: Make) -> None:
     async with opened(make) as store:
-        chance = random.Random(7)
+        chance = VirtualClock(seed=7).random
         made = [
             Embedding(vector=[chance.gauss(0, 1) for _ in range(12)], content=str(n), content_type="ab"[n % 2])
             for n in range(60)
@@ -325,6 +323,22 @@ async def summaries_of_many_conversations_are_found(make: Make) -> None:
         same([await of(each) for each in (a, b, c)], [["old"], ["new"], ["old"]], "those once they were changed")
         await store.delete_summary(old.id)
         same([await of(each) for each in (a, b, c)], [[], ["new"], []], "those that are left")
+
+
+@ours
+async def summaries_saved_at_once_leave_no_link_behind(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        summary, conversations = Summary(content="s"), [new_id() for _ in range(8)]
+        saves = [dataclasses.replace(summary, conversation_ids=[each]) for each in conversations]
+        await asyncio.gather(*(to.save_summary(each) for each, to in zip(saves, [store, beside] * 4, strict=True)))
+        [last] = (await store.get_summary(summary.id)).conversation_ids
+        for each in conversations:
+            expected = [summary.id] if each == last else []
+            same(
+                [one.id for one in await store.get_summaries_for_conversation(each)],
+                expected,
+                "those of a conversation",
+            )
 
 
 @ours

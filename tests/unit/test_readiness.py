@@ -1,0 +1,191 @@
+"""Which tasks can be begun, circles among them, and the board and the notes that workers read instead of all tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from agent_runtime_core.persistence.documents.base import Document, Entry, Query, Table
+from agent_runtime_core.persistence.documents.memory import MemoryDocuments
+from agent_runtime_core.persistence.forms import text_of
+from agent_runtime_core.persistence.homes.memory import InMemoryHome
+from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
+from agent_runtime_core.persistence.readiness import circle, ready_of
+from agent_runtime_core.persistence.stored import feed
+from agent_runtime_core.persistence.stored.board import SLACK, Board
+from agent_runtime_core.persistence.stored.feed import Feed
+from agent_runtime_core.persistence.stored.tasks import StoredTasks
+from agent_runtime_core.testing.clock import VirtualClock
+
+
+def _reaches_itself(edges: dict[str, list[str]]) -> bool:
+    """By following every path for as many steps as there are tasks."""
+    reached = {key: set(after) for key, after in edges.items()}
+    for _ in edges:
+        for after in reached.values():
+            after |= {far for near in tuple(after) for far in edges.get(near, ())}
+    return any(key in after for key, after in reached.items())
+
+
+def test_circles_are_found_where_there_are_any() -> None:
+    chance, with_one = random.Random(3), 0
+    for _ in range(600):
+        count = chance.randrange(1, 9)
+        edges = {str(n): [str(chance.randrange(count + 1)) for _ in range(chance.randrange(3))] for n in range(count)}
+        found = circle(edges, lambda key, edges=edges: edges.get(key, ()))  # type: ignore[misc]
+        assert bool(found) == _reaches_itself(edges), edges
+        with_one += bool(found)
+        for key, follower in zip(found, [*found[1:], *found[:1]], strict=True):
+            assert follower in edges[key], f"{found} is no circle of {edges}"
+    assert 100 < with_one < 500
+
+
+def test_a_long_chain_is_no_circle_and_ends() -> None:
+    assert circle(["0"], lambda key: [str(int(key) + 1)] if int(key) < 100_000 else []) == []
+
+
+class _Counted(MemoryDocuments):
+    """Counts the documents that are read."""
+
+    read_: int = 0
+
+    async def read(self, what: str, *args: object) -> object:
+        found = await super().read(what, *args)
+        if isinstance(found, list):
+            wanted = [each for each in found if isinstance(each, Document)]
+            kind = args[0].kind if isinstance(args[0], Query) else args[1]
+            self.read_ += len(wanted) if kind == "task" else 0
+        return found
+
+
+class _Store(InMemoryHome, StoredTasks):
+    def __init__(self) -> None:
+        super().__init__(clock=VirtualClock())
+        self.counted = self._documents = _Counted(clock=self.clock)
+
+
+async def test_a_claim_does_not_read_all_tasks_again() -> None:
+    store = _Store()
+    await store.save(TaskList(name="work", tasks=[Task(name=str(n)) for n in range(300)]))
+    first = await store.claim("w", lease_seconds=60)
+    before = store.counted.read_
+    for _ in range(100):
+        task = await store.claim("w", lease_seconds=60)
+        assert task is not None
+        await store.complete(task)
+    assert first is not None
+    assert store.counted.read_ - before <= 2 * 100, "one for each end, and none for a claim"
+
+
+def _document(task: Task, version: int = 1) -> Document:
+    return Document(str(task.id), text_of(task), version, 1.0, "list")
+
+
+async def test_a_board_says_what_a_look_at_all_tasks_would() -> None:
+    chance = random.Random(11)
+    for _ in range(60):
+        tasks = [Task(name=str(n), priority=chance.randrange(3)) for n in range(8)]
+        board, now = Board(), 1_000.0
+        for version in range(1, 30):
+            task = chance.choice(tasks)
+            task.state = chance.choice(list(TaskState))
+            task.dependencies = [
+                each.id for each in chance.sample(tasks[: tasks.index(task)], k=min(2, tasks.index(task)))
+            ]
+            board.put(_document(task, version))
+            known = [each for each in tasks if str(each.id) in board.cards]
+            expected = [str(each.id) for each in ready_of(known, now)]
+            assert [each.key for each in board.ready("list", now)] == expected
+        taken = []
+        while (each := board.take(chance.choice([None, "list"]), now)) is not None:
+            taken.append(each.key)
+        assert taken == expected
+
+
+def test_a_board_that_nobody_takes_from_stays_small() -> None:
+    board, task = Board(), Task(name="a")
+    for version in range(1, 3 * SLACK):
+        board.put(_document(task, version))
+    assert all(len(heap) <= SLACK + 5 for heap in board._heaps.values())
+    assert board.take(None, 0.0) is not None
+
+
+async def test_the_feed_tells_what_changed_or_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "KEPT", 10)
+    table = Table(MemoryDocuments(), "project", "thing")
+    mine, theirs = Feed(table), Feed(table)
+    assert await mine.since(None) == (set(), None)
+
+    async def change(*keys: str) -> list[float]:
+        ranks: list[float] = await table.write(*theirs.note(keys))
+        await theirs.trim(ranks)
+        return ranks
+
+    await change("a")
+    assert await mine.since(None) is None
+    mark = await mine.last()
+    await change("b")
+    await change("c", "d")
+    changes = await mine.since(mark)
+    assert changes is not None
+    assert (changes[0], await mine.since(changes[1])) == ({"b", "c", "d"}, (set(), changes[1]))
+    mine.known(await change("e"), changes[1])
+    await change("f")
+    assert await mine.since(changes[1]) == ({"f"}, await mine.last())
+    for n in range(40):
+        await change(str(n))
+    assert len(await table.documents.read("find", Query("project", "thing_change", 0.0))) <= 20, "old notes are deleted"
+    assert await mine.since(mark) is None, "who is too far behind reads everything again"
+    many = [str(n) for n in range(2500)]
+    mark = await mine.last()
+    await change(*many)
+    assert await mine.since(mark) == (set(many), await mine.last())
+
+
+async def test_a_list_that_is_deleted_takes_along_what_was_added_meanwhile() -> None:
+    store, late = _Store(), [Task(name="late")]
+    task_list = TaskList(name="work", tasks=[Task(name="a")])
+    await store.save(task_list)
+    tasks, space = store.table(Scope.PROJECT, "task"), store._space(Scope.PROJECT)
+    find = tasks.documents.read
+
+    async def found(what: str, *args: object) -> object:
+        answer = await find(what, *args)
+        while what == "find" and late:
+            task = late.pop()
+            await tasks.write(tasks.put(Entry(str(task.id), text_of(task), str(task_list.id))))
+        return answer
+
+    tasks.documents.read = found  # type: ignore[method-assign]
+    assert await space.delete(str(task_list.id))
+    tasks.documents.read = find  # type: ignore[method-assign]
+    assert await tasks.find(str(task_list.id)) == []
+
+
+async def test_a_board_that_was_read_while_its_own_store_wrote_catches_up() -> None:
+    store, beside = _Store(), _Store()
+    beside._documents = store._documents
+    task = Task(name="a")
+    await store.save(task)
+    space = store._space(Scope.PROJECT)
+    await space.board()
+    await beside.update(task.id, description="theirs")
+    read, reading, go_on = store.counted.read, asyncio.Event(), asyncio.Event()
+
+    async def slow(what: str, *args: object) -> object:
+        found = await read(what, *args)
+        if what == "get" and not reading.is_set():
+            reading.set()
+            await go_on.wait()
+        return found
+
+    store.counted.read = slow  # type: ignore[method-assign]
+    refresh = asyncio.ensure_future(space.board())
+    await reading.wait()
+    await store.update(task.id, state=TaskState.CANCELLED)
+    go_on.set()
+    await refresh
+    assert await store.ready() == []
+    assert (await space.board()).cards[str(task.id)].document.version == 3
