@@ -12,12 +12,14 @@ AgentRuntimeError
 ├── PlanningError                     no plan could be made of a prompt, or one that cannot be carried out
 ├── PortalMisuse                      a blocking call from the loop that would have to answer it
 ├── NotSupported                      this backend or client has no such operation
+│   └── TooManyVectors                more embeddings than a store can search one by one
 ├── MissingDependency (ImportError)   an optional package is not installed
 ├── IllegalTransition                 a run may not go from that status to this one
 ├── IdempotencyConflict               the same id or key with another agent or input
 ├── RunBusy                           another live process holds the run
 ├── RunFailed                         raise_for_status() of a run that did not succeed
 ├── LeaseLost                         the claim was superseded; nothing was written
+├── TaskNotHeld                       a worker does not, or no longer, have the claim of a task
 ├── JournalMismatch                   the code no longer matches what was recorded
 ├── UnserialisableResult (TypeError, ValueError)
 ├── StepExecutionError                a step failed after its last retry
@@ -128,6 +130,10 @@ class NotSupported(AgentRuntimeError):
     """This backend or client has no such operation."""
 
 
+class TooManyVectors(NotSupported):
+    """More embeddings than a store can search one by one."""
+
+
 class MissingDependency(AgentRuntimeError, ImportError):
     """An optional package is not installed."""
 
@@ -185,6 +191,10 @@ class LeaseLost(AgentRuntimeError):
             f"claim {token or '(none)'} no longer holds run {key}: another worker took over, "
             "or the run has ended; nothing was written"
         )
+
+
+class TaskNotHeld(AgentRuntimeError):
+    """The worker does not, or no longer, have the claim of this task; nothing was written."""
 
 
 class JournalMismatch(AgentRuntimeError):

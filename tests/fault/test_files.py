@@ -207,11 +207,13 @@ async def look_only(place: Path) -> None:
     try:
         with Child("filing", root, "looks") as child:
             child.expect("ready")
-            for left_behind in ("nothing", "no stamp", "an intent"):
+            for left_behind in ("nothing", "no stamp", "no lock", "an intent"):
                 os.chmod(root, 0o700)
                 os.chmod(stamp.parent, 0o700)
                 if left_behind != "nothing":
                     stamp.unlink(missing_ok=True)
+                if left_behind == "no lock":
+                    (root / "lock").unlink()
                 if left_behind == "an intent":
                     intent.write_text("{}")
                 os.chmod(stamp.parent, 0o500)

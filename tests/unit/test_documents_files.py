@@ -269,8 +269,10 @@ async def test_one_document_twice_is_named(root: Path) -> None:
     shutil.copy(memory(root) / "000000~theme.json", memory(root) / "000007~theme.json")
     with pytest.raises(StorageCorrupt, match="one document twice"):
         await Store(root).table.find()
-    with pytest.raises(StorageCorrupt, match="one document twice"):
-        await Store(root).put("theme")
+    store, before = Store(root), files(root)
+    answers = await asyncio.gather(*(store.put(key) for key in ("theme", "theme", "new")), return_exceptions=True)
+    assert [type(each) for each in answers] == [StorageCorrupt] * 3
+    assert files(root) == before
 
 
 async def test_what_people_leave_there_does_no_harm(root: Path) -> None:
@@ -584,8 +586,13 @@ async def test_what_expired_is_removed_a_little_at_a_time(root: Path) -> None:
         await store.put("stays")
         assert len(files(root)) == left
     assert await store.texts("k9") == ["again"]
+    await store.put("broken", expires=clock.wall() + 1)
+    clock.advance(2)
+    assert await store.texts("broken") == []
+    (memory(root) / "000013~broken.json").write_text("")
     await store.put("next")
-    assert (await store.table.find())[-1].rank == 13.0
+    (memory(root) / "000013~broken.json").unlink()
+    assert (await store.table.find())[-1].rank == 14.0
 
 
 # -- where stores are

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.base.knowledge import TooManyVectors
+from agent_runtime_core.errors import TooManyVectors
 from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
 from agent_runtime_core.persistence.models import Embedding, Scope
 from agent_runtime_core.persistence.stored import embeddings

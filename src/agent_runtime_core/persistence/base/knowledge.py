@@ -18,10 +18,6 @@ class NoEmbeddings(NotSupported, NotImplementedError):
     """This store keeps no embeddings."""
 
 
-class TooManyVectors(NotSupported):
-    """More embeddings than a store can search one by one."""
-
-
 class KnowledgeStore(ABC):
     """What was learned. Embeddings are optional: a store without them raises NotImplementedError."""
 

@@ -10,16 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import SYSTEM
-from ...errors import AgentRuntimeError, InvalidArgument, NotSupported
+from ...errors import InvalidArgument, NotSupported
 from ..models import Scope, Task, TaskList, TaskState
 from ..readiness import ready_of
 
 _LISTWISE = frozenset({"state", "name", "description"})
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Task)) - {"id"}
-
-
-class TaskNotHeld(AgentRuntimeError):
-    """The worker does not have, or no longer has, the claim of this task; nothing was written."""
 
 
 class TaskStore(ABC):

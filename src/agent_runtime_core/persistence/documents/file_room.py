@@ -215,7 +215,9 @@ class Room:
 
     def _read_locked(self, shelf: Shelf, look: Callable[[Shelf], T]) -> T:
         writable = os.access(self.disk.root, os.W_OK)
-        with self.lock(writable=writable, patience=self.patience):
+        with contextlib.ExitStack() as held:
+            if writable or self._exists(LOCK):
+                held.enter_context(self.lock(writable=writable, patience=self.patience))
             if writable:
                 self.recover()
                 self._heal(shelf)
@@ -250,8 +252,9 @@ class Turn:
     def shelf(self, at: str) -> Shelf:
         shelf = self._room.shelf(at)
         if at not in self._stamps:
-            self._stamps[at] = read_stamp(self._disk, shelf.directory)
-            shelf.refresh(self._stamps[at])
+            stamp = read_stamp(self._disk, shelf.directory)
+            shelf.refresh(stamp)
+            self._stamps[at] = stamp  # not before: what could not be listed must not pass for empty
         return shelf
 
     def carry_out(self, batch: Sequence[Request]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ..._engines.base import FENCE_OPS, NotApplied
-from ...errors import StorageCorrupt
+from ...errors import StorageCorrupt, StorageError
 from .base import Absent, Changed, Document, Entry, behind, touched
 from .file_disk import Disk
 from .file_form import VERSION, Page, sealed, unsealed, written
@@ -149,8 +150,9 @@ class FileTx:
         """Take a few expired documents along, of the kinds that change anyway."""
         for at in sorted({at for at, _ in self._changed} - self._emptied):
             for key in self._shelf(at).some_expired(SWEPT):
-                if (at, key) not in self._changed and self._stored(at, key) and self.one(at, key, now) is None:
-                    self.drop(at, key)
+                with contextlib.suppress(StorageError):  # it is no matter of this commit
+                    if (at, key) not in self._changed and self._stored(at, key) and self.one(at, key, now) is None:
+                        self.drop(at, key)
 
     # -- what has to be done
 

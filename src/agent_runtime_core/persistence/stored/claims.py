@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import aware
-from ...errors import InvalidArgument
-from ..base.tasks import TaskNotHeld, TaskStore
+from ...errors import InvalidArgument, TaskNotHeld
+from ..base.tasks import TaskStore
 from ..documents.base import Changed, Document, Entry
 from ..forms import model_of, text_of
 from ..models import Scope, Task, TaskState, moment

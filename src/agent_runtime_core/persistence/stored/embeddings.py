@@ -8,9 +8,8 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, TooManyVectors
 from ...portal import in_thread
-from ..base.knowledge import TooManyVectors
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
 from ..index import Index

@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from ....errors import InvalidArgument, UnserialisableResult
-from ....persistence.base.knowledge import TooManyVectors
+from ....errors import InvalidArgument, TooManyVectors, UnserialisableResult
 from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
 from ...clock import START, VirtualClock
 from ..checks import refused, same

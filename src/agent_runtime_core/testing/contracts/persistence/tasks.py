@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from ....errors import InvalidArgument, NotSupported, UnserialisableResult
-from ....persistence.base.tasks import TaskNotHeld, TaskStore
+from ....errors import InvalidArgument, NotSupported, TaskNotHeld, UnserialisableResult
+from ....persistence.base.tasks import TaskStore
 from ....persistence.models import Scope, Task, TaskList, TaskState, new_id
 from ...clock import START, VirtualClock
 from ..checks import refused, same
