@@ -24,13 +24,18 @@ class Bell:
         self._clock = clock
         self._lock = threading.Lock()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
+        self._conn: Any = None  # where what is rung can be heard
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         with self._lock:
+            known = topic in self._listeners
             listeners = self._listeners.setdefault(topic, [])
             listeners.append(wake)
+            if not known and self._conn is not None:
+                with contextlib.suppress(*driver().broken):  # the thread notices
+                    self._conn.send_command("SUBSCRIBE", self._of(topic))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="agent-runtime-bell", daemon=True)
                 self._thread.start()
@@ -48,18 +53,31 @@ class Bell:
                 with contextlib.suppress(RuntimeError):  # its loop is closed
                     wake()
 
+    def _of(self, topic: str) -> str:
+        """The channel of a topic: those that nobody here listens to wake no thread here."""
+        return f"{self._channel}:{topic}"
+
+    def _subscribe(self, conn: Any) -> None:
+        with self._lock:
+            channels = [self._channel, *map(self._of, self._listeners)]
+            conn.send_command("SUBSCRIBE", *channels)
+            self._conn = conn
+        for _ in channels:
+            conn.read_response()
+
     def _run(self) -> None:
         while not self._closed:
             conn = connection(self._place)
             try:
                 conn.connect()
-                conn.send_command("SUBSCRIBE", self._channel)
-                conn.read_response()
+                self._subscribe(conn)
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
             except driver().broken:
                 pause(0.2)
             finally:
+                with self._lock:
+                    self._conn = None
                 with contextlib.suppress(Exception):
                     conn.disconnect()
 
@@ -69,8 +87,9 @@ class Bell:
             if conn.can_read(timeout=_TURN):
                 said = conn.read_response()
                 quiet, asked = 0.0, False
-                if isinstance(said, list) and said[0] == b"message":
-                    self.wake(said[2].decode().split(","))
+                if isinstance(said, list) and said[0] in (b"message", b"subscribe"):
+                    # A channel that is new was not heard until now.
+                    self.wake([said[1].decode()[len(self._channel) + 1 :]])
                 continue
             quiet += _TURN
             if quiet >= QUIET and not asked:
