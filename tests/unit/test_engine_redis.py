@@ -626,6 +626,19 @@ async def test_bells_are_heard_by_others_and_again_after_a_cut(redis_server: Red
         assert len(heard) == before
 
 
+async def test_only_topics_that_somebody_listens_to_wake_a_process(redis_server: RedisServer) -> None:
+    url = f"{redis_server.url}?prefix=topics"
+    with one(url) as ear:
+        heard: list[str] = []
+        ear.listen("others", lambda: heard.append("others"))
+        await until(lambda: heard == ["others"])
+        await put(ear, "a", "1")  # rings for "things"
+        ear.listen("things", lambda: heard.append("things"))
+        await until(lambda: heard == ["others", "things"])  # what was rung before was not heard
+        await put(ear, "a", "2")
+        await until(lambda: heard == ["others", "things", "things"])
+
+
 async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

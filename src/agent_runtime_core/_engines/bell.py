@@ -22,15 +22,22 @@ class Bell(ABC):
             first = self._thread is None
             if first:
                 self._hang()
-            listeners = self._listeners.setdefault(topic, [])
-            listeners.append(wake)
+            if topic not in self._listeners:
+                self._listeners[topic] = []
+                self._begun(topic)
+            self._listeners[topic].append(wake)
             if first:
                 self._thread = threading.Thread(target=self._run, name="agent-runtime-bell", daemon=True)
                 self._thread.start()
 
         def stop() -> None:
-            with contextlib.suppress(ValueError):
-                listeners.remove(wake)
+            with self._lock:
+                listeners = self._listeners.get(topic, [])
+                if wake in listeners:
+                    listeners.remove(wake)
+                    if not listeners:
+                        del self._listeners[topic]
+                        self._over(topic)
 
         return stop
 
@@ -50,6 +57,12 @@ class Bell(ABC):
 
     def _hang(self) -> None:  # noqa: B027 - most need nothing
         """Make ready what the thread will listen at."""
+
+    def _begun(self, topic: str) -> None:  # noqa: B027 - most hear of all topics
+        """Somebody listens to a topic that nobody has listened to."""
+
+    def _over(self, topic: str) -> None:  # noqa: B027
+        """Nobody listens to a topic any more."""
 
     @abstractmethod
     def _run(self) -> None:

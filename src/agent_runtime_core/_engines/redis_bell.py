@@ -20,19 +20,44 @@ class ChannelBell(Bell):
         super().__init__()
         self._place = place
         self._channel = channel
+        self._conn: Any = None  # where what is rung can be heard
+
+    def _begun(self, topic: str) -> None:
+        self._say("SUBSCRIBE", topic)
+
+    def _over(self, topic: str) -> None:
+        self._say("UNSUBSCRIBE", topic)
+
+    def _say(self, command: str, topic: str) -> None:
+        if self._conn is not None:
+            with contextlib.suppress(*driver().broken):  # the thread notices
+                self._conn.send_command(command, self._of(topic))
+
+    def _of(self, topic: str) -> str:
+        """The channel of a topic: those that nobody here listens to wake no thread here."""
+        return f"{self._channel}:{topic}"
+
+    def _subscribe(self, conn: Any) -> None:
+        with self._lock:
+            channels = [self._channel, *map(self._of, self._listeners)]
+            conn.send_command("SUBSCRIBE", *channels)
+            self._conn = conn
+        for _ in channels:
+            conn.read_response()
 
     def _run(self) -> None:
         while not self._closed:
             conn = connection(self._place)
             try:
                 conn.connect()
-                conn.send_command("SUBSCRIBE", self._channel)
-                conn.read_response()
+                self._subscribe(conn)
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
             except driver().broken:
                 pause(0.2)
             finally:
+                with self._lock:
+                    self._conn = None
                 with contextlib.suppress(Exception):
                     conn.disconnect()
 
@@ -42,8 +67,9 @@ class ChannelBell(Bell):
             if conn.can_read(timeout=_TURN):
                 said = conn.read_response()
                 quiet, asked = 0.0, False
-                if isinstance(said, list) and said[0] == b"message":
-                    self.wake(said[2].decode().split(","))
+                if isinstance(said, list) and said[0] in (b"message", b"subscribe"):
+                    # A channel that is new was not heard until now.
+                    self.wake([said[1].decode()[len(self._channel) + 1 :]])
                 continue
             quiet += _TURN
             if quiet >= QUIET and not asked:

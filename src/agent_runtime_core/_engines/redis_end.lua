@@ -48,7 +48,5 @@ for i, asked in ipairs(cjson.decode(ARGV[2])) do
   end
 end
 
-local topics = {}
-for topic in pairs(rings) do topics[#topics + 1] = topic end
-if #topics > 0 then call('PUBLISH', P .. 'bell', table.concat(topics, ',')) end
+for topic in pairs(rings) do call('PUBLISH', P .. 'bell:' .. topic, '') end
 return answers

@@ -139,7 +139,6 @@ class Worker:
         if self._busy >= self._slots:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
-        await asyncio.sleep(0)  # what was claimed just now begins before anything else is asked
         with contextlib.suppress(AgentRuntimeError):
             due = await self.runner.queue.next_due()
             if due is not None:
