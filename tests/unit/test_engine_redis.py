@@ -639,6 +639,24 @@ async def test_only_topics_that_somebody_listens_to_wake_a_process(redis_server:
         await until(lambda: heard == ["others", "things", "things"])
 
 
+async def test_a_topic_that_nobody_listens_to_any_more_is_left(redis_server: RedisServer) -> None:
+    with one(f"{redis_server.url}?prefix=left") as engine:
+        client = engine._bell
+
+        def listeners() -> int:
+            _, count = redis_server.ask("PUBSUB", "NUMSUB", client._of("things"))
+            return int(count)
+
+        stops = [engine.listen("things", lambda: None) for _ in range(2)]
+        await until(lambda: listeners() == 1)
+        stops[0]()
+        assert listeners() == 1
+        stops[1]()
+        await until(lambda: listeners() == 0)
+        engine.listen("things", lambda: None)
+        await until(lambda: listeners() == 1)
+
+
 async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

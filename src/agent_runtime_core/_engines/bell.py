@@ -22,10 +22,10 @@ class Bell(ABC):
             first = self._thread is None
             if first:
                 self._hang()
-            if topic not in self._listeners:
-                self._listeners[topic] = []
+            known = topic in self._listeners
+            self._listeners.setdefault(topic, []).append(wake)
+            if not known:
                 self._begun(topic)
-            self._listeners[topic].append(wake)
             if first:
                 self._thread = threading.Thread(target=self._run, name="agent-runtime-bell", daemon=True)
                 self._thread.start()
