@@ -87,8 +87,10 @@ __all__ = [
     "StreamCut",
     "Task",
     "TaskList",
+    "TaskNotHeld",
     "TaskState",
     "TaskStore",
+    "TooManyVectors",
     "Tool",
     "ToolCall",
     "ToolCallingAgent",
@@ -173,6 +175,8 @@ if TYPE_CHECKING:
         StorageOutdated,
         StorageTooNew,
         StreamCut,
+        TaskNotHeld,
+        TooManyVectors,
         ToolFailed,
         ToolTimeout,
         UnknownAgent,
@@ -242,14 +246,14 @@ else:
         "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
-        "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
-        "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
-        "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
-        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
-        "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
-        "UnknownSetting "
-        "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
+        "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
+        "IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded "
+        "MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError "
+        "PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable RateLimited "
+        "RequestRefused RunBusy RunFailed StepCancelledError StepExecutionError StepInDoubt StorageBusy "
+        "StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated StorageTooNew StreamCut "
+        "TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
+        "UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "limits": "RunLimits",
