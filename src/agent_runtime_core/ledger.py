@@ -25,6 +25,23 @@ from .state.base import StateStore
 BUSY_TRIES = 2  # a write that was not answered in time is repeated: its operations know themselves
 
 
+Row = tuple[str, str, str, float]  # an event to be published: its id, kind, payload and time
+
+
+def told(run_id: str, record: Record) -> list[Row]:
+    """The events that a record stands for."""
+    return [
+        (event_id(record, i), kind, encode(payload), record.t)
+        for i, (kind, payload) in enumerate(expand(run_id, record))
+    ]
+
+
+async def missing(bus: EventBus, run_id: str, records: Sequence[Record]) -> list[Row]:
+    """Of the events that these records stand for, those that were never published."""
+    published = await bus.published(run_id)
+    return [row for record in records for row in told(run_id, record) if row[0] not in published]
+
+
 class Ledger:
     """What a claim writes, guarded by it everywhere; `open` before the first read."""
 
@@ -66,8 +83,7 @@ class Ledger:
         return list({id(target): target for target in (self._state, self._bus, self._queue)}.values())
 
     async def _publish_missing(self, records: Sequence[Record]) -> None:
-        published = await self.bus.published(self.run_id)
-        rows = [row for record in records for row in self._rows(record) if row[0] not in published]
+        rows = await missing(self.bus, self.run_id, records)
         if rows:
             await self._commit(self._bus, [self._publish(rows)])
 
@@ -83,11 +99,8 @@ class Ledger:
 
     # -- writing
 
-    def _rows(self, record: Record) -> list[tuple[str, str, str, float]]:
-        return [
-            (event_id(record, i), kind, encode(payload), record.t)
-            for i, (kind, payload) in enumerate(expand(self.run_id, record))
-        ]
+    def _rows(self, record: Record) -> list[Row]:
+        return told(self.run_id, record)
 
     def _publish(self, rows: Sequence[tuple[str, str, str, float]]) -> Op:
         return Op("events.publish", (self.run_id, tuple(rows)))

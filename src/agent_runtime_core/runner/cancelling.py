@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from .._engines.base import Op
 from .._json import encode
 from ..backends import Backends
+from ..errors import StorageBusy
 from ..interfaces import RunResult
 from ..journal.record import ENDED, Record
+from ..ledger import BUSY_TRIES, missing
 from ..outcome import encode_result, payload_of
 from ..queue.base import RunQueue
 from ..queue.row import LIVE, RunRow
@@ -33,15 +35,48 @@ async def cancel_tree(backends: Backends, row: RunRow) -> bool:
         if each is row and each.parent_id is not None:
             queue_ops.append(_told_parent(queue, each, each.parent_id, result))
         ends.append((each, result))
-    state_ops, event_ops = [], []
-    for each, result in ends:
-        state_ops += _ended(each, result, now)
-        if not _derives(backends):
-            event_ops.append(
-                Op("events.publish", (each.run_id, ((f"end:{each.generation}", "run.cancelled", "{}", now),)))
-            )
-    first = (await _write_freely(backends, queue_ops, state_ops, event_ops))[0]
+    state_ops = [op for each, result in ends for op in _ended(each, result, now)]
+    first = (await _write_freely(backends, queue_ops, state_ops))[0]
+    if not _derives(backends):
+        for each, _ in ends:
+            await _published(backends, each, now)
     return row.status != "running" or first[0] in LIVE
+
+
+async def _published(backends: Backends, row: RunRow, now: float) -> None:
+    """Nobody comes after this who could publish it: what is not answered is tried again, and is there once."""
+    for _ in range(BUSY_TRIES):
+        try:
+            await _publish(backends, row, now)
+        except StorageBusy:
+            continue
+        return
+    await _publish(backends, row, now)
+
+
+async def _publish(backends: Backends, row: RunRow, now: float) -> None:
+    """The end of a run, and before it what a claim that gave the run back could not publish."""
+    events = [] if not row.claimed_at else await missing(
+        backends.bus, row.run_id, [each for each in await backends.state.records(row.run_id) if each.claim_id]
+    )  # fmt: skip
+    events.append((f"end:{row.generation}", "run.cancelled", "{}", now))
+    await backends.bus.commits.commit(None, [Op("events.publish", (row.run_id, tuple(events)))])
+
+
+async def cancelled_whole(backends: Backends, row: RunRow) -> None:
+    """Have it known everywhere that this run was cancelled: whoever did it may have got no answer half-way."""
+    queue, state = backends.queue.commits, backends.state.commits
+    if queue is state and _derives(backends):
+        return
+    ending = await backends.state.ending(row.run_id)
+    if ending is not None and ending.attempt == row.generation and ending.claim_id:
+        return  # by a claim, which says all of it itself
+    if ending is None or ending.attempt < row.generation:
+        now = row.ended_at or backends.queue.clock.wall()
+        result = RunResult(status=RunStatus.CANCELLED, run_id=UUID(row.run_id))
+        await state.commit(None, _ended(row, result, now))
+    if not _derives(backends):
+        await _published(backends, row, row.ended_at or backends.queue.clock.wall())
 
 
 def _told_parent(queue: RunQueue, row: RunRow, parent: str, result: RunResult) -> Op:
@@ -59,15 +94,12 @@ def _derives(backends: Backends) -> bool:
     return backends.bus.derives and backends.bus.commits is backends.state.commits
 
 
-async def _write_freely(backends: Backends, queue: list[Op], state: list[Op], events: list[Op]) -> list[Any]:
+async def _write_freely(backends: Backends, queue: list[Op], state: list[Op]) -> list[Any]:
     """Commit under no claim: the queue decides first, on one engine all together. The queue's results."""
-    parts: list[tuple[Any, list[Op]]] = []
-    for target, ops in (
-        (backends.queue.commits, queue), (backends.state.commits, state), (backends.bus.commits, events),
-    ):  # fmt: skip
-        if parts and parts[-1][0] is target:
-            parts[-1][1].extend(ops)
-        elif ops:
-            parts.append((target, list(ops)))
-    results = [await target.commit(None, ops) for target, ops in parts]
-    return cast("list[Any]", results[0])
+    target, other = backends.queue.commits, backends.state.commits
+    if other is target:
+        return await target.commit(None, [*queue, *state])
+    results = await target.commit(None, queue)
+    if state:
+        await other.commit(None, state)
+    return results

@@ -32,7 +32,7 @@ from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from ..waits import Chronicle, Services
-from .cancelling import cancel_tree
+from .cancelling import cancel_tree, cancelled_whole
 from .drive import TURNS, Drive
 from .forking import fork
 from .heart import Heart
@@ -434,6 +434,8 @@ class AgentRunner:
         while True:
             row = await self._row(run_id)
             if row.status not in LIVE:
+                if row.status == "cancelled":
+                    await cancelled_whole(self.backends, row)
                 break
             with contextlib.suppress(Moved):
                 recorded = await cancel_tree(self.backends, row)

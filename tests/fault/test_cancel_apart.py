@@ -1,0 +1,78 @@
+"""Cancelling where queue, events and state are on engines of their own, and one of them gives no answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import StorageBusy
+from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.state import InMemoryStateStore
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing.clock import VirtualClock
+
+from .rig import Agent, settings, status
+
+
+async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -> None:
+    """Over several engines: a step is recorded, its event is not, the run is given back for later, and cancelled."""
+    clock = VirtualClock()
+    queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(clock=clock), InMemoryStateStore(clock=clock)
+    away = False
+    publish = bus.engine.commit
+
+    async def commit(guard: Any, ops: Any) -> list[Any]:
+        if away and any("step.completed" in str(op.args) for op in ops):
+            raise StorageBusy("no answer")
+        return await publish(guard, ops)
+
+    bus.engine.commit = commit  # type: ignore[method-assign]
+
+    async def code(ctx: Any) -> Any:
+        nonlocal away
+        away = True
+        await ctx.step("work", work)
+
+    async def work() -> int:
+        return 1
+
+    agents = Registry()
+    agents.register(Agent("a", code))
+    runner = AgentRunner(queue, bus, state, settings(), registry=agents)
+    run_id = await runner.submit("a")
+    with pytest.raises(StorageBusy):
+        await runner.run_once()
+    assert await status(runner, run_id) == "pending"
+    away = False
+    assert await runner.cancel(run_id) is True
+    told = [event.event_type for event in await bus.get_events(run_id)]
+    assert told == ["run.started", "step.started", "step.completed", "run.cancelled"]
+    assert await runner.cancel(run_id) is False
+    assert len(await bus.get_events(run_id)) == len(told), "and none of them twice"
+
+
+async def test_a_cancel_that_got_no_answer_is_made_whole_by_the_next() -> None:
+    clock = VirtualClock()
+    queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(clock=clock), InMemoryStateStore(clock=clock)
+    append, away = state.engine.commit, True
+
+    async def commit(guard: Any, ops: Any) -> list[Any]:
+        if away:
+            raise StorageBusy("no answer")
+        return await append(guard, ops)
+
+    state.engine.commit = commit  # type: ignore[method-assign]
+    runner = AgentRunner(queue, bus, state, settings(), registry=Registry())
+    run_id = await runner.submit("nobody")
+    with pytest.raises(StorageBusy):
+        await runner.cancel(run_id)
+    assert await status(runner, run_id) == "cancelled"
+    away = False
+    assert await runner.cancel(run_id) is False
+    assert [event.event_type for event in await bus.get_events(run_id)] == ["run.cancelled"]
+    assert (await runner.wait(run_id)).status is RunStatus.CANCELLED
+    assert await state.get_run_status(run_id) == "cancelled"
