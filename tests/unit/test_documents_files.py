@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import FORGET, INSTALL, Guard, Op
+from agent_runtime_core._engines.requests import Request
 from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,
@@ -493,6 +494,57 @@ async def test_who_holds_the_lock_keeps_writers_waiting_and_readers_not(root: Pa
     await table.write(table.put(Entry("b", "after")))
     found = await table.many(["a", "b"])
     assert [each.text for each in found] == ['"x"', "after"], "what was given up is not written later"
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+async def test_a_read_of_several_is_of_one_moment(root: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool) -> None:
+    store, other = Store(root), Store(root)
+    await store.table.write(*(store.table.put(Entry(key, "1")) for key in ("a", "b")))
+    disk = store.documents._room.disk
+    whole, writes = disk.read, 0
+
+    def meanwhile(where: str) -> bytes:
+        nonlocal writes
+        data = whole(where)
+        if "~a" in where and writes < 3:
+            writes += 1
+            rank = 9.0 - writes if renamed else None
+            ops = [other.table.put(Entry(key, f"{writes + 1}", rank=rank)) for key in ("a", "b")]
+            other.documents._room.write([request := Request(None, ops)])
+            assert request.outcome()
+        return data
+
+    monkeypatch.setattr(disk, "read", meanwhile)
+    assert await store.texts("a", "b") == ["4", "4"]
+    writes = 2
+    assert [each.text for each in await store.table.find(high=99.0)] == ["4", "4"]
+    assert writes == 3
+
+
+async def test_who_failed_to_list_while_it_is_written_leaves_no_gap(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(root)
+    for group in ("g", "h"):
+        await store.put(f"{group}/1", group=group)
+    room = store.documents._room
+    shelf, follow, names = room.shelf("documents/project/memory"), room.follow, room.disk.names
+
+    def unreadable(where: str) -> list[str]:
+        if where.endswith("/g"):
+            raise StorageError("not now")
+        return names(where)
+
+    def while_it_is_written(*args: Any, **options: Any) -> None:
+        follow(*args, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(room.disk, "names", unreadable)
+            with pytest.raises(StorageError, match="not now"):
+                shelf.refresh(None)
+
+    monkeypatch.setattr(room, "follow", while_it_is_written)
+    await store.put("h/2", group="h")
+    assert [each.key for each in await store.table.find()] == ["g/1", "h/1", "h/2"]
 
 
 async def test_what_fails_among_others_fails_alone(root: Path) -> None:
