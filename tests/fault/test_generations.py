@@ -73,7 +73,7 @@ async def until_expired(runner: AgentRunner, run_id: str) -> None:
 
 
 def brief(how: str) -> Any:
-    return settings(max_retries=1 if how == "failed" else 3, run_timeout_seconds=0.05 if how == "timed_out" else 60.0)
+    return settings(max_retries=1 if how == "failed" else 3, run_timeout_seconds=0.4 if how == "timed_out" else 60.0)
 
 
 @pytest.mark.parametrize("how", ENDINGS)

@@ -113,7 +113,7 @@ class _Door(Drive):
 
     def close(self) -> None:
         self.place.sealed = True
-        self.heart.drop(self.row.run_id)
+        self.heart.drop(self.row.run_id, self.row.claim_id)
         self._trace_end()
 
 

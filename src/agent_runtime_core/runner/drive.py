@@ -124,7 +124,7 @@ class Drive:
             raise
         finally:
             self.place.sealed = True
-            self.heart.drop(self.row.run_id)
+            self.heart.drop(self.row.run_id, self.row.claim_id)
             self._trace_end()
             if self.chronicle is not None and not self.lost:
                 await self.chronicle.tell(self.ended)

@@ -66,9 +66,12 @@ class Heart:
                 self._stop_listening = self._queue.listen("mail", self._mail)
         self._watch(held.loop)
 
-    def drop(self, run_id: str) -> None:
+    def drop(self, run_id: str, claim_id: str | None = None) -> None:
+        """Keep the run no longer; with `claim_id` only that claim: here may be a later one already."""
         with self._lock:
-            self._held.pop(run_id, None)
+            held = self._held.get(run_id)
+            if held is not None and claim_id in (None, held.row.claim_id):
+                del self._held[run_id]
 
     def stop(self) -> None:
         with self._lock:
