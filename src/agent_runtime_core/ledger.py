@@ -61,6 +61,7 @@ class Ledger:
         #: Hears of every event that this claim has written: its kind and its payload.
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._notes: list[Op] = []
+        self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
         self._timer: asyncio.TimerHandle | None = None
         self._seq = 0
         self._torn = False  # a write was broken off when it was through on some of its engines
@@ -109,6 +110,9 @@ class Ledger:
         self, state: Sequence[Op] = (), events: Sequence[Op] = (), queue: Sequence[Op] = ()
     ) -> list[list[Any]]:
         """Commit operations of the three concerns; their results, in that order."""
+        posted = len(self._posted)
+        if events and posted:
+            events = [self._publish(self._posted), *events]
         parts: list[tuple[Commits, list[Op]]] = []
         for target, ops in ((self._state, state), (self._bus, events), (self._queue, queue)):
             if not ops:
@@ -124,6 +128,8 @@ class Ledger:
         except BaseException:
             self._torn = self._torn or len(parts) > 1
             raise
+        if events:
+            del self._posted[:posted]
         first, second = len(state), len(state) + len(events)
         return [results[:first], results[first:second], results[second:]]
 
@@ -193,9 +199,14 @@ class Ledger:
         """Queue records ahead of all later writes without waiting for them."""
         state, events = self._with_events(records)
         await self._post(self._state, state)
-        if events:
-            await self._post(self._bus, events)
+        await self._post_events(records, events)
         self._tell(records)
+
+    async def _post_events(self, records: Sequence[Record], events: Sequence[Op]) -> None:
+        """Nobody waits for these, which may be lost or late: they are told once more, with the next that are told."""
+        if events:
+            self._posted += [row for record in records for row in self._rows(record)]
+            await self._post(self._bus, events)
 
     def take_back(self, record: Record) -> bool:
         """Leave out a record that was noted, if it still waits: another one will stand for it."""
@@ -237,7 +248,8 @@ class Ledger:
                 cast(Engine, self._state).post(self.guard, notes)
 
     async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
-        await self._commit(self._bus, [self._publish(rows)])
+        op = self._publish(rows)
+        await (self.write(events=[op]) if self._posted else self._commit(self._bus, [op]))
         self._tell_of(rows)
 
     def _tell_of(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
@@ -255,8 +267,7 @@ class Ledger:
         """Queue the run's status, and records that go with it, without waiting."""
         state, events = self._with_events(records)
         await self._post(self._state, [*state, Op("state.status", (self.run_id, status, self.clock.wall()))])
-        if events:
-            await self._post(self._bus, events)
+        await self._post_events(records, events)
         self._tell(records)
 
     async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:

@@ -17,10 +17,13 @@ import pytest
 
 from agent_runtime_core._clock import Clock
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageCorrupt
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
+from agent_runtime_core.runner.heart import Heart, Held
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.waits import Place
 from tests.unit.rig import Rig, soon, until
 
 
@@ -455,3 +458,24 @@ async def test_a_stalled_loop_is_not_kept_alive(place: Path | None) -> None:
         rig.runner.heart.beat()
         going.cancel()
         await asyncio.wait({going})
+
+
+async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() -> None:
+    """A run that is parked and claimed anew here at once: its old drive ends after the new one has begun."""
+    queue = InMemoryQueue()
+    heart, row = Heart(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
+
+    def nothing() -> None:
+        return
+
+    def held(claim: str) -> Held:
+        loop = asyncio.get_running_loop()
+        return Held(row.changed(claim_id=claim), Place(), loop, float("inf"), nothing, nothing, nothing, 0.0)
+
+    heart.hold(held("old"))
+    heart.hold(held("new"))
+    heart.drop(row.run_id, "old")
+    assert [each.row.claim_id for each in heart._held.values()] == ["new"]
+    heart.drop(row.run_id, "new")
+    assert heart._held == {}
+    heart.stop()
