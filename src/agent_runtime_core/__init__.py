@@ -65,6 +65,7 @@ __all__ = [
     "RunFailed",
     "RunInfo",
     "RunLimits",
+    "RunNotFound",
     "RunResult",
     "RunStatus",
     "RunnerConfig",
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
         RequestRefused,
         RunBusy,
         RunFailed,
+        RunNotFound,
         StepCancelledError,
         StepExecutionError,
         StepInDoubt,
@@ -245,8 +247,8 @@ else:
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
         "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
         "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
-        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
-        "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
+        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed RunNotFound "
+        "StepCancelledError StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
         "StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
         "UnknownSetting "
         "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
