@@ -248,9 +248,9 @@ else:
         "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
         "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
         "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed RunNotFound "
-        "StepCancelledError StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
-        "UnknownSetting "
+        "StepCancelledError StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError "
+        "StorageFull StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice "
+        "UnknownRun UnknownSetting "
         "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
