@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ async def test_with_a_key_a_model_makes_the_plan(tmp_path: Path) -> None:
         }  # fmt: skip
 
     async with serving(script(answer(json.dumps(plan))), script(answer("forty-two"))) as server:
-        more = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "k", "NO_PROXY": "127.0.0.1"}
+        more: dict[str, Any] = {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "k", "NO_PROXY": "127.0.0.1"}
 
         def start() -> subprocess.CompletedProcess[str]:
             return run(NAME, "six times seven, in words", "--model", "m-1", cwd=tmp_path, **more)
