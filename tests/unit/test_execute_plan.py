@@ -12,13 +12,16 @@ from agent_runtime_core.errors import (
     InvalidArgument,
     LimitExceeded,
     NotConfigured,
+    NotSupported,
     PlanningError,
     StepExecutionError,
     StorageBusy,
     ToolFailed,
+    UnknownPrice,
 )
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.loop import agent_tool
 from agent_runtime_core.planning import Plan, PlanResult, PlanStep, StepKind, execute_plan, memory_operations
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing import MockRunContext
@@ -382,6 +385,61 @@ async def test_limits_of_the_run_hold_for_plans() -> None:
         error = await failure(rig, Plan([say(1, 1), say(2, 2)]), tools(said.tool))
         assert isinstance(error, LimitExceeded)
         assert said.calls == []
+
+
+async def test_a_limit_in_usd_needs_a_price() -> None:
+    asks, client = Plan([PlanStep(1, "", {"prompt": "hi"}, kind=StepKind.LLM_CALL)]), Scripted("a")
+    async with Rig(limits=RunLimits(max_cost_usd=1.0)) as rig:
+        error = await failure(rig, asks, tools(), client=client)
+    assert isinstance(error, UnknownPrice)
+    assert "'scripted-1' has no price" in str(error)
+    assert client.asked == []
+
+
+async def test_a_call_in_doubt_counts_as_spent_and_goes_on_counting() -> None:
+    inside, again = asyncio.Event(), asyncio.Event()
+    client = Scripted("a", "b")
+    answer = client.generate
+
+    async def generate(messages: list[Any], **options: Any) -> Any:
+        inside.set()
+        if not again.is_set():
+            await asyncio.Event().wait()
+        return await answer(messages, **options)
+
+    vars(client)["generate"] = generate
+    hold, stay = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        """Waits."""
+        hold.set()
+        await stay.wait()
+        return "on"
+
+    asks = PlanStep(1, "", {"prompt": "x" * 300, "max_tokens": 50}, kind=StepKind.LLM_CALL)
+    plan = Plan([asks, PlanStep(2, "wait", {}, depends_on=[1])])
+
+    async def body(ctx: Any) -> Any:
+        return (await execute_plan(ctx, plan, tools(Tool.from_function(wait)), client=client)).usage
+
+    reserved = 300 // 3 + 4 + 50
+    async with Rig(limits=RunLimits(max_tokens=10_000)) as rig:
+        await rig.cut(body, inside)
+        again.set()
+        await rig.cut(body, hold)
+        stay.set()
+        assert (await rig.value(body))["total_tokens"] == 120 + reserved
+    assert len(client.asked) == 1
+
+
+async def test_another_agent_is_refused_before_anything_runs() -> None:
+    said = Said()
+    plan = Plan([say(1, "a"), PlanStep(2, "helper", {"task": "b"})])
+    async with Rig() as rig:
+        error = await failure(rig, plan, tools(said.tool, agent_tool("helper")))
+    assert isinstance(error, NotSupported)
+    assert "step 2: 'helper' is another agent" in str(error)
+    assert said.calls == []
 
 
 async def test_memory_is_read_and_written() -> None:
