@@ -295,7 +295,16 @@ async def test_in_memory_no_file_is_written(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_limits_of_the_runner_hold(tmp_path: Path) -> None:
+@pytest.mark.redis
+async def test_runs_and_to_dos_are_kept_on_a_server(redis_url: str) -> None:
+    async with AgentRunner.open(redis_url) as runner, Orchestrator(runner=runner) as orchestrator:
+        done = await ended(orchestrator, "remind me to call Bob")
+    async with AgentRunner.open(redis_url) as runner, Orchestrator(runner=runner) as orchestrator:
+        assert await orchestrator.get_run(done.run_id) == done
+        assert (await ended(orchestrator, "list my to-dos")).result == [done.result]
+
+
+async def test_limits_of_the_runner_hold() -> None:
     config = RunnerConfig(limits=RunLimits(max_tool_calls=1))
     async with AgentRunner.open("memory://", config=config) as runner, Orchestrator(runner=runner) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then multiply by 3")
