@@ -65,6 +65,7 @@ __all__ = [
     "RunFailed",
     "RunInfo",
     "RunLimits",
+    "RunNotFound",
     "RunResult",
     "RunStatus",
     "RunnerConfig",
@@ -164,6 +165,7 @@ if TYPE_CHECKING:
         RequestRefused,
         RunBusy,
         RunFailed,
+        RunNotFound,
         StepCancelledError,
         StepExecutionError,
         StepInDoubt,
@@ -250,9 +252,9 @@ else:
         "IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded "
         "MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError "
         "PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable RateLimited "
-        "RequestRefused RunBusy RunFailed StepCancelledError StepExecutionError StepInDoubt StorageBusy "
-        "StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated StorageTooNew StreamCut "
-        "TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
+        "RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError StepInDoubt "
+        "StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated StorageTooNew "
+        "StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
         "UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
