@@ -12,6 +12,7 @@ from ...errors import InvalidArgument, TaskNotHeld
 from ..base.tasks import TaskStore
 from ..documents.base import Changed, Document, Entry
 from ..forms import model_of, text_of
+from ..kinds import TASK, TASK_LIST
 from ..models import Scope, Task, TaskState, moment
 from .base import Home
 from .board import Card
@@ -28,9 +29,9 @@ class Claims(Home, TaskStore):
         self._spaces: dict[str, TaskSpace] = {}
 
     def _space(self, scope: Scope | None) -> TaskSpace:
-        tasks = self.table(scope, "task")
+        tasks = self.table(scope, TASK)
         if tasks.space not in self._spaces:
-            self._spaces[tasks.space] = TaskSpace(self.table(scope, "task_list"), tasks)
+            self._spaces[tasks.space] = TaskSpace(self.table(scope, TASK_LIST), tasks)
         return self._spaces[tasks.space]
 
     def _task(self, space: TaskSpace, document: Document) -> Task:
