@@ -6,6 +6,7 @@ The long form, 100 kills for each kind of store: pytest tests/fault/test_killed_
 from __future__ import annotations
 
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -28,10 +29,10 @@ def ordeal(where: str, db: Path, directory: Path, number: int, kills: int, pause
     while True:
         with Child("chatting", where, db, directory, TURNS, pause) as child:
             child.expect("ready")
-            limit = random.uniform(0, pause * 2 * TURNS) if killed < kills else 30.0
+            until = time.monotonic() + (random.uniform(0, pause * 2 * TURNS) if killed < kills else 30.0)
             said: str | None = ""
             while said is not None and not said.startswith("done"):
-                said = child.poll_line(limit)
+                said = child.poll_line(max(until - time.monotonic(), 0.0))
             if said is None:
                 assert killed < kills, "it came to no end"
                 assert child.kill() or child.ended() == 0, "it ended by itself, and not well"

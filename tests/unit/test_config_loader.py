@@ -362,9 +362,9 @@ def test_only_a_file_that_has_lain_still_is_not_read_again(
     loader, opened = ConfigLoader(path, environ={}, clock=clock), list[Any]()
     open_it = os.open
 
-    def counting(file: Any, *rest: Any) -> int:
+    def counting(file: Any, *rest: Any, **more: Any) -> int:
         opened.append(file)
-        return open_it(file, *rest)
+        return open_it(file, *rest, **more)
 
     monkeypatch.setattr(os, "open", counting)
     assert loader.reload() is False

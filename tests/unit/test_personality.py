@@ -465,9 +465,9 @@ def test_only_packs_that_have_lain_still_are_not_read_again(
     manager, opened = PersonalityPackManager(tmp_path, clock=clock), list[Any]()
     open_it = os.open
 
-    def counting(file: Any, *rest: Any) -> int:
+    def counting(file: Any, *rest: Any, **more: Any) -> int:
         opened.append(file)
-        return open_it(file, *rest)
+        return open_it(file, *rest, **more)
 
     monkeypatch.setattr(os, "open", counting)
     assert manager.reload() is False
