@@ -30,6 +30,7 @@ __all__ = [
     "IdempotencyConflict",
     "IllegalTransition",
     "InvalidArgument",
+    "InvalidTurn",
     "JournalMismatch",
     "LLMClient",
     "LLMEvaluator",
@@ -243,7 +244,7 @@ else:
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
-        "IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded MissingDependency "
+        "IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost LimitExceeded MissingDependency "
         "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
         "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
         "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
