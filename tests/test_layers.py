@@ -36,7 +36,7 @@ LAYERS: list[set[str]] = [
     {"agents"},
     {"registry", "backends"},
     {"runner"},
-    {"turns"},
+    {"orchestrator", "turns"},
     {"testing", "cli"},
     {"__main__"},
     {"__init__"},

@@ -43,7 +43,7 @@ WHERE = {
     ".steps": "Step StepExecutor StepResult StepStatus ExecutionState StepExecutionError StepCancelledError",
     ".testing": "MockRunContext create_test_context run_agent_test MockLLMClient MockLLMResponse LLMEvaluator MockTool "
     "ReplayLLMClient RecordingLLMClient Cassette CassetteMiss",
-    ".tools": "Tool ToolDefinition ToolRegistry tool BaseTool ToolResult CalculatorTool",
+    ".tools": "Tool ToolDefinition ToolRegistry tool BaseTool ToolResult CalculatorTool TodoStoreTool",
     ".llm": "get_llm_client use_llm_client LLMClient LLMResponse LLMStreamChunk OpenAIConfigurationError "
     "AnthropicConfigurationError OpenAIClient AnthropicClient LiteLLMClient Timeouts Retries",
     ".tracing": "NoopTraceSink get_trace_sink LangfuseTraceSink",
@@ -52,12 +52,14 @@ WHERE = {
     ".agents": "ToolCallingAgent",
     ".turns": "ConfigChanged ConfigLoader MemorySettings PackSet PersonalityInstance PersonalityPackManager "
     "PersonalitySettings ProviderSettings Sampling Settings TurnSettings",
-    ".planning": "BasePlanner LLMPlanner Plan PlanStep PlanningError RuleBasedPlanner StepKind resolve",
+    ".planning": "BasePlanner LLMPlanner Plan PlanResult PlanStep PlanningAgent PlanningError RuleBasedPlanner "
+    "StepKind built_in_tools execute_plan memory_operations resolve",
+    ".orchestrator": "Orchestrator OrchestratorSettings RunCreate RunResponse RunStatus",
 }
 # Names that mean something else there, as the README and existing code have it.
-TWINS = {(".tools", "ToolResult"), (".persistence", "Message")}
+TWINS = {(".orchestrator", "RunStatus"), (".tools", "ToolResult"), (".persistence", "Message")}
 # Names of what is not built yet: a stub of one would be worse than none.
-ABSENT = ("Orchestrator", "PlanningAgent", "TurnManager")
+ABSENT = ("TurnManager",)
 
 
 def _public_modules() -> Iterator[str]:

@@ -66,6 +66,7 @@ __all__ = [
     "RunFailed",
     "RunInfo",
     "RunLimits",
+    "RunNotFound",
     "RunResult",
     "RunStatus",
     "RunnerConfig",
@@ -163,6 +164,7 @@ if TYPE_CHECKING:
         RequestRefused,
         RunBusy,
         RunFailed,
+        RunNotFound,
         StepCancelledError,
         StepExecutionError,
         StepInDoubt,
@@ -246,10 +248,10 @@ else:
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow IdempotencyConflict "
         "IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost LimitExceeded MissingDependency "
         "ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError PortalMisuse Postponed ProviderError "
-        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed StepCancelledError "
-        "StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull "
-        "StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
-        "UnknownSetting "
+        "ProviderTimeout ProviderUnavailable RateLimited RequestRefused RunBusy RunFailed RunNotFound "
+        "StepCancelledError StepExecutionError StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError "
+        "StorageFull StorageOutdated StorageTooNew StreamCut ToolFailed ToolTimeout UnknownAgent UnknownPrice "
+        "UnknownRun UnknownSetting "
         "UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",

@@ -7,6 +7,7 @@ AgentRuntimeError
 │   └── BadArguments                  a tool was called with what it does not take
 ├── UnknownAgent (KeyError)           no agent of that key is registered here
 ├── UnknownRun (KeyError)             no run of that id is stored here
+│   └── RunNotFound (ValueError)      the orchestrator has no run of that id
 ├── UnknownTool (KeyError)            no tool of that name is registered here
 ├── ToolTimeout (TimeoutError)        a tool gave no answer within its own time limit
 ├── ToolFailed                        a tool told that it did not succeed
@@ -95,6 +96,10 @@ class UnknownAgent(AgentRuntimeError, KeyError):
 
 class UnknownRun(AgentRuntimeError, KeyError):
     """No run of that id is stored here."""
+
+
+class RunNotFound(UnknownRun, ValueError):
+    """The orchestrator has no run of that id."""
 
 
 class UnknownTool(AgentRuntimeError, KeyError):

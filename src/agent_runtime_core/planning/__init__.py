@@ -1,10 +1,13 @@
-"""Plans: what they are, and what makes one of a prompt."""
+"""Plans: what they are, what makes one of a prompt, and what carries one out."""
 
 from __future__ import annotations
 
 from ..errors import PlanningError
+from .agent import PlanningAgent, built_in_tools
 from .base import BasePlanner
 from .by_model import LLMPlanner
+from .executing import PlanResult, execute_plan
+from .memory import memory_operations
 from .plan import Plan, PlanStep, StepKind
 from .references import resolve
 from .rules import RuleBasedPlanner
@@ -13,9 +16,14 @@ __all__ = [
     "BasePlanner",
     "LLMPlanner",
     "Plan",
+    "PlanResult",
     "PlanStep",
+    "PlanningAgent",
     "PlanningError",
     "RuleBasedPlanner",
     "StepKind",
+    "built_in_tools",
+    "execute_plan",
+    "memory_operations",
     "resolve",
 ]

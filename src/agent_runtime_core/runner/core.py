@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import datetime as _dt
 import difflib
 import logging
@@ -109,6 +110,7 @@ class AgentRunner:
         self.tracer: Tracer | None = traced(settings, trace_sinks, self.backends.queue.clock)
         self._stores: PersistenceManager | None = persistence
         self._own_stores: PersistenceManager | None = None
+        self._borrowed: bool = False  # the backends are another runner's
         #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
         self._in_one_place: bool = settings.backend_url is not None and not (queue or event_bus or state_store)
         self._prepare()
@@ -137,9 +139,18 @@ class AgentRunner:
         runner._in_one_place = True
         return runner
 
+    def beside(self, registry: Registry) -> AgentRunner:
+        """A worker for other agents on the same backends and stores; closing it leaves those open."""
+        if self._in_one_place and self._stores is None:
+            _ = self.persistence  # made once, and closed by this one
+        other = copy.copy(self)
+        other.registry, other._borrowed = registry, True
+        other._prepare()
+        return other
+
     def _prepare(self) -> None:
         self.heart: Heart = Heart(self.queue, self.config)
-        self._worker = Worker(self)
+        self._worker: Worker = Worker(self)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
             log.info(
@@ -188,6 +199,8 @@ class AgentRunner:
         """Stop working and let go of the backends."""
         await self._worker.drain()
         self.heart.stop()
+        if self._borrowed:
+            return
         await self.backends.close()
         if self._own_stores is not None:
             await self._own_stores.close()

@@ -8,12 +8,15 @@ from .calculator import CalculatorTool
 from .calls import ToolAnswer, answer_call
 from .deadline import ToolTimeout
 from .registry import ToolRegistry, UnknownTool
+from .todo import Todo, TodoStoreTool
 from .tool import Tool, ToolDefinition, tool
 
 __all__ = [
     "BadArguments",
     "BaseTool",
     "CalculatorTool",
+    "Todo",
+    "TodoStoreTool",
     "Tool",
     "ToolAnswer",
     "ToolDefinition",

@@ -1,0 +1,120 @@
+"""An agent that plans first: a planner makes a plan of the prompt, and the plan is carried out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed
+from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
+from ..limits import Budget, RunLimits
+from ..tools.calculator import CalculatorTool
+from ..tools.registry import ToolRegistry
+from ..tools.todo import TodoStoreTool
+from .asking import RecordedClient, count_recorded
+from .base import BasePlanner
+from .by_model import LLMPlanner
+from .executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, execute_plan
+from .plan import Plan
+from .rules import RuleBasedPlanner
+
+#: The step that makes the plan, and the name of the model calls inside it.
+PLANNING = "plan"
+
+
+class PlanningAgent(AgentRuntime):
+    """Makes a plan of the last user message (or of `params["prompt"]`) and carries it out; see `execute_plan`.
+
+    The plan is a recorded step, and so is each call of an LLMPlanner's model. `final_output` is {"result", "plan",
+    "steps"}, as in PlanResult. Of `max_steps` and `params["max_steps"]` the smaller holds. `tools` are by default a
+    CalculatorTool and a TodoStoreTool. A run that has no plan, or whose step failed for good, is not retried.
+    """
+
+    key = "planning"
+
+    def __init__(
+        self,
+        key: str = "planning",
+        planner: BasePlanner | None = None,
+        tools: ToolRegistry | None = None,
+        *,
+        client: LLMClient | None = None,
+        max_steps: int | None = None,
+        max_retries: int = MAX_RETRIES,
+        backoff_base: float = BACKOFF_BASE,
+        max_concurrency: int = MAX_CONCURRENCY,
+    ) -> None:
+        self.key = key
+        self.planner: BasePlanner = RuleBasedPlanner() if planner is None else planner
+        self.tools: ToolRegistry = built_in_tools() if tools is None else tools
+        self.client = client
+        self.max_steps = max_steps
+        self.max_retries = max_retries
+        self.backoff_base = backoff_base
+        self.max_concurrency = max_concurrency
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        budget = Budget(RunLimits(), getattr(ctx, "budget", None))
+        plan = await self._plan(ctx, budget)
+        done = await execute_plan(
+            ctx, plan, self.tools, client=self.client, max_steps=self._most(ctx), max_retries=self.max_retries,
+            backoff_base=self.backoff_base, max_concurrency=self.max_concurrency, budget=budget,
+        )  # fmt: skip
+        return RunResult({"result": done.result, "plan": plan.to_dict(), "steps": done.steps}, usage=done.usage)
+
+    async def _plan(self, ctx: RunContext, budget: Budget) -> Plan:
+        prompt = prompt_of(ctx)
+        count_recorded(ctx, PLANNING, budget)
+
+        async def make() -> dict[str, Any]:
+            return (await self._planner(ctx, budget).create_plan(prompt, self.tools)).to_dict()
+
+        try:
+            return Plan.from_dict(await ctx.step(PLANNING, make))
+        except StepExecutionError as error:
+            raise error.__cause__ or error from None
+
+    async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
+        info = await super().on_error(ctx, error)
+        if info is None or not isinstance(error, (PlanningError, StepExecutionError, ToolFailed)):
+            return info
+        info.retriable = False
+        if isinstance(error, PlanningError):
+            info.details = {"problems": error.problems}
+        elif isinstance(error, StepExecutionError):
+            info.type = type(error.__cause__ or error).__name__
+            info.details = {"step": error.step_name, "attempts": error.attempts}
+        return info
+
+    def _planner(self, ctx: RunContext, budget: Budget) -> BasePlanner:
+        planner = self.planner
+        if isinstance(planner, LLMPlanner):
+            planner = copy.copy(planner)
+            planner.client = RecordedClient(ctx, planner.client, PLANNING, budget)
+        return planner
+
+    def _most(self, ctx: RunContext) -> int | None:
+        asked = ctx.params.get("max_steps")
+        if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
+            raise InvalidArgument(f"max_steps is a whole number above 0, not {asked!r:.60}")
+        return min((each for each in (self.max_steps, asked) if each is not None), default=None)
+
+
+def built_in_tools() -> ToolRegistry:
+    """A registry with the tools that come along: a calculator and a store of to-dos."""
+    registry = ToolRegistry()
+    registry.register(CalculatorTool())
+    registry.register(TodoStoreTool())
+    return registry
+
+
+def prompt_of(ctx: RunContext) -> str:
+    """What is to be planned."""
+    prompt = ctx.params.get("prompt")
+    if prompt is None:
+        said = [each for each in ctx.input_messages if isinstance(each, Mapping) and each.get("role") == "user"]
+        prompt = said[-1].get("content") if said else None
+    if not isinstance(prompt, str):
+        raise InvalidArgument(f"a planning agent needs a user message or params['prompt'], a text, not {prompt!r:.60}")
+    return prompt

@@ -1,0 +1,308 @@
+"""Plans, carried out: every step a durable step of the run, side by side where the plan lets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from .._load import load
+from ..attempts import InDoubt
+from ..book import Book
+from ..errors import (
+    InvalidArgument,
+    JournalMismatch,
+    LeaseLost,
+    LimitExceeded,
+    MissingDependency,
+    Postponed,
+    ProviderError,
+    StepCancelledError,
+    StepExecutionError,
+    StorageError,
+    ToolFailed,
+    UnknownPrice,
+)
+from ..event_types import EventType
+from ..interfaces import LLMClient
+from ..limits import Budget, RunLimits
+from ..retry import Backoff
+from ..steps.dag import Dag
+from ..steps.executor import StepExecutor
+from ..steps.graph import Graph
+from ..steps.model import Step
+from ..steps.plain import PlainDag
+from ..tools.registry import ToolRegistry
+from ..tools.tool import Tool
+from .asking import RecordedClient, count_recorded
+from .memory import memory_operations
+from .plan import Plan, PlanStep, StepKind
+from .references import resolve
+
+SCOPE: Final = "plan"
+MAX_RETRIES: Final = 3
+BACKOFF_BASE: Final = 1.0
+MAX_CONCURRENCY: Final = 16
+_OPTIONS: Final = ("model", "temperature", "max_tokens")
+
+#: Trying again would not help, or is for the run to decide: these come as they are.
+_AS_THEY_ARE: Final = (
+    LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError, UnknownPrice,
+    MissingDependency,
+)  # fmt: skip
+
+
+@dataclass
+class PlanResult:
+    """What a plan came to: `result` is that of the step no other waits for, or a list of them where there are several.
+
+    Each of `steps` is {"step_number", "tool_name", "tool_input", "result", "attempt"}, its input with results in the
+    place of references. `usage` is what its model calls and tool calls used.
+    """
+
+    result: Any = None
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+async def execute_plan(
+    ctx: Any,
+    plan: Plan,
+    tools: ToolRegistry | Iterable[Tool],
+    *,
+    client: LLMClient | None = None,
+    max_steps: int | None = None,
+    max_concurrency: int = MAX_CONCURRENCY,
+    max_retries: int = MAX_RETRIES,
+    backoff_base: float = BACKOFF_BASE,
+    budget: Budget | None = None,
+) -> PlanResult:
+    """Carry out a plan in a run: each step is recorded once, and begins when those it needs are.
+
+    A step is tried `max_retries` times, `backoff_base` seconds, then twice as long … apart; a ToolResult without
+    success is a failure. `client` is asked by an llm_call, the configured one by default. A tool that requires
+    confirmation is called after a person approved of "tool:<name>", before which the run may be parked.
+
+    Before anything runs: PlanningError for a plan that cannot be carried out, LimitExceeded for one of more than
+    `max_steps`, and NotConfigured where it needs a model and there is none. Later: StepExecutionError after the last
+    try of a step, whose dependents are left out while the others run; ToolFailed where a person refused a call.
+    """
+    if max_steps is not None and len(plan.steps) > max_steps:
+        raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
+    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
+        raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
+    registry = _registry(tools)
+    plan.validate(registry, memory_operations())
+    asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps)
+    if asks and client is None:
+        client = _configured_client()
+    budget = budget if budget is not None else Budget(RunLimits(), getattr(ctx, "budget", None))
+    tries = partial(Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_may_help)
+    return await _Execution(ctx, plan, registry, client, budget, tries, max_concurrency).run()
+
+
+class _Execution:
+    """One pass of one plan."""
+
+    def __init__(
+        self, ctx: Any, plan: Plan, tools: ToolRegistry, client: LLMClient | None, budget: Budget,
+        tries: Callable[..., Step], max_concurrency: int,
+    ) -> None:  # fmt: skip
+        self.ctx = ctx
+        self.plan = plan
+        self.tools = tools
+        self.client = client
+        self.budget = budget
+        self.tries = tries
+        book = getattr(ctx, "book", None)
+        self.book: Book | None = book if isinstance(book, Book) else None
+        number = self.book.occurrence("p", SCOPE) if self.book is not None else "p:0"
+        self.scope: str = f"{SCOPE}/{number}"
+        self.executor = StepExecutor(ctx, checkpoint_key=self.scope, max_concurrency=max_concurrency)
+        self.memory: ToolRegistry = memory_operations()
+        self.results: dict[int, Any] = {}
+        self.attempts: dict[int, int] = dict.fromkeys((step.step_number for step in plan.steps), 0)
+        self.approved: dict[int, dict[str, Any]] = {}  # what is to be called with what
+
+    async def run(self) -> PlanResult:
+        self._count()
+        left = self.plan.order()
+        while left:
+            held = self._held(left)
+            await self._side_by_side([step for step in left if step.step_number not in held])
+            left = [step for step in left if step.step_number in held]
+            for step in left:
+                if self._is_asked_about(step) and all(each in self.results for each in step.needs):
+                    self.approved[step.step_number] = await self._confirmed(step)
+        return PlanResult(self._final(), [self._told(step) for step in self.plan.steps], self.budget.told())
+
+    def _count(self) -> None:
+        """Against the limits: all tool calls of the plan, and the model calls that are recorded already."""
+        calls = sum(step.kind is StepKind.TOOL_CALL for step in self.plan.steps)
+        self.budget.before_tools(calls)
+        self.budget.tool(calls)
+        for step in self.plan.steps:
+            if step.kind is StepKind.LLM_CALL:
+                count_recorded(self.ctx, self._key(step), self.budget)
+
+    def _final(self) -> Any:
+        needed = {number for step in self.plan.steps for number in step.needs}
+        last = [self.results[step.step_number] for step in self.plan.steps if step.step_number not in needed]
+        return last[0] if len(last) == 1 else last
+
+    def _told(self, step: PlanStep) -> dict[str, Any]:
+        number = step.step_number
+        return {
+            "step_number": number,
+            "tool_name": step.tool_name or step.kind.value,
+            "tool_input": resolve(self._given(step), self.results),
+            "result": self.results[number],
+            "attempt": self.attempts[number],
+        }
+
+    def _key(self, step: PlanStep) -> str:
+        return f"{self.scope}:{step.step_number}"
+
+    def _given(self, step: PlanStep) -> dict[str, Any]:
+        return self.approved.get(step.step_number, step.tool_input)
+
+    # -- people: asked between steps, where a run can be parked
+
+    def _is_asked_about(self, step: PlanStep) -> bool:
+        tool = self.tools.get(step.tool_name) if step.kind is StepKind.TOOL_CALL else None
+        return tool is not None and tool.requires_confirmation and step.step_number not in self.approved
+
+    def _held(self, left: Sequence[PlanStep]) -> set[int]:
+        """Those that have to be approved of yet, and what waits for them."""
+        held: set[int] = set()
+        for step in left:
+            if self._is_asked_about(step) or held.intersection(step.needs):
+                held.add(step.step_number)
+        return held
+
+    async def _confirmed(self, step: PlanStep) -> dict[str, Any]:
+        """The input a person approved of, which may be another one."""
+        given: dict[str, Any] = resolve(step.tool_input, self.results)
+        details = {"tool_name": step.tool_name, "tool_args": given, "tool_call_id": step_name(step)}
+        known_by = {} if self.book is None else {"key": self._key(step)}
+        answer = await self.ctx.approve(f"tool:{step.tool_name}", details, **known_by)
+        if answer is True or (isinstance(answer, Mapping) and answer.get("approved")):
+            return approved_input(answer, given)
+        reason = answer.get("reason") if isinstance(answer, Mapping) else answer if isinstance(answer, str) else None
+        raise ToolFailed(step.tool_name, f"a person refused this call: {reason or 'denied'}")
+
+    # -- steps
+
+    async def _side_by_side(self, planned: Sequence[PlanStep]) -> None:
+        if not planned:
+            return
+        here = {step.step_number for step in planned}
+        steps = [self._as_step(step, here) for step in planned]
+        try:
+            if self.book is None:
+                done = await PlainDag(self.executor).run(Graph(steps), None, True)
+            else:
+                dag = Dag(self.executor, self.book, self.scope)
+                done = await dag.run(Graph(steps), None, True)
+                for each in planned:
+                    self.attempts[each.step_number] = self.book.done[step_name(each), dag.key].attempt
+        except StepExecutionError as error:
+            if isinstance(error.__cause__, _AS_THEY_ARE):
+                raise error.__cause__ from None
+            raise
+        self.results.update({each.step_number: done[step_name(each)] for each in planned})
+
+    def _as_step(self, planned: PlanStep, here: set[int]) -> Step:
+        async def fn(_: Any, state: Any) -> Any:
+            number = planned.step_number
+            self.attempts[number] += 1
+            known = {
+                each: self.results[each] if each in self.results else state.results[_name(each)]
+                for each in planned.needs
+            }
+            given = resolve(self._given(planned), known)
+            match planned.kind:
+                case StepKind.LLM_CALL:
+                    return await self._asked(planned, given)
+                case StepKind.MEMORY_OP:
+                    return await self.memory.execute(planned.tool_name, given, self.ctx)
+                case _:
+                    return await self._called(planned, given)
+
+        return self.tries(
+            step_name(planned), fn, description=planned.reasoning or None,
+            depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=self._in_doubt(planned),
+        )  # fmt: skip
+
+    def _in_doubt(self, planned: PlanStep) -> InDoubt:
+        """The start of a call with side effects is durable before it is made, so that its doubt is known."""
+        tool = self.tools.get(planned.tool_name) if planned.kind is StepKind.TOOL_CALL else None
+        if tool is None:
+            return "retry"
+        wanted: InDoubt | None = tool.metadata.get("on_in_doubt")
+        return wanted if wanted is not None else _again if tool.has_side_effects else "retry"
+
+    async def _called(self, planned: PlanStep, given: dict[str, Any]) -> Any:
+        ctx, told = self.ctx, {"tool_name": planned.tool_name, "tool_call_id": step_name(planned)}
+        await ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": given})
+        try:
+            result = await self.tools.execute(planned.tool_name, given, ctx)
+        except Exception as error:
+            if not isinstance(error, _AS_THEY_ARE):
+                what = str(error) or type(error).__name__
+                await ctx.emit(EventType.TOOL_RESULT, {**told, "result": None, "error": what})
+            raise
+        await ctx.emit(EventType.TOOL_RESULT, {**told, "result": result})
+        return result
+
+    async def _asked(self, planned: PlanStep, given: dict[str, Any]) -> str:
+        assert self.client is not None
+        messages = list(given.get("messages") or ())
+        if given.get("prompt"):
+            messages.append({"role": "user", "content": str(given["prompt"])})
+        options = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
+        client = RecordedClient(self.ctx, self.client, self._key(planned), self.budget)
+        content = (await client.generate(messages, **options)).message.get("content")
+        return content if isinstance(content, str) else "" if content is None else str(content)
+
+
+def step_name(planned: PlanStep) -> str:
+    """The name under which a step of a plan is recorded."""
+    return _name(planned.step_number)
+
+
+def approved_input(answer: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """What a person who said yes wants a tool to be called with."""
+    other = answer.get("arguments") if isinstance(answer, Mapping) else None
+    return dict(other) if isinstance(other, Mapping) else given
+
+
+def _name(number: int) -> str:
+    return f"step_{number}"
+
+
+def _again() -> None:
+    """A check function that knows nothing of what became of a call: it is made again, under the same key."""
+
+
+def _may_help(error: BaseException) -> bool:
+    """Whether it makes sense to try again after this."""
+    if isinstance(error, ProviderError):
+        return error.retriable
+    return not isinstance(error, _AS_THEY_ARE)
+
+
+def _registry(tools: ToolRegistry | Iterable[Tool]) -> ToolRegistry:
+    if isinstance(tools, ToolRegistry):
+        return tools
+    registry = ToolRegistry()
+    for tool in tools:
+        registry.register(tool)
+    return registry
+
+
+def _configured_client() -> LLMClient:
+    make: Any = load("..llm:get_llm_client", package=__package__)
+    client: LLMClient = make()
+    return client

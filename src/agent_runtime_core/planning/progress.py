@@ -1,0 +1,71 @@
+"""How far a plan has come, by the journal of its run: what was tried, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, cast
+
+from .._json import decode
+from ..errors import InvalidArgument
+from ..journal.record import DONE, FAILED, RETRYING, Record
+from .agent import PLANNING
+from .executing import SCOPE, approved_input, step_name
+from .plan import Plan, PlanStep
+from .references import resolve
+
+_STEPS = f"x:{SCOPE}/p:0:"
+
+
+def tried_steps(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Every try of a step of a PlanningAgent's plan that has ended, by step number and then in their order.
+
+    Each is {"step_number", "tool_name", "tool_input", "result", "attempt"}, where the result is
+    {"success", "output", "error"}.
+    """
+    reading = _Reading()
+    for record in records:
+        reading.read(record)
+    return sorted(reading.tried, key=lambda each: cast(int, each["step_number"]))
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.steps: dict[str, PlanStep] = {}
+        self.results: dict[int, Any] = {}
+        self.approved: dict[str, dict[str, Any]] = {}
+        self.tried: list[dict[str, Any]] = []
+
+    def read(self, record: Record) -> None:
+        if record.kind == DONE and (record.name, record.key) == (PLANNING, "s:0"):
+            plan = Plan.from_dict(cast("dict[str, Any]", decode(record.result or "{}")))
+            self.steps = {step_name(step): step for step in plan.steps}
+        elif record.kind == DONE and record.name.startswith("signal:tool:"):
+            answer = decode(record.result or "null")
+            self.approved[f"step_{record.key.rpartition(':')[2]}"] = approved_input(answer, {})
+        elif record.kind in (DONE, RETRYING, FAILED) and record.key.startswith(_STEPS) and record.name in self.steps:
+            self._tried(record, self.steps[record.name])
+
+    def _tried(self, record: Record, step: PlanStep) -> None:
+        output, error = None, None
+        if record.kind == DONE:
+            output = decode(record.result or "null")
+            self.results[step.step_number] = output
+        else:
+            error = json.loads(record.info or "{}").get("error") or "it failed"
+        self.tried.append(
+            {
+                "step_number": step.step_number,
+                "tool_name": step.tool_name or step.kind.value,
+                "tool_input": self._input(record.name, step),
+                "result": {"success": error is None, "output": output, "error": error},
+                "attempt": record.attempt,
+            }
+        )
+
+    def _input(self, name: str, step: PlanStep) -> dict[str, Any]:
+        given = self.approved.get(name) or step.tool_input
+        try:
+            return cast("dict[str, Any]", resolve(given, self.results))
+        except InvalidArgument:
+            return given  # it failed because of that

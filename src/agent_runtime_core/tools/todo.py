@@ -1,0 +1,228 @@
+"""To-dos for models and plans, kept where the run keeps its tasks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol, TypedDict
+from uuid import UUID, uuid5
+
+from .._load import load
+from ..errors import InvalidArgument, NotSupported
+from .base import BaseTool, ToolResult
+
+__all__ = ["Todo", "TodoStoreTool"]
+
+# Part of every to-do ever stored: with another value a repeated `add` would make a second one.
+_TODOS: Final = UUID("3f0b6a1e-7f0a-5c55-9d5e-0c2b8a4c7d11")
+_RECEIPTS = 100  # deletions of a list that are remembered, so that one that is repeated has the same answer
+
+
+class RunContext(Protocol):
+    """The part of a context that this tool asks for."""
+
+    @property
+    def persistence(self) -> Any: ...
+    @property
+    def conversation_id(self) -> UUID | None: ...
+    @property
+    def idempotency_key(self) -> str | None: ...
+
+
+class Todo(TypedDict):
+    """A to-do as it is told. `number` is its own in its list for ever; None where another hand put it there."""
+
+    id: str
+    number: int | None
+    text: str
+    done: bool
+
+
+class TodoStoreTool(BaseTool):
+    """Adds, lists, gets, completes and deletes to-dos: in the task list of the run's conversation, or in an inbox.
+
+    Through `ctx.persistence` they last as long as that does; called without a context, as long as this object. `list`
+    gives a list of Todo, any other action one Todo; what cannot be done is a ToolResult without success. What is
+    repeated under the same idempotency key has the same result and no second effect.
+    """
+
+    has_side_effects = True
+
+    def __init__(self) -> None:
+        self._own: Any = None
+
+    def name(self) -> str:
+        return "todo_store"
+
+    def description(self) -> str:
+        return (
+            "Keeps to-dos: add one by its text, list them all, or get, complete or delete the one with that todo_id "
+            "(its id or its number), or else that text."
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        about = {
+            "action": {"type": "string", "enum": [*_ACTIONS], "description": "What to do."},
+            "todo_id": {"type": "string", "description": "Which one: its id, or its number."},
+            "text": {"type": "string", "description": "What is to be done; or which one is meant, without todo_id."},
+        }
+        return {"type": "object", "properties": about, "required": ["action"], "additionalProperties": False}
+
+    async def execute(
+        self, action: str, todo_id: str | None = None, text: str | None = None, ctx: RunContext | None = None
+    ) -> ToolResult:
+        do = _ACTIONS.get(action) if isinstance(action, str) else None
+        if do is None:
+            return ToolResult(False, None, f"action is one of {', '.join(_ACTIONS)}, not {action!r:.60}")
+        todos = _Todos(self._stores(ctx), getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
+        try:
+            return ToolResult(True, await do(todos, todo_id, text))
+        except _Refused as why:
+            return ToolResult(False, None, str(why))
+
+    def _stores(self, ctx: RunContext | None) -> Any:
+        try:
+            stores = getattr(ctx, "persistence", None)
+        except NotSupported:
+            stores = None
+        if stores is None:
+            if self._own is None:
+                manager: Any = load("..persistence.manager:PersistenceManager", package=__package__)
+                self._own = manager.open("memory://")
+            stores = self._own
+        return stores
+
+
+class _Refused(InvalidArgument):
+    """It cannot be done, and the caller can do better."""
+
+
+class _Todos:
+    """One list of to-dos, as one call sees it."""
+
+    def __init__(self, stores: Any, conversation: UUID | None, key: str | None) -> None:
+        self.tasks, self.memory = stores.tasks, stores.memory
+        self.conversation = conversation
+        self.key = key
+        self._models: Any = load("..persistence.models", package=__package__)
+
+    async def add(self, todo_id: str | None, text: str | None) -> Todo:
+        wanted = text.strip() if isinstance(text, str) else ""
+        if not wanted:
+            raise _Refused("add needs the text of the to-do")
+        there = await self._list()
+        task = self._models.Task(name=wanted, conversation_id=self.conversation)
+        if self.key is not None:
+            task.id = uuid5(_TODOS, f"{self.key}:{wanted}")
+        known = next((each for each in there.tasks if each.id == task.id), None)
+        if known is None:
+            task.metadata["number"] = await self._number(there.id)
+            there.tasks.append(task)
+            await self.tasks.save(there)
+        return self._told(known or task)
+
+    async def listed(self, todo_id: str | None, text: str | None) -> list[Todo]:
+        return [self._told(each) for each in await self._open()]
+
+    async def get(self, todo_id: str | None, text: str | None) -> Todo:
+        return self._told(await self._one(todo_id, text))
+
+    async def complete(self, todo_id: str | None, text: str | None) -> Todo:
+        task, done = await self._one(todo_id, text), self._models.TaskState.COMPLETE
+        if task.state is not done:
+            await self.tasks.update_task((await self._list()).id, task.id, state=done)
+        return {**self._told(task), "done": True}
+
+    async def delete(self, todo_id: str | None, text: str | None) -> Todo:
+        there = await self._list()
+        receipt = f"{self.key}:{todo_id}:{text}"
+        todo: Todo | None = (await self._notes(there.id)).get("deleted", {}).get(receipt) if self.key else None
+        if todo is None:
+            todo = self._told(await self._one(todo_id, text))
+            if self.key is not None:
+                await self._note_deleted(there.id, receipt, todo)
+        left = [each for each in there.tasks if str(each.id) != todo["id"]]
+        if len(left) < len(there.tasks):
+            there.tasks = left
+            await self.tasks.save(there)
+        return todo
+
+    # -- the list
+
+    async def _list(self) -> Any:
+        """The TaskList, made if there is none; it is stored with its first to-do."""
+        inbox = uuid5(_TODOS, str(self.conversation or "inbox"))
+        if self.conversation is None:
+            found = await self.tasks.get(inbox)
+        else:
+            found = await self.tasks.get_by_conversation(self.conversation)
+        return found or self._models.TaskList(id=inbox, name="To-dos", conversation_id=self.conversation)
+
+    async def _open(self) -> Sequence[Any]:
+        cancelled = self._models.TaskState.CANCELLED
+        return [each for each in (await self._list()).tasks if each.state is not cancelled]
+
+    async def _one(self, todo_id: str | None, text: str | None) -> Any:
+        """The task that is meant."""
+        tasks = await self._open()
+        wanted = str(todo_id if todo_id is not None else text or "").strip()
+        if not wanted:
+            raise _Refused("say which to-do is meant: its todo_id, or its text")
+        found = self._by_id(tasks, wanted) if todo_id is not None else self._by_text(tasks, wanted)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise _Refused(f"{wanted!r:.80} may be {_names(found)}: give the todo_id")
+        raise _Refused(f"there is no to-do {wanted!r:.80}: {_near(wanted, tasks)}")
+
+    def _by_id(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
+        number = wanted.removeprefix("#")
+        return [each for each in tasks if wanted.lower() == str(each.id) or number == str(each.metadata.get("number"))]
+
+    def _by_text(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
+        """Those with that text, else those that contain it; of several, those not done yet."""
+        text = wanted.casefold()
+        found = [each for each in tasks if each.name.strip().casefold() == text]
+        found = found or [each for each in tasks if text in each.name.casefold()]
+        left = [each for each in found if each.state is not self._models.TaskState.COMPLETE]
+        return left if len(found) > 1 and left else found
+
+    def _told(self, task: Any) -> Todo:
+        done = task.state is self._models.TaskState.COMPLETE
+        return {"id": str(task.id), "number": task.metadata.get("number"), "text": task.name, "done": done}
+
+    # -- what is noted beside it: the last number given, and what was deleted under which key
+
+    async def _notes(self, list_id: UUID) -> dict[str, Any]:
+        return await self.memory.get(f"todo_store:{list_id}") or {}
+
+    async def _number(self, list_id: UUID) -> int:
+        def next_one(notes: dict[str, Any] | None) -> dict[str, Any]:
+            return {**(notes or {}), "last": (notes or {}).get("last", 0) + 1}
+
+        return int((await self.memory.change(f"todo_store:{list_id}", next_one))["last"])
+
+    async def _note_deleted(self, list_id: UUID, receipt: str, todo: Todo) -> None:
+        def noted(notes: dict[str, Any] | None) -> dict[str, Any]:
+            deleted = {**(notes or {}).get("deleted", {}), receipt: todo}
+            return {**(notes or {}), "deleted": dict([*deleted.items()][-_RECEIPTS:])}
+
+        await self.memory.change(f"todo_store:{list_id}", noted)
+
+
+_Action = Callable[[_Todos, "str | None", "str | None"], Awaitable[Any]]
+_ACTIONS: Final[dict[str, _Action]] = {
+    "add": _Todos.add, "list": _Todos.listed, "get": _Todos.get, "complete": _Todos.complete, "delete": _Todos.delete,
+}  # fmt: skip
+
+
+def _names(tasks: Sequence[Any]) -> str:
+    return ", ".join(f"#{each.metadata.get('number')} {each.name!r:.60}" for each in tasks[:8])
+
+
+def _near(wanted: str, tasks: Sequence[Any]) -> str:
+    by_name = {each.name: each for each in tasks}
+    near = difflib.get_close_matches(wanted[:100], by_name, n=1)
+    if near:
+        return f"did you mean {_names([by_name[near[0]]])}?"
+    return f"there is {_names(tasks) or 'none'}"
