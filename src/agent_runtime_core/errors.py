@@ -73,7 +73,7 @@ class UnknownSetting(InvalidArgument):
 
 
 class InvalidTurn(InvalidArgument):
-    """A turn, or an event of one, that cannot be understood. `field` is what is wrong with it; over HTTP it is a 422."""
+    """A turn, or an event of one, that cannot be understood: `field` is what is wrong with it; over HTTP a 422."""
 
     status_code = 422
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as _dt
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def _plain(hint: Any) -> tuple[type, ...]:
     origin = typing.get_origin(hint)
     if origin is None:
         return (float, int) if hint is float else (hint,)
-    if isinstance(origin, type):
+    if origin not in (types.UnionType, typing.Union):
         return (origin,)
     return tuple(kind for each in typing.get_args(hint) for kind in _plain(each))
 
@@ -253,7 +254,7 @@ class EventEnvelope:
             raise InvalidTurn("version", f"is {VERSION}, not {data['version']!r:.80}: a later release wrote this")
         _one_of("topic", data.get("topic"), TOPICS)
         _one_of("type", data.get("type"), tuple(PAYLOADS))
-        ids = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
+        ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
         for name, value in {**ids, "event_id": data.get("event_id", "")}.items():
             if value is not None and not isinstance(value, str):
                 raise InvalidTurn(name, f"is a text, not {value!r:.80}")

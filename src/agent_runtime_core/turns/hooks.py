@@ -35,7 +35,7 @@ class Hooks:
                 made = hook(*args)
                 if inspect.isawaitable(made):
                     await made
-            except Exception:
+            except Exception:  # noqa: BLE001 - a hook may fail in any way
                 turn = args[0]
                 about = {"trace_id": turn.trace_id, "turn_id": turn.id}
                 log.exception("hook %s of %r failed", name, each, extra=about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from ..errors import PlanningError
 from ..interfaces import LLMClient
@@ -49,9 +49,7 @@ class PlanExecutor:
     def __init__(self, planner: BasePlanner) -> None:
         self.planner = planner
 
-    async def plan(
-        self, request: PlanRequest, tools: ToolRegistry, client: LLMClient | None, log: TurnLog
-    ) -> Planned:
+    async def plan(self, request: PlanRequest, tools: ToolRegistry, client: LLMClient | None, log: TurnLog) -> Planned:
         """`client` is what a planner that asks a model asks."""
         try:
             plan = await self._with(client).create_plan(request.prompt, tools)
@@ -68,7 +66,7 @@ class PlanExecutor:
             return self.planner
         planner: Any = copy.copy(self.planner)
         planner.client = client
-        return planner
+        return cast(BasePlanner, planner)
 
     def _without_broken(self, plan: Plan, tools: ToolRegistry, log: TurnLog) -> Planned:
         memory = memory_operations()

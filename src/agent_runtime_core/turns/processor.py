@@ -202,11 +202,11 @@ class TurnClient(LLMClient):
     async def _guarded(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
         """Behind a circuit breaker, which clients of ours have themselves."""
         if hasattr(self.client, "_breakers"):
-            return await self._traced(sent, options, running)
+            return await self._asked(sent, options, running)
         name = str(getattr(self.client, "provider", type(self.client).__name__))
         permit = self.processor.breakers.enter((name, "", str(options.get("model") or "")))
         try:
-            response = await self._traced(sent, options, running)
+            response = await self._asked(sent, options, running)
         except Exception as error:
             permit.failed(error)
             raise
@@ -215,30 +215,6 @@ class TurnClient(LLMClient):
             raise
         permit.answered()
         return response
-
-    async def _traced(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
-        ctx = self.work.ctx
-        if not ctx.traced:
-            return await self._asked(sent, options, running)
-        began, response, failure = ctx.clock.wall(), None, None
-        try:
-            response = await self._asked(sent, options, running)
-            return response
-        except BaseException as error:
-            failure = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            given = {name: value for name, value in options.items() if name not in ("model", "tools")}
-            told = {} if response is None else {
-                "model": response.model, "output": response.message, "usage": response.usage,
-                "cost_usd": _cost(response, options),
-            }  # fmt: skip
-            empty = {"model": options.get("model"), "output": None, "usage": {}, "cost_usd": None}
-            ctx.trace("llm.call", {
-                **empty, **told, "step_id": ctx.step_id, "parent_id": None, "input": sent, "started_at": began,
-                "provider": getattr(self.client, "provider", type(self.client).__name__),
-                "ended_at": ctx.clock.wall(), "error": failure, "model_parameters": given,
-            })  # fmt: skip
 
     async def _asked(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
         if running is None or running.state is None or not self.processor.stream:

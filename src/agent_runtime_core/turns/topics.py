@@ -8,7 +8,6 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from uuid import UUID, uuid5
 
 from .._clock import aware
@@ -81,9 +80,7 @@ class EventPublisherSubscriber:
         EventEnvelope.from_dict(told)
         counters, began = self._counters[envelope.topic], self._clock.boot()
         try:
-            event = await self._bus.publish(
-                self._log(envelope.topic), envelope.type, told, event_id=envelope.event_id
-            )
+            event = await self._bus.publish(self._log(envelope.topic), envelope.type, told, event_id=envelope.event_id)
         except Exception:
             counters.errors += 1
             self._trace(envelope.topic, None)
