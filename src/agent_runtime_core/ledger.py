@@ -229,9 +229,11 @@ class Ledger:
             with contextlib.suppress(StorageClosed):
                 cast(Engine, self._state).post(self.guard, notes)
 
-    async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
-        await self._commit(self._bus, [self._publish(rows)])
+    async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        """Publish events; their sequence numbers, once they are durable."""
+        [sequences] = await self._commit(self._bus, [self._publish(rows)])
         self._tell_of(rows)
+        return cast("list[int]", sequences)
 
     def _tell_of(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
         if self.told is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from .._clock import aware
@@ -33,7 +33,7 @@ from .instances import PersonalityInstance
 from .parts import Parts
 from .planner import Planned
 from .processor import Work
-from .remote import execute_elsewhere, personality_text
+from .remote import execute_elsewhere, personality_text, remote_run
 from .turn import StepMetrics, StepState, Turn
 
 PLANNING = "plan"
@@ -178,12 +178,12 @@ class _Attempt:
 
         async def make() -> dict[str, Any]:
             began = ctx.clock.boot()
+            await self._requested(replace(request, messages=[]))
             with parts.processor.planning() as running:
                 planned = await parts.plans.plan(request, self.tools, recorded, self.work.log)
             took = round((ctx.clock.boot() - began) * 1000, 3)
             return {**planned.to_dict(), "metrics": (running.metrics + StepMetrics(took)).to_dict()}
 
-        await self._requested(request)
         made = await _unwrapped(ctx.step(PLANNING, make))
         turn.planning = StepMetrics.from_dict(made["metrics"])
         return Planned.from_dict(made)
@@ -216,7 +216,7 @@ class _Attempt:
                     step_number=step.step_number, kind=step.kind.value, tool_name=step.tool_name,
                     tool_input=step.tool_input, depends_on=step.needs, reasoning=step.reasoning, position=position,
                 )  # fmt: skip
-                id_ = planned_id(turn.id, step)
+                id_ = self._id(step)
                 await self.parts.topics.tell(
                     event, event_id=id_, trace_id=turn.trace_id, turn_id=turn.id, step_id=id_
                 )  # fmt: skip
@@ -226,14 +226,20 @@ class _Attempt:
 
         await _unwrapped(self.ctx.step("announce", announce))
 
+    def _id(self, step: PlanStep) -> str:
+        """The id of the step in the journal of the run that carries it out."""
+        turn_id = self.turn.id
+        run_id = remote_run(turn_id, self.parts.step_key, step) if self.chosen.remote_steps else turn_id
+        return planned_id(run_id, step)
+
     def _state(self, step: PlanStep) -> StepState:
         known = self.turn.step(step.step_number)
         if known is not None and known.ended:
             return known
-        return StepState(step.step_number, planned_id(self.turn.id, step), step.kind, step.tool_name)
+        return StepState(step.step_number, self._id(step), step.kind, step.tool_name)
 
     def _left_out(self, step: PlanStep, why: str) -> StepState:
-        state = StepState(step.step_number, planned_id(self.turn.id, step), step.kind, step.tool_name)
+        state = StepState(step.step_number, self._id(step), step.kind, step.tool_name)
         state.status, state.error = StepStatus.SKIPPED, why
         return state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -186,10 +186,10 @@ class TurnManager:
 
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """As `runner.stream`: the turn's events, replayed and then live, until it has ended."""
         events = self.runner.stream(turn_id, since_sequence, backpressure)
-        async with contextlib.aclosing(events) as told:  # type: ignore[type-var] # an async generator
+        async with contextlib.aclosing(events) as told:
             async for event in told:
                 yield event
 

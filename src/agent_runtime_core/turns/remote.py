@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from .._forms import codec_for
+from .._ids import child_run_id, step_id
 from ..context import Context
 from ..errors import InvalidArgument
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
@@ -38,7 +39,7 @@ async def execute_elsewhere(
         needed = {str(each): results[each] for each in planned.needs}
         input_ = {**about, "number": number, "needed": needed}
         budget.before_call()
-        ended = await ctx.call(parts.step_key, input_, key=f"step:{number}")
+        ended = await ctx.call(parts.step_key, input_, key=_key(planned))
         budget.used(ended.usage, ended.usage.get("cost_usd"))
         done = ended.final_output
         results[number] = done["result"]
@@ -60,6 +61,15 @@ async def execute_elsewhere(
     needed = {number for step in plan.steps for number in step.needs}
     last = [results[step.step_number] for step in plan.steps if step.step_number not in needed]
     return last[0] if len(last) == 1 else last
+
+
+def remote_run(turn_id: str, step_key: str, planned: PlanStep) -> str:
+    """The id of the run that carries out that step of that turn."""
+    return str(child_run_id(step_id(turn_id, f"call:{step_key}", f"k:{_key(planned)}")))
+
+
+def _key(planned: PlanStep) -> str:
+    return f"step:{planned.step_number}"
 
 
 _to_text, _from_text = codec_for(PersonalityInstance)
