@@ -115,7 +115,7 @@ async def test_a_run_that_waits_for_an_output_can_be_cancelled_and_its_time_stan
 
 
 async def test_ten_mebibytes_for_a_slow_reader_take_little_room(tmp_path: Path) -> None:
-    """A reader at 64 KiB/s of a clock that is moved by hand: the process grows by 2 MiB at most, and nothing is lost."""
+    """A reader at 64 KiB/s of a clock moved by hand: the process grows by 2 MiB at most, and nothing is lost."""
     clock = VirtualClock()
     async with Rig(tmp_path / "runs.db", clock, run_timeout_seconds=3600) as rig:
         count = 10 * MEBIBYTE // PIECE

@@ -19,9 +19,10 @@ from agent_runtime_core.errors import (
     UnknownRun,
 )
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.llm._breaker import Breakers
 from agent_runtime_core.persistence import PersistenceManager
-from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind
+from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, built_in_tools
 from agent_runtime_core.planning.base import BasePlanner
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus, StepStatus
@@ -48,6 +49,9 @@ class House(Rig):
 
     def manager(self, runner: AgentRunner | None = None, **options: Any) -> TurnManager:
         return TurnManager(runner or self.runner, **options)
+
+    async def __aenter__(self) -> House:
+        return self
 
     async def close(self) -> None:
         await super().close()
@@ -376,7 +380,7 @@ async def test_row_context_manager_preferences_that_cannot_be_read_are_told_as_t
         monkeypatch.setattr(house.stores.preferences, "get_all", away)
         turn = await manager.run_turn(SUM)
         assert turn.status is RunStatus.SUCCEEDED
-        started = [e.payload for e in await trail(manager, AUDIT) if e.turn_id == turn.id][0]
+        started = next(e.payload for e in await trail(manager, AUDIT) if e.turn_id == turn.id)
         assert isinstance(started, AuditEvent)
         assert started.details["stale"] is True
 
@@ -445,8 +449,6 @@ async def test_a_step_is_tried_again_and_then_fails_the_turn_with_its_error() ->
 
 
 def _with_calculator(*functions: Any) -> ToolRegistry:
-    from agent_runtime_core.planning import built_in_tools
-
     registry = built_in_tools()
     for tool in tools_of(*functions).list_tools():
         registry.register(tool)
@@ -486,7 +488,7 @@ async def test_a_hook_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) 
         hooks = Told()
         turn = await house.manager(hooks=[Bad(), hooks]).run_turn(SUM)
         assert turn.status is RunStatus.SUCCEEDED
-        assert [name for name, _ in hooks.calls][0] == "on_turn_start"
+        assert hooks.calls[0][0] == "on_turn_start"
     failed = [each for each in caplog.records if "failed" in each.message and each.exc_info]
     assert len(failed) == 4
     assert {vars(each)["trace_id"] for each in failed} == {turn.trace_id}
@@ -620,15 +622,16 @@ async def test_turns_that_are_published_are_started_once_whatever_happens_in_bet
 async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
     async with House() as house:
         manager = house.manager()
-        state_of = await manager.run_turn(SUM)
-        state = state_of.steps[0]
+        turn = await manager.run_turn(SUM)
+        state = turn.steps[0]
         state.status, state.result, state.metrics = StepStatus.RUNNING, None, StepMetrics()
-        await manager.contexts.save_turn(state_of)
+        await manager.contexts.save_turn(turn)
         [first, _] = await trail(manager, RESULTS)
         taken = await manager.handle_step_result_event(first)
         assert taken is not None
         assert (taken.steps[0].status, taken.steps[0].result) == (StepStatus.COMPLETED, 42)
-        assert taken.steps[0].metrics.latency_ms > 0 or taken.steps[0].metrics == StepMetrics()
+        assert isinstance(first.payload, StepResultChunk)
+        assert taken.steps[0].metrics == StepMetrics.from_dict(first.payload.metrics)
         assert await manager.handle_step_result_event(first) == taken
         [started, *_] = await trail(manager, AUDIT)
         with pytest.raises(InvalidTurn):
@@ -651,8 +654,6 @@ async def test_turns_of_one_conversation_go_one_after_the_other_and_remember() -
 
 
 async def test_a_limit_of_the_personality_holds() -> None:
-    from agent_runtime_core.limits import RunLimits
-
     pack = PersonalityInstance(name="p", default=True, limits=RunLimits(max_turns=1))
     async with House() as house:
         manager = house.manager(

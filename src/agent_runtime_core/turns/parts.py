@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._load import load
 from ..context import Context
 from ..errors import MissingDependency, NotConfigured
 from ..interfaces import LLMClient
-from ..llm import get_llm_client
 from ..tools.registry import ToolRegistry
 from .contexts import ContextManager
 from .hooks import Hooks
@@ -57,9 +57,9 @@ class Parts:
         key = (provider, tuple(sorted(options.items())))
         try:
             if provider is None and not options:
-                return get_llm_client()
+                return _configured()
             if key not in self._clients:
-                self._clients[key] = get_llm_client(provider or settings.runtime.model_provider, **options)
+                self._clients[key] = _configured(provider or settings.runtime.model_provider, **options)
         except (NotConfigured, MissingDependency):
             return None
         return self._clients[key]
@@ -70,3 +70,9 @@ class Parts:
         known = {name: str(value) if isinstance(value, bool) else value for name, value in plain.items()}
         system = personality.prompt("system", known) if personality.system_prompt else ""
         return Work(ctx, turn, personality, system)
+
+
+def _configured(*provider: str, **options: Any) -> LLMClient:
+    make: Any = load("..llm:get_llm_client", package=__package__)
+    client: LLMClient = make(*provider, **options)
+    return client
