@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,15 @@ from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus, StepStatus
 from agent_runtime_core.testing import MockLLMClient
 from agent_runtime_core.tools import Tool, ToolRegistry
-from agent_runtime_core.turns import PackSet, PersonalityInstance, StepMetrics, Turn, TurnEvent, TurnManager
+from agent_runtime_core.turns import (
+    MemorySettings,
+    PackSet,
+    PersonalityInstance,
+    StepMetrics,
+    Turn,
+    TurnEvent,
+    TurnManager,
+)
 from agent_runtime_core.turns.events import AUDIT, RESULTS, STEPS, TURNS, AuditEvent, EventEnvelope, StepResultChunk
 from tests.unit.rig import Rig, until
 
@@ -339,13 +348,13 @@ class Failing(LLMClient):
     def __init__(self, failures: int) -> None:
         self.failures, self.asked = failures, 0
 
-    async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:  # type: ignore[override]
+    async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
         self.asked += 1
         if self.asked <= self.failures:
             raise ProviderUnavailable("away")
         return LLMResponse({"role": "assistant", "content": "back"})
 
-    async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:  # type: ignore[override]
+    async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
         response = await self.generate(messages)
         yield LLMStreamChunk("back", finish_reason="stop", response=response)
 
@@ -586,7 +595,7 @@ async def test_turns_that_are_published_are_started_once_whatever_happens_in_bet
         manager = house.manager()
         await manager.topics.tell(TurnEvent.of({"text": SUM}), event_id="one")
         await manager.topics.tell(TurnEvent.of({"text": SUM, "personality": "nobody"}), event_id="bad")
-        await manager.topics.tell(TurnEvent.of({"text": SUM, "turn_id": "two"}), event_id="two")
+        await manager.topics.tell(TurnEvent.of({"text": SUM, "turn_id": "two"}), event_id="turn:two")
 
         async def away(*args: Any) -> None:
             raise StorageBusy("no answer")
@@ -663,3 +672,60 @@ async def test_a_limit_of_the_personality_holds() -> None:
         assert turn.status is RunStatus.FAILED
         assert turn.error is not None
         assert turn.error["type"] == "LimitExceeded"
+
+
+async def test_only_so_much_of_a_conversation_is_told() -> None:
+    pack = PersonalityInstance(name="p", default=True, memory=MemorySettings(history_messages=3, history_tokens=20))
+    async with House() as house:
+        client = MockLLMClient(["one " * 20, "two"])
+        manager = house.manager(
+            planner=Fixed(error=PlanningError("none")), client=client, packs=PackSet.of({"p": pack})
+        )
+        for text in ("a", "b", "c"):
+            await manager.run_turn({"text": text, "conversation_id": "c", "turn_id": text})
+        told = [[each["content"] for each in call["messages"]] for call in client.get_calls()]
+        # The long answer is left out for its tokens, and what was before it with it.
+        assert told == [["a"], ["b"], ["b", "two", "c"]]
+
+
+async def test_a_tool_that_needs_a_yes_parks_the_turn_until_it_comes(place: Path | None) -> None:
+    sent: list[str] = []
+
+    def send(to: str) -> str:
+        sent.append(to)
+        return f"sent to {to}"
+
+    tool = Tool.from_function(send)
+    tool.requires_confirmation = True
+    steps = (
+        PlanStep(1, "calculator", {"expression": "1 + 1"}), PlanStep(2, "send", {"to": "bob"}, depends_on=[1]),
+    )  # fmt: skip
+    async with House(place, park_after=0) as house:
+        hooks = Told()
+        manager = house.manager(planner=Fixed(*steps), tools=_with_calculator(tool), hooks=[hooks])
+        await manager.start_turn({"text": "x", "turn_id": "t"})
+        assert await house.runner.run_once()
+        waiting = await manager.get_turn("t")
+        assert waiting.status is RunStatus.WAITING
+        assert [step.status.value for step in waiting.steps] == ["completed", "pending"]
+        await house.runner.approve("t", "tool:send", True)
+        assert await house.runner.run_once()
+        turn = await manager.get_turn("t")
+        assert (turn.status, turn.response, sent) == (RunStatus.SUCCEEDED, "sent to bob", ["bob"])
+        assert [name for name, _ in hooks.calls].count("on_turn_start") == 1
+        assert [name for name, _ in hooks.calls].count("on_step_end") == 2
+
+
+@pytest.mark.skipif(find_spec("redis") is None, reason="needs the redis package")
+async def test_a_turn_on_redis_with_a_reader_that_holds_it_back(redis_url: str) -> None:
+    async with AgentRunner.open(redis_url) as runner:
+        client = MockLLMClient(["word " * 200])
+        manager = TurnManager(runner, planner=Fixed(llm()), client=client)
+        turn = await manager.start_turn({"text": "x", "turn_id": "t"})
+        running = asyncio.ensure_future(runner.run_once())
+        events = [each async for each in manager.stream(turn.id, backpressure=True)]
+        await running
+        said = "".join(each.payload["delta"] for each in events if each.event_type == "assistant.delta")
+        assert said == "word " * 200 == (await manager.get_turn("t")).response
+        assert [each.offset for each in await trail(manager, STEPS)] == [0]
+        assert (await manager.topics.stats())[RESULTS].errors == 0

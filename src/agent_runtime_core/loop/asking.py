@@ -18,7 +18,7 @@ from .state import TurnState
 from .talk import Talk
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
-_CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
+CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
 _ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
 
 
@@ -110,7 +110,7 @@ class Asking:
         for message in talk.messages[self.counted :]:
             content = message.get("content")
             size = len(content) if isinstance(content, str) else len(str(content))
-            self.guess += (size + len(str(message.get("tool_calls") or ""))) // _CHARS_A_TOKEN + 4
+            self.guess += (size + len(str(message.get("tool_calls") or ""))) // CHARS_A_TOKEN + 4
         self.counted = len(talk.messages)
         return self.guess + (self.max_tokens or _ANSWER)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from .._clock import aware
@@ -23,6 +23,7 @@ from ..errors import (
 from ..event_types import EventType
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget
+from ..loop.asking import CHARS_A_TOKEN
 from ..planning.asking import RecordedClient, count_recorded
 from ..planning.executing import execute_plan, planned_id
 from ..planning.plan import Plan, PlanStep, StepKind
@@ -37,6 +38,8 @@ from .remote import execute_elsewhere, personality_text, remote_run
 from .turn import StepMetrics, StepState, Turn
 
 PLANNING = "plan"
+#: In the metadata of a turn that was published by somebody else, and need not be told of again.
+FROM_TOPIC = "from_topic"
 #: Another attempt would only fail the same way: each step has been tried again by itself.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 
@@ -148,7 +151,7 @@ class _Attempt:
             messages=turn.messages, turn_id=turn.id, conversation_id=turn.conversation_id, user_id=turn.user_id,
             personality=personality.name, trace_id=turn.trace_id, metadata=turn.metadata,
         )  # fmt: skip
-        if not turn.metadata.get("published"):
+        if not turn.metadata.get(FROM_TOPIC):
             await parts.topics.tell(event, event_id=f"turn:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
         await _audit(parts, turn, "turn.started", {"personality": personality.name, "stale": preferred.stale})
         self._log().info("turn started, personality %s", personality.name)
@@ -171,14 +174,14 @@ class _Attempt:
         asked = TurnEvent(messages=turn.messages)
         request = PlanRequest(
             prompt=asked.prompt, tools=[tool.name for tool in self.tools.list_tools()],
-            personality=self.chosen.personality.name, system_prompt=self.work.system, messages=self._conversation(),
+            personality=self.chosen.personality.name, system_prompt=self.work.system,
         )  # fmt: skip
         count_recorded(ctx, PLANNING, self.budget)
         recorded = None if self.client is None else RecordedClient(ctx, self.client, PLANNING, self.budget)
 
         async def make() -> dict[str, Any]:
             began = ctx.clock.boot()
-            await self._requested(replace(request, messages=[]))
+            await self._requested(request)
             with parts.processor.planning() as running:
                 planned = await parts.plans.plan(request, self.tools, recorded, self.work.log)
             took = round((ctx.clock.boot() - began) * 1000, 3)
@@ -196,9 +199,11 @@ class _Attempt:
 
     def _conversation(self) -> list[Any]:
         """What was said, as much of it as the personality wants."""
-        most = self.chosen.personality.memory.history_messages
-        said = self.ctx.input_messages
-        return said[-max(most, len(self.turn.messages)) :] if said else list(self.turn.messages)
+        memory, own = self.chosen.personality.memory, len(self.turn.messages)
+        said = list(self.ctx.input_messages)[-max(memory.history_messages, own) :]
+        while memory.history_tokens is not None and len(said) > own and _tokens(said) > memory.history_tokens:
+            del said[0]
+        return said
 
     async def _announce(self, planned: Planned) -> None:
         turn, plan = self.turn, planned.plan
@@ -288,6 +293,11 @@ class _Attempt:
             "steps": [step.to_dict() for step in turn.steps], "metrics": turn.metrics.to_dict(),
         }  # fmt: skip
         return RunResult(final_output=output, usage=self.budget.told())
+
+
+def _tokens(messages: Sequence[Any]) -> int:
+    """Rather too many than too few."""
+    return sum(len(str(each.get("content") or "")) // CHARS_A_TOKEN + 4 for each in messages)
 
 
 def _last(plan: Plan, turn: Turn) -> Any:

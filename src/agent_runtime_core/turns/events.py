@@ -162,7 +162,6 @@ class PlanRequest(Payload):
     tools: list[Any]
     personality: str = "default"
     system_prompt: str = ""
-    messages: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)

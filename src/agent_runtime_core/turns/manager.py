@@ -22,7 +22,7 @@ from ..runner.core import AgentRunner
 from ..runner.settings import RunInfo
 from ..status import TERMINAL, RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
-from .agent import TurnAgent, turn_of
+from .agent import FROM_TOPIC, TurnAgent, turn_of
 from .config_loader import ConfigLoader
 from .contexts import ContextManager
 from .events import TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent
@@ -232,15 +232,23 @@ class TurnManager:
                 assert envelope.offset is not None
                 await self.topics.commit(TURNS, consumer, envelope.offset)
 
+    async def _is_there(self, turn_id: str) -> bool:
+        """Whether that turn was started: every turn tells of itself on the topic too."""
+        try:
+            await self.runner.get_run(turn_id)
+        except (UnknownRun, InvalidArgument):
+            return False
+        return True
+
     async def _consumed(self, envelope: EventEnvelope) -> None:
         if not isinstance(envelope.payload, TurnEvent):
             return
         event = envelope.payload
         turn_id = event.turn_id or envelope.turn_id or f"turn:{envelope.event_id}"
-        if envelope.event_id == f"turn:{turn_id}":
-            return  # told by the turn itself when it began
+        if await self._is_there(turn_id):
+            return
         try:
-            event = replace(event, turn_id=turn_id, metadata={**event.metadata, "published": True})
+            event = replace(event, turn_id=turn_id, metadata={**event.metadata, FROM_TOPIC: True})
             turn = await self.start_turn(event)
             TurnLog(turn.trace_id, turn.id).info("turn taken from %s, offset %s", TURNS, envelope.offset)
         except InvalidArgument as error:
