@@ -32,6 +32,7 @@ KITS = ROOT / "src" / "agent_runtime_core" / "testing" / "contracts"
 EXAMPLES = {
     "chat.py": "tests/acceptance/test_examples.py",
     "digest.py": "tests/acceptance/test_digest.py",
+    "todo_planner.py": "tests/acceptance/test_todo_planner.py",
     "tools.py": "tests/acceptance/test_examples.py",
 }
 

@@ -78,7 +78,6 @@ class Book:
         self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
         self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
-        self.carried: Identity | None = None  # the step whose start the last record of a list carries
         self.lists: dict[str, int] = {}  # how many step lists this claim has run, by scope
         self.ended: Record | None = None
         self.length: int = 0

@@ -238,6 +238,7 @@ class Orchestrator:
         if worker is None or task is None:
             return
         if task.get_loop() is asyncio.get_running_loop():
+            await asyncio.sleep(0)  # a loop that has not begun yet would not hear of it
             worker.stop()
             await task
         await worker.close()

@@ -19,6 +19,7 @@ from agent_runtime_core.queue.memory import MemoryRows
 from agent_runtime_core.queue.row import ClaimRequest, RunRow, Settle
 from agent_runtime_core.queue.rows import Rows
 from agent_runtime_core.queue.sqlite import SQLiteRows
+from agent_runtime_core.steps.graph import Graph
 
 Patch = tuple[Any, str, Any]
 
@@ -162,6 +163,28 @@ def _cancel() -> list[Patch]:
     return [(rows, "claimed", claimed)]
 
 
+def _durable() -> list[Patch]:
+    """A step of a graph counts as done when its function is, and not when its record is durable."""
+
+    def take_after(self: Graph, place: int) -> int | None:
+        finished(self, place)
+        return self.take()
+
+    finished: Callable[[Graph, int], None] = Graph.finished
+    return [(Graph, "take_after", take_after), (Graph, "finished", lambda self, place: None)]
+
+
+def _inside() -> list[Patch]:
+    """What happens inside a step is counted over the whole run."""
+
+    def occurrence(self: Book, space: str, name: str) -> str:
+        count = self._counts.get((space, name), 0)
+        self._counts[space, name] = count + 1
+        return f"{space}:{count}"
+
+    return [(Book, "occurrence", occurrence)]
+
+
 def _in_the_double() -> list[Patch]:
     """The engines of the simulation leave it out by themselves."""
     return []
@@ -174,8 +197,10 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "cancel": _cancel,
     "count": _count,
     "cursor": _cursor,
+    "durable": _durable,
     "expire": _expire,
     "fence": _in_the_double,
+    "inside": _inside,
     "install": _in_the_double,
     "liveness": _liveness,
     "match": _match,

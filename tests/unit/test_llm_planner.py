@@ -99,6 +99,10 @@ async def test_the_examples_that_come_with_it_are_plans_it_would_accept() -> Non
             answer(step(tool_input={"expression": "{{step_2.result}}"}), step(2)),
             "refers to step 2, which is not before it",
         ),
+        (
+            answer(step(tool_input={"x": 1})).replace('{"x": 1}', '{"x": ' * 200 + "1" + "}" * 200),
+            "is nested deeper than",
+        ),
         (answer(step(kind="memory_op")), "step 1: unknown memory operation 'calculator'"),
         (answer(step(kind="llm_call", tool_input={})), "an llm_call has a 'prompt'"),
     ],

@@ -743,6 +743,24 @@ async def test_a_graph_within_a_step_is_a_list_of_its_own(place: Path | None) ->
         assert work.begun == ["y", "y"]
 
 
+async def test_chains_within_steps_tell_each_start_once(place: Path | None) -> None:
+    work = Work()
+    async with Rig(place) as rig:
+
+        def outer(name: str, turns: int) -> Step:
+            async def fn(ctx: Any, state: Any) -> Any:
+                names = [f"{name}{i}" for i in range(5)]
+                return await StepExecutor(ctx, checkpoint_key=name).run(
+                    [work.step(each, turns=turns) for each in names]
+                )
+
+            return Step(name, fn)
+
+        await rig.value(running([outer("x", 1), outer("y", 3), Step("end", lambda ctx, state: 1, depends_on=["x"])]))
+        started = [p["step_name"] for _, p in await rig.told("step.started")]
+    assert len(started) == len(set(started)) == 13
+
+
 async def test_the_cut_run_is_taken_up_where_it_was(place: Path | None) -> None:
     inside = asyncio.Event()
     work = Work()

@@ -8,11 +8,14 @@ from typing import Any, cast
 from .._json import decode
 from ..config import get_config
 from ..context import Context
-from ..errors import NotSupported
+from ..errors import NotSupported, UnknownPrice
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..journal.record import Record, is_copied
 from ..limits import Budget
-from ..llm._prices import cost_usd
+from ..llm._prices import cost_usd, price_of
+
+_CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
+_ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
 
 
 class RecordedClient(LLMClient):
@@ -40,19 +43,51 @@ class RecordedClient(LLMClient):
         record = _recorded(self.ctx, key)
         if record is not None:
             return _response(record)
+        self._need_price(self._model(given))
+        doubted = self.ctx.in_doubt("model", key) if isinstance(self.ctx, Context) else None
+        _count_doubted(self.budget, doubted)
         self.budget.before_turn()
-        answer = _response(await self._made(key, messages, given))
+        answer = _response(await self._made(key, messages, given, doubted))
         self.budget.turn()
         self.budget.used(answer.usage, answer.cost_usd)
         return answer
 
-    async def _made(self, key: str, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
+    async def _made(
+        self, key: str, messages: list[Any], options: dict[str, Any], doubted: dict[str, Any] | None
+    ) -> dict[str, Any]:
         async def call(attempt: int) -> dict[str, Any]:
-            return await self._traced(messages, options)
+            told = await self._traced(messages, options)
+            return {**told, "doubted": doubted} if doubted else told
 
         if isinstance(self.ctx, Context):
-            return cast("dict[str, Any]", await self.ctx.perform("model", key, call))
+            reserve = self._reserve(messages, options)
+            return cast("dict[str, Any]", await self.ctx.perform("model", key, call, reserve=reserve))
         return await call(1)
+
+    def _reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
+        """What the call may use at most, which counts if nobody learns how it ended; nothing where nobody counts."""
+        limits = self.budget.strictest
+        if limits.max_tokens is None and limits.max_cost_usd is None:
+            return None
+        answer = options.get("max_tokens") or _ANSWER
+        prompt = sum(len(str(each.get("content"))) // _CHARS_A_TOKEN + 4 for each in messages)
+        usage = {"prompt_tokens": prompt, "completion_tokens": answer}
+        cost = cost_usd(usage, self._model(options), get_config().model_prices)
+        return {"tokens": prompt + answer} | ({} if cost is None else {"usd": cost})
+
+    def _need_price(self, model: str) -> None:
+        """UnknownPrice if a limit in USD could not be kept."""
+        limits = self.budget.strictest
+        if limits.max_cost_usd is None or limits.max_tokens is not None:
+            return
+        if price_of(model, get_config().model_prices) is None:
+            raise UnknownPrice(
+                f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
+                f"configure(model_prices=...), or give max_tokens too"
+            )
+
+    def _model(self, options: dict[str, Any]) -> str:
+        return options.get("model") or getattr(self.client, "default_model", None) or get_config().default_model
 
     async def _traced(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         ctx, client = self.ctx, self.client
@@ -80,10 +115,9 @@ class RecordedClient(LLMClient):
     async def _asked(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         response = await self.client.generate(messages, **options)
         usage = {name: value for name, value in response.usage.items() if isinstance(value, (int, float))}
-        model = response.model or options.get("model") or getattr(self.client, "default_model", None) or ""
         cost, prices = response.cost_usd, get_config().model_prices
         if cost is None and prices:
-            cost = cost_usd(usage, model, prices)
+            cost = cost_usd(usage, response.model or self._model(options), prices)
         return {
             "message": dict(response.message), "usage": usage, "model": response.model,
             "finish_reason": response.finish_reason, "cost_usd": cost,
@@ -103,6 +137,13 @@ def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
         if not is_copied(record):
             budget.turn()
             budget.used((answer := _response(record)).usage, answer.cost_usd)
+            _count_doubted(budget, cast("dict[str, Any]", decode(record.result or "{}")).get("doubted"))
+
+
+def _count_doubted(budget: Budget, reserved: dict[str, Any] | None) -> None:
+    """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
+    if reserved:
+        budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
 
 
 def _recorded(ctx: Any, key: str) -> Record | None:

@@ -142,9 +142,9 @@ class LLMPlanner(BasePlanner):
             return None, [problem]
         try:
             plan = Plan.from_dict(self._output.values(text)[0])
+            problems = plan.problems(tools, self.memory)
         except InvalidArgument as error:
             return None, [str(error)]
-        problems = plan.problems(tools, self.memory)
         return (None, problems) if problems else (plan, [])
 
 

@@ -17,6 +17,7 @@ from ..errors import (
     LeaseLost,
     LimitExceeded,
     MissingDependency,
+    NotSupported,
     Postponed,
     ProviderError,
     StepCancelledError,
@@ -92,8 +93,9 @@ async def execute_plan(
     by step number, of steps that are carried out elsewhere.
 
     Before anything runs: PlanningError for a plan that cannot be carried out, LimitExceeded for one of more than
-    `max_steps`, and NotConfigured where it needs a model and there is none. Later: StepExecutionError after the last
-    try of a step, whose dependents are left out while the others run; ToolFailed where a person refused a call.
+    `max_steps`, NotConfigured where it needs a model and there is none, NotSupported where a tool is another agent.
+    Later: StepExecutionError after the last try of a step, whose dependents are left out while the others run;
+    ToolFailed where a person refused a call.
     """
     if max_steps is not None and len(plan.steps) > max_steps:
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
@@ -101,6 +103,7 @@ async def execute_plan(
         raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
     registry = _registry(tools)
     plan.validate(registry, memory_operations())
+    _need_no_agent(plan, registry)
     asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps)
     if asks and client is None:
         client = _configured_client()
@@ -313,6 +316,16 @@ def _may_help(error: BaseException) -> bool:
     if isinstance(error, ProviderError):
         return error.retriable
     return not isinstance(error, _AS_THEY_ARE)
+
+
+def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:
+    for step in plan.steps:
+        tool = tools.get(step.tool_name) if step.kind is StepKind.TOOL_CALL else None
+        if tool is not None and tool.metadata.get("agent"):
+            raise NotSupported(
+                f"step {step.step_number}: {step.tool_name!r} is another agent, which a plan cannot call: "
+                "call it with ctx.call(...), or lend it to a ToolCallingAgent"
+            )
 
 
 def _registry(tools: ToolRegistry | Iterable[Tool]) -> ToolRegistry:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from ..errors import BadArguments, InvalidArgument, PlanningError
-from ..tools.arguments import check_arguments
+from ..tools.arguments import check_arguments, read_arguments
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .references import is_reference, malformed, references
@@ -129,7 +129,7 @@ class Plan:
         found += [f"step number {each} occurs twice" for each in sorted({n for n in numbers if numbers.count(n) > 1})]
         for step in self.steps:
             named = remembered if step.kind is StepKind.MEMORY_OP else known
-            about = [*_called(step, named), *_referred(step, numbers)]
+            about = _unusable(step) or [*_called(step, named), *_referred(step, numbers)]
             found += [f"step {step.step_number}: {each}" for each in about]
         if not found and (stuck := _stuck(self.steps)):
             found.append(f"steps wait for each other: {_circle(stuck)}")
@@ -139,6 +139,15 @@ class Plan:
 def _by_name(tools: Tools) -> dict[str, Tool | None]:
     listed: Iterable[Tool | str] = tools.list_tools() if isinstance(tools, ToolRegistry) else tools
     return {each if isinstance(each, str) else each.name: None if isinstance(each, str) else each for each in listed}
+
+
+def _unusable(step: PlanStep) -> list[str]:
+    """Why nothing else can be said of its input: it is nested without end, or has what JSON has not."""
+    try:
+        read_arguments(step.tool_input)
+    except BadArguments as error:
+        return [f"its tool_input cannot be used: {error}"]
+    return []
 
 
 def _called(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str]:

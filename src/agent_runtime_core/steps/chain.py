@@ -21,6 +21,7 @@ class Chain(Listed):
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         book = self.book
         await self.open(steps, resume)
+        self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
         self.work: Work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
         self._match()
@@ -77,7 +78,7 @@ class Chain(Listed):
         work.name = name = book.former(step.name, self.key) if book.renames else step.name
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.pos, work.description = index, step.description
-        work.begun = book.carried == (name, self.key)
+        work.begun = self.carried == name
         self.results[step.name] = await perform(book, work, self._seal)
         if not step.checkpoint:
             book.done[name, self.key] = self.sealed
@@ -111,7 +112,7 @@ class Chain(Listed):
     def _after(self, index: int) -> str | None:
         """The next step's start, for this step's record to carry."""
         book = self.book
-        book.carried = None
+        self.carried = None
         if index >= self.total:
             return None
         step = self.steps[index]
@@ -121,6 +122,6 @@ class Chain(Listed):
             return None
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two must not leave a doubt about a step nobody began
-        book.carried = identity
+        self.carried = name
         about = "" if step.description is None else f',"description":{quote(step.description)}'
         return f'{{"name":{quote(name)},"key":{self.quoted_key},"pos":{index},"tries":{step.retries + 1}{about}}}'

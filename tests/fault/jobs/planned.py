@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from agent_runtime_core import AgentRunner, RunContext, RunResult, Tool, ToolRegistry
+from agent_runtime_core import AgentRunner, RunContext, Tool, ToolRegistry
 from agent_runtime_core.planning import BasePlanner, Plan, PlanningAgent, PlanStep
 from tests.fault.jobs.effects import effect, say
 from tests.fault.jobs.graph import AT_ONCE, EDGES
@@ -28,14 +28,6 @@ class Fixed(BasePlanner):
         return Plan(steps, prompt)
 
 
-class Ready(PlanningAgent):
-    """Says when it begins, so that most of its life is spent on the plan."""
-
-    async def run(self, ctx: RunContext) -> RunResult:
-        say("ready")
-        return await super().run(ctx)
-
-
 def tools(effects: str, pause: float) -> ToolRegistry:
     registry = ToolRegistry()
 
@@ -51,8 +43,10 @@ def tools(effects: str, pause: float) -> ToolRegistry:
 
 
 async def main(db: str, run_id: str, effects: str, pause: float) -> None:
-    agent = Ready("planned", Fixed(), tools(effects, pause), max_concurrency=AT_ONCE)
+    agent = PlanningAgent("planned", Fixed(), tools(effects, pause), max_concurrency=AT_ONCE)
     async with AgentRunner.open(db) as runner:
+        await runner.runs(limit=1)  # so that most of its life is spent on the plan
+        say("ready")
         input_: dict[str, Any] = {"messages": [{"role": "user", "content": "mix"}]}
         result = await runner.execute(agent, run_id, input_, raise_on_error=True)
     say("done " + json.dumps(result.final_output["steps"]))

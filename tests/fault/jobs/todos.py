@@ -1,0 +1,45 @@
+"""Twelve to-dos added and some of them deleted by a plan, in one run: todos.py todos DB RUN_ID EFFECTS PAUSE."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+
+from agent_runtime_core import AgentRunner, Tool, ToolRegistry
+from agent_runtime_core.planning import BasePlanner, Plan, PlanningAgent, PlanStep
+from tests.fault.jobs.effects import say
+
+TODOS = 12
+
+
+class Busy(BasePlanner):
+    """Adds to-dos, deletes every third, and lists what is left."""
+
+    async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
+        steps = [
+            PlanStep(number, "todo_store", {"action": "add", "text": f"to-do {number:02}"})
+            for number in range(1, TODOS + 1)
+        ]
+        for place in range(3, TODOS + 1, 3):
+            gone = {"action": "delete", "todo_id": f"{{{{step_{place}.result.id}}}}"}
+            steps.append(PlanStep(len(steps) + 1, "todo_store", gone))
+        before = [step.step_number for step in steps]
+        return Plan([*steps, PlanStep(len(steps) + 1, "todo_store", {"action": "list"}, depends_on=before)], prompt)
+
+
+async def main(db: str, run_id: str) -> None:
+    agent = PlanningAgent("todos", Busy(), max_concurrency=4)
+    async with AgentRunner.open(db) as runner:
+        await runner.runs(limit=1)
+        say("ready")
+        input_ = {"messages": [{"role": "user", "content": "be busy"}]}
+        result = await runner.execute(agent, run_id, input_, raise_on_error=True)
+    left = result.final_output["result"]
+    assert len({each["number"] for each in left}) == len(left)
+    say("done " + json.dumps(sorted(each["text"] for each in left)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[2], sys.argv[3]))

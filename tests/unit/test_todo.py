@@ -1,0 +1,178 @@
+"""The to-do tool: its actions, what it is told wrong, and that a repeated call has no second effect."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from agent_runtime_core.errors import ToolFailed
+from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.persistence import PersistenceManager, Task, TaskList
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.testing import MockRunContext
+from agent_runtime_core.tools import TodoStoreTool, ToolRegistry
+from tests.unit.rig import Script
+
+
+class Ctx(MockRunContext):
+    """A context inside a step of that key."""
+
+    def __init__(self, stores: Any = None, key: str | None = None, conversation_id: UUID | None = None) -> None:
+        super().__init__(conversation_id=conversation_id)
+        self.idempotency_key = key
+        if stores is not None:
+            self.persistence = stores
+
+
+async def do(tool: TodoStoreTool, action: str, ctx: Any = None, **given: Any) -> Any:
+    result = await tool.execute(action, ctx=ctx, **given)
+    assert result.success, result.error
+    return result.output
+
+
+async def texts(tool: TodoStoreTool, ctx: Any = None) -> list[tuple[int | None, str, bool]]:
+    return [(each["number"], each["text"], each["done"]) for each in await do(tool, "list", ctx)]
+
+
+async def test_to_dos_come_and_go() -> None:
+    tool = TodoStoreTool()
+    assert await do(tool, "list") == []
+    milk = await do(tool, "add", text=" buy milk ")
+    assert milk == {"id": milk["id"], "number": 1, "text": "buy milk", "done": False}
+    await do(tool, "add", text="call Bob")
+    assert await do(tool, "get", todo_id="#1") == await do(tool, "get", todo_id=milk["id"].upper()) == milk
+    assert await do(tool, "complete", text="BUY milk") == {**milk, "done": True}
+    assert await do(tool, "complete", todo_id="1") == {**milk, "done": True}
+    assert (await do(tool, "delete", text="bob"))["number"] == 2
+    assert (await do(tool, "add", text="a third"))["number"] == 3, "a number is given once"
+    assert await texts(tool) == [(1, "buy milk", True), (3, "a third", False)]
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "says"),
+    [
+        ("add", {}, "add needs the text"),
+        ("add", {"text": "  "}, "add needs the text"),
+        ("get", {}, "say which to-do is meant"),
+        ("get", {"todo_id": "9"}, "there is no to-do '9': there is #1 'buy milk', #2 'buy bread'"),
+        ("complete", {"text": "by milk"}, "did you mean #1 'buy milk'?"),
+        ("delete", {"text": "buy"}, "'buy' may be #1 'buy milk', #2 'buy bread': give the todo_id"),
+        ("destroy", {}, "action is one of add, list, get, complete, delete, not 'destroy'"),
+    ],
+)
+async def test_what_cannot_be_done_is_told(action: str, given: dict[str, Any], says: str) -> None:
+    tool = TodoStoreTool()
+    await do(tool, "add", text="buy milk")
+    await do(tool, "add", text="buy bread")
+    result = await tool.execute(action, **given)
+    assert not result.success
+    assert result.output is None
+    assert says in (result.error or "")
+    assert len(await do(tool, "list")) == 2
+
+
+async def test_a_text_means_the_one_that_is_left_to_do() -> None:
+    tool = TodoStoreTool()
+    for _ in range(2):
+        await do(tool, "add", text="water the plants")
+    assert (await tool.execute("complete", text="water the plants")).success is False
+    await do(tool, "complete", todo_id="1")
+    assert (await do(tool, "complete", text="water the plants"))["number"] == 2
+
+
+async def test_registered_it_is_a_tool_like_others() -> None:
+    registry = ToolRegistry()
+    registry.register(TodoStoreTool())
+    made = registry.get("todo_store")
+    assert made is not None
+    assert made.has_side_effects
+    ctx = Ctx()
+    assert (await registry.execute("todo_store", {"action": "add", "text": "x"}, ctx))["number"] == 1
+    with pytest.raises(ToolFailed, match="there is no to-do 'y'"):
+        await registry.execute("todo_store", {"action": "get", "text": "y"}, ctx)
+    assert "ctx" not in made.parameters["properties"]
+
+
+async def test_they_lie_where_the_run_keeps_its_tasks(tmp_path: Path) -> None:
+    async with PersistenceManager.open(tmp_path / "a.db") as stores:
+        await do(TodoStoreTool(), "add", Ctx(stores), text="kept")
+    async with PersistenceManager.open(tmp_path / "a.db") as stores:
+        assert await texts(TodoStoreTool(), Ctx(stores)) == [(1, "kept", False)]
+        assert await texts(TodoStoreTool()) == []
+
+
+async def test_a_conversation_has_its_own_list(tmp_path: Path) -> None:
+    one, other = uuid4(), uuid4()
+    async with PersistenceManager.open(tmp_path / "a.db") as stores:
+        await do(TodoStoreTool(), "add", Ctx(stores, conversation_id=one), text="here")
+        theirs = TaskList(name="Theirs", conversation_id=other, tasks=[Task(name="by another hand")])
+        await stores.tasks.save(theirs)
+        added = await do(TodoStoreTool(), "add", Ctx(stores, conversation_id=other), text="there")
+        assert await texts(TodoStoreTool(), Ctx(stores, conversation_id=one)) == [(1, "here", False)]
+        told = await texts(TodoStoreTool(), Ctx(stores, conversation_id=other))
+        assert told == [(None, "by another hand", False), (1, "there", False)]
+        assert await texts(TodoStoreTool(), Ctx(stores)) == []
+        found = await stores.tasks.get_by_conversation(other)
+        assert found is not None
+        assert (found.id, [str(each.id) for each in found.tasks][1:]) == (theirs.id, [added["id"]])
+
+
+async def test_repeated_under_one_key_it_happens_once(tmp_path: Path) -> None:
+    async with PersistenceManager.open(tmp_path / "a.db") as stores:
+        tool = TodoStoreTool()
+        first = await do(tool, "add", Ctx(stores, "run:1"), text="once")
+        assert await do(tool, "add", Ctx(stores, "run:1"), text="once") == first
+        second = await do(tool, "add", Ctx(stores, "run:2"), text="once")
+        assert (first["id"] != second["id"], second["number"]) == (True, 2)
+        gone = await do(tool, "delete", Ctx(stores, "run:3"), todo_id="1")
+        assert await do(tool, "delete", Ctx(stores, "run:3"), todo_id="1") == gone == first
+        assert not (await tool.execute("delete", todo_id="1", ctx=Ctx(stores, "run:4"))).success
+        assert await texts(tool, Ctx(stores)) == [(2, "once", False)]
+
+
+async def test_a_delete_that_was_cut_off_behind_its_note_is_finished(tmp_path: Path) -> None:
+    async with PersistenceManager.open(tmp_path / "a.db") as stores:
+        tool, ctx = TodoStoreTool(), Ctx(stores, "run:1")
+        added = await do(tool, "add", Ctx(stores), text="gone")
+        there = await stores.tasks.get_by_conversation(uuid4())
+        assert there is None
+        save = stores.tasks.save
+
+        async def cut(*_: Any) -> None:
+            raise OSError("cut off")
+
+        vars(stores.tasks)["save"] = cut
+        with pytest.raises(OSError, match="cut off"):
+            await tool.execute("delete", todo_id="1", ctx=ctx)
+        vars(stores.tasks)["save"] = save
+        assert await do(tool, "delete", ctx, todo_id="1") == added
+        assert await texts(tool, ctx) == []
+
+
+async def test_many_at_once_are_all_kept_and_numbered(tmp_path: Path) -> None:
+    async with PersistenceManager.open(tmp_path / "a.db") as stores, PersistenceManager.open(tmp_path / "a.db") as more:
+        adding = [do(TodoStoreTool(), "add", Ctx((stores, more)[i % 2]), text=f"to-do {i}") for i in range(12)]
+        numbers = [each["number"] for each in await asyncio.gather(*adding)]
+        assert sorted(numbers) == list(range(1, 13))
+        assert sorted(each[1] for each in await texts(TodoStoreTool(), Ctx(stores))) == sorted(
+            f"to-do {i}" for i in range(12)
+        )
+
+
+async def test_in_a_run_it_finds_the_runs_stores(tmp_path: Path) -> None:
+    tool = TodoStoreTool()
+
+    async def body(ctx: RunContext) -> Any:
+        async def add() -> Any:
+            return (await tool.execute("add", text="from a run", ctx=ctx)).output
+
+        return await ctx.step("add", add)
+
+    async with AgentRunner.open(tmp_path / "a.db") as runner:
+        result = await runner.execute(Script(body), "r")
+        stored = Ctx(runner.persistence)
+        assert await do(tool, "get", stored, todo_id="1") == result.final_output["value"]
