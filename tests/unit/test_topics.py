@@ -93,20 +93,20 @@ async def test_counters_are_readable_and_reach_the_trace_sinks(monkeypatch: pyte
         tracer = Tracer([Sink()])
         topics = _topics(rig, tracer=tracer)
         steps = iter([1.0, 2.0, 10.0])
-        publish = topics._bus.publish
+        commit = topics._bus.commit
 
         async def slow(*args: Any, **options: Any) -> Any:
             rig.clock.advance(next(steps) / 1000)  # type: ignore[attr-defined]
-            return await publish(*args, **options)
+            return await commit(*args, **options)
 
-        monkeypatch.setattr(topics._bus, "publish", slow)
+        monkeypatch.setattr(topics._bus, "commit", slow)
         for name in "abc":
             await topics.tell(AuditEvent(action=name))
 
         async def away(*args: Any, **options: Any) -> Any:
             raise StorageBusy("no answer")
 
-        monkeypatch.setattr(topics._bus, "publish", away)
+        monkeypatch.setattr(topics._bus, "commit", away)
         with pytest.raises(StorageBusy):
             await topics.tell(AuditEvent(action="d"))
         stats = (await topics.stats())[AUDIT]
@@ -125,3 +125,15 @@ async def test_a_topic_that_is_not_there_is_refused() -> None:
             await topics.offset("agent.nothing", "me")
         with pytest.raises(InvalidTurn, match="step_id"):
             await topics.tell(AuditEvent(action="a"), step_id="x" * 300)
+
+
+async def test_events_of_several_topics_are_published_together(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        topics = _topics(rig)
+        chunk, audit = StepResultChunk(step_number=1), AuditEvent(action="a")
+        told = [topics.envelope(each, event_id=name) for name in "ab" for each in (chunk, audit)]
+        made = await topics.publish_all([*told, told[0]])
+        assert [(each.topic, each.offset) for each in made] == [
+            (RESULTS, 0), (AUDIT, 0), (RESULTS, 1), (AUDIT, 1), (RESULTS, 0),
+        ]  # fmt: skip
+        assert await topics.publish_all([]) == []

@@ -104,14 +104,15 @@ async def execute_plan(
     registry = _registry(tools)
     plan.validate(registry, memory_operations())
     _need_no_agent(plan, registry)
-    asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps)
+    known = known or {}
+    asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
     if asks and client is None:
         client = _configured_client()
     budget = budget if budget is not None else Budget(RunLimits(), getattr(ctx, "budget", None))
     tries = partial(Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_may_help)
     execution = _Execution(ctx, plan, registry, client, budget, tries, max_concurrency)
     execution.around = around
-    execution.results.update(known or {})
+    execution.results.update(known)
     return await execution.run()
 
 

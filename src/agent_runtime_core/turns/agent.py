@@ -29,11 +29,11 @@ from ..planning.executing import execute_plan, planned_id
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..runner.drive import FINAL_ERRORS
 from ..status import RunStatus, StepStatus
-from .events import AuditEvent, PlanRequest, StepEvent, TurnEvent
+from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, TurnEvent
 from .instances import PersonalityInstance
 from .parts import Parts
 from .planner import Planned
-from .processor import Work
+from .processor import TurnClient, Work
 from .remote import execute_elsewhere, personality_text, remote_run
 from .turn import StepMetrics, StepState, Turn
 
@@ -151,9 +151,13 @@ class _Attempt:
             messages=turn.messages, turn_id=turn.id, conversation_id=turn.conversation_id, user_id=turn.user_id,
             personality=personality.name, trace_id=turn.trace_id, metadata=turn.metadata,
         )  # fmt: skip
+        about = {"personality": personality.name, "stale": preferred.stale}
+        told = [_audited(parts, turn, "turn.started", about)]
         if not turn.metadata.get(FROM_TOPIC):
-            await parts.topics.tell(event, event_id=f"turn:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
-        await _audit(parts, turn, "turn.started", {"personality": personality.name, "stale": preferred.stale})
+            told.append(
+                parts.topics.envelope(event, event_id=f"turn:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
+            )
+        await parts.topics.publish_all(told)
         self._log().info("turn started, personality %s", personality.name)
         await parts.hooks.call("on_turn_start", turn)
         return Chosen(
@@ -169,15 +173,16 @@ class _Attempt:
 
     async def _plan(self) -> Planned:
         ctx, parts, turn = self.ctx, self.parts, self.turn
-        client = parts.client_of(self.chosen.personality, self.settings)
-        self.client = None if client is None else parts.processor.client(self.work, client)
         asked = TurnEvent(messages=turn.messages)
         request = PlanRequest(
             prompt=asked.prompt, tools=[tool.name for tool in self.tools.list_tools()],
             personality=self.chosen.personality.name, system_prompt=self.work.system,
         )  # fmt: skip
         count_recorded(ctx, PLANNING, self.budget)
-        recorded = None if self.client is None else RecordedClient(ctx, self.client, PLANNING, self.budget)
+
+        def recorded() -> RecordedClient | None:
+            client = self._client()
+            return None if client is None else RecordedClient(ctx, client, PLANNING, self.budget)
 
         async def make() -> dict[str, Any]:
             began = ctx.clock.boot()
@@ -196,6 +201,11 @@ class _Attempt:
         await self.parts.topics.tell(
             request, event_id=f"plan:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id
         )  # fmt: skip
+
+    def _client(self) -> TurnClient | None:
+        """The model's client, made only where a model is asked."""
+        client = self.parts.client_of(self.chosen.personality, self.settings)
+        return None if client is None else self.parts.processor.client(self.work, client)
 
     def _conversation(self) -> list[Any]:
         """What was said, as much of it as the personality wants."""
@@ -216,20 +226,23 @@ class _Attempt:
 
         async def announce() -> None:
             await self.save()
-            for position, step in enumerate(plan.order()):
-                event = StepEvent(
-                    step_number=step.step_number, kind=step.kind.value, tool_name=step.tool_name,
-                    tool_input=step.tool_input, depends_on=step.needs, reasoning=step.reasoning, position=position,
-                )  # fmt: skip
-                id_ = self._id(step)
-                await self.parts.topics.tell(
-                    event, event_id=id_, trace_id=turn.trace_id, turn_id=turn.id, step_id=id_
-                )  # fmt: skip
             skipped = {str(step.step_number): why for step, why in planned.skipped}
-            await _audit(self.parts, turn, "plan.ready", {"steps": len(plan.steps), "skipped": skipped})
+            told = [self._planned(step, position) for position, step in enumerate(plan.order())]
+            ready = _audited(self.parts, turn, "plan.ready", {"steps": len(plan.steps), "skipped": skipped})
+            await self.parts.topics.publish_all([*told, ready])
             await self.parts.hooks.call("on_plan_ready", turn, plan)
 
         await _unwrapped(self.ctx.step("announce", announce))
+
+    def _planned(self, step: PlanStep, position: int) -> EventEnvelope:
+        event = StepEvent(
+            step_number=step.step_number, kind=step.kind.value, tool_name=step.tool_name, tool_input=step.tool_input,
+            depends_on=step.needs, reasoning=step.reasoning, position=position,
+        )  # fmt: skip
+        id_, turn = self._id(step), self.turn
+        return self.parts.topics.envelope(
+            event, event_id=id_, trace_id=turn.trace_id, turn_id=turn.id, step_id=id_
+        )  # fmt: skip
 
     def _id(self, step: PlanStep) -> str:
         """The id of the step in the journal of the run that carries it out."""
@@ -252,13 +265,15 @@ class _Attempt:
 
     async def _carry_out(self, planned: Planned) -> Any:
         parts, chosen = self.parts, self.chosen
-        if self.client is None and any(step.kind is StepKind.LLM_CALL for step in planned.plan.steps):
+        asks = any(step.kind is StepKind.LLM_CALL for step in planned.plan.steps)
+        client = self._client() if asks else None
+        if asks and client is None:
             raise NotConfigured("the plan asks a model, and none is configured: give the manager a client")
         if chosen.remote_steps:
             about = self._elsewhere(planned)
             return await execute_elsewhere(self.ctx, parts, self.work, planned.plan, about, self.budget)
         done = await execute_plan(
-            self.ctx, planned.plan, self.tools, client=self.client, max_concurrency=chosen.max_in_flight,
+            self.ctx, planned.plan, self.tools, client=client, max_concurrency=chosen.max_in_flight,
             max_retries=parts.step_tries, backoff_base=parts.backoff_base, budget=self.budget,
             around=parts.processor.around(self.work),
         )  # fmt: skip
@@ -330,9 +345,9 @@ async def _save(parts: Parts, ctx: Context, turn: Turn) -> None:
     await parts.contexts.save_turn(turn)
 
 
-async def _audit(parts: Parts, turn: Turn, action: str, details: dict[str, Any]) -> None:
+def _audited(parts: Parts, turn: Turn, action: str, details: dict[str, Any]) -> EventEnvelope:
     event = AuditEvent(action=action, details=details)
-    await parts.topics.tell(event, event_id=f"{action}:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
+    return parts.topics.envelope(event, event_id=f"{action}:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
 
 
 async def _ended(parts: Parts, ctx: Context, turn: Turn) -> None:

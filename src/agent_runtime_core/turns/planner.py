@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -49,23 +49,27 @@ class PlanExecutor:
     def __init__(self, planner: BasePlanner) -> None:
         self.planner = planner
 
-    async def plan(self, request: PlanRequest, tools: ToolRegistry, client: LLMClient | None, log: TurnLog) -> Planned:
-        """`client` is what a planner that asks a model asks."""
+    async def plan(
+        self, request: PlanRequest, tools: ToolRegistry, client: Callable[[], LLMClient | None], log: TurnLog
+    ) -> Planned:
+        """`client` gives what a planner that asks a model asks; it is called where a model is needed."""
         try:
             plan = await self._with(client).create_plan(request.prompt, tools)
             return self._without_broken(plan, tools, log)
         except PlanningError as error:
-            if client is None:
+            if client() is None:
                 raise
             log.warning("there is no plan, the model is asked to answer as it is: %s", error)
         step = PlanStep(1, "", {"prompt": CONVERSATION}, "an answer without a plan", kind=StepKind.LLM_CALL)
         return Planned(Plan([step], request.prompt), direct=True)
 
-    def _with(self, client: LLMClient | None) -> BasePlanner:
-        if client is None or not isinstance(getattr(self.planner, "client", None), LLMClient):
+    def _with(self, client: Callable[[], LLMClient | None]) -> BasePlanner:
+        asks = isinstance(getattr(self.planner, "client", None), LLMClient)
+        found = client() if asks else None
+        if found is None:
             return self.planner
         planner: Any = copy.copy(self.planner)
-        planner.client = client
+        planner.client = found
         return cast(BasePlanner, planner)
 
     def _without_broken(self, plan: Plan, tools: ToolRegistry, log: TurnLog) -> Planned:

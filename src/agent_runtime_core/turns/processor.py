@@ -142,8 +142,8 @@ class StepProcessor:
         about = {"step_number": state.step_number, "attempt": state.attempt, "error": state.error}
         audit = AuditEvent(action=f"step.{state.status.value}", details=about)
         ids = {"trace_id": work.turn.trace_id, "turn_id": work.turn.id, "step_id": state.step_id}
-        await self.topics.tell(chunk, event_id=f"{state.step_id}:{what}", **ids)
-        await self.topics.tell(audit, event_id=f"{state.step_id}:{what}", **ids)
+        told = [self.topics.envelope(each, event_id=f"{state.step_id}:{what}", **ids) for each in (chunk, audit)]
+        await self.topics.publish_all(told)
         await self.hooks.call("on_step_end", work.turn, state)
 
     # -- models

@@ -12,7 +12,7 @@ from ..errors import InvalidArgument
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..planning.executing import execute_plan, step_name
-from ..planning.plan import Plan, PlanStep
+from ..planning.plan import Plan, PlanStep, StepKind
 from ..status import StepStatus
 from ..steps.crew import Crew, Next
 from ..steps.graph import Graph
@@ -112,7 +112,8 @@ class StepAgent(AgentRuntime):
         planned = next(step for step in plan.steps if step.step_number == number)
         turn = Turn.from_dict(given["turn"])
         personality = personality_in(given["personality"])
-        client = parts.client_of(personality, parts.settings())
+        asks = planned.kind is StepKind.LLM_CALL
+        client = parts.client_of(personality, parts.settings()) if asks else None
         work = Work(ctx, turn, personality, given["system"], given["direct"])
         turn.steps = [StepState(number, "", planned.kind, planned.tool_name)]
         # What stands elsewhere is no matter of this run; only what the step refers to is read.

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID, uuid5
 
 from .._clock import aware
+from .._engines.base import Op
 from .._ids import new_ulid
 from ..errors import InvalidArgument, InvalidTurn
 from ..events.base import Event, EventBus
@@ -62,34 +64,54 @@ class EventPublisherSubscriber:
 
     # -- publishing
 
-    async def tell(
+    def envelope(
         self, payload: Payload, *, event_id: str | None = None, trace_id: str | None = None,
         turn_id: str | None = None, step_id: str | None = None,
     ) -> EventEnvelope:  # fmt: skip
-        """Publish a payload on its topic; without an `event_id` it is a new event each time."""
-        return await self.publish(
-            EventEnvelope(
-                topic=payload.topic, event_id=event_id or new_ulid(self._clock), type=payload.type, payload=payload,
-                timestamp=aware(self._clock.wall()), trace_id=trace_id, turn_id=turn_id, step_id=step_id,
-            )
+        """The payload as an event of its topic, now; without an `event_id` it is a new event each time."""
+        return EventEnvelope(
+            topic=payload.topic, event_id=event_id or new_ulid(self._clock), type=payload.type, payload=payload,
+            timestamp=aware(self._clock.wall()), trace_id=trace_id, turn_id=turn_id, step_id=step_id,
         )  # fmt: skip
+
+    async def tell(self, payload: Payload, **ids: str | None) -> EventEnvelope:
+        """Publish a payload on its topic, with ids as in `envelope`."""
+        return await self.publish(self.envelope(payload, **ids))
 
     async def publish(self, envelope: EventEnvelope) -> EventEnvelope:
         """Publish an envelope; the one that is given back has its offset. InvalidTurn names what does not fit."""
-        told = envelope.to_dict()
-        EventEnvelope.from_dict(told)
-        counters, began = self._counters[envelope.topic], self._clock.boot()
+        return (await self.publish_all([envelope]))[0]
+
+    async def publish_all(self, envelopes: Sequence[EventEnvelope]) -> list[EventEnvelope]:
+        """Publish several envelopes, of any topics, in one commit: all of them or none."""
+        told: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        for place, each in enumerate(envelopes):
+            plain = each.to_dict()
+            EventEnvelope.from_dict(plain)
+            told.setdefault(each.topic, []).append((place, plain))
+        if not told:
+            return []
+        ops = [self._publishing(topic, [plain for _, plain in rows]) for topic, rows in told.items()]
+        began = self._clock.boot()
         try:
-            event = await self._bus.publish(self._log(envelope.topic), envelope.type, told, event_id=envelope.event_id)
+            results = await self._bus.commit(None, ops)
         except Exception:
-            counters.errors += 1
-            self._trace(envelope.topic, None)
+            for topic in told:
+                self._counters[topic].errors += 1
+                self._trace(topic, None)
             raise
         took = (self._clock.boot() - began) * 1000
-        counters.published += 1
-        counters.took.append(took)
-        self._trace(envelope.topic, took)
-        return EventEnvelope.from_dict(told, event.sequence)
+        done = list(envelopes)
+        for (topic, rows), sequences in zip(told.items(), results, strict=True):
+            self._counters[topic].published += len(rows)
+            self._counters[topic].took.append(took)
+            self._trace(topic, took)
+            for (place, _), sequence in zip(rows, sequences, strict=True):
+                done[place] = replace(done[place], offset=sequence)
+        return done
+
+    def _publishing(self, topic: str, told: Sequence[dict[str, Any]]) -> Op:
+        return self._bus.publishing(self._log(topic), [(each["event_id"], each["type"], each) for each in told])
 
     def _trace(self, topic: str, took: float | None) -> None:
         if self._tracer is not None:
