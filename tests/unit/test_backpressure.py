@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument
-from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, RunResult
+from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tools import ToolRegistry
 from tests.unit.rig import Rig, soon, until
 
 PIECE = 4096
@@ -149,3 +151,46 @@ async def test_ten_mebibytes_for_a_slow_reader_take_little_room(tmp_path: Path) 
 def test_the_limit_is_a_number_of_bytes(value: Any) -> None:
     with pytest.raises(InvalidArgument, match="max_unsent_bytes"):
         RunnerConfig(max_unsent_bytes=value)
+
+
+class Talkative(LLMClient):
+    """A model that says as much as an answer may have, at 80 KiB/s."""
+
+    pieces = 240
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock, self.said = clock, 0
+
+    async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+        raise NotImplementedError
+
+    async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
+        for number in range(self.pieces):
+            self.clock.advance(0.05)
+            self.said += 1
+            yield LLMStreamChunk(f"{number:08d}" + "x" * (PIECE - 8))
+        yield LLMStreamChunk(finish_reason="stop", usage={})
+
+
+async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        model, got, furthest = Talkative(clock), 0, 0
+
+        async def body(ctx: Any) -> RunResult:
+            said = [{"role": "user", "content": "x"}]
+            done = await run_turn_loop(ctx, model, ToolRegistry(), messages=said, stream=True)
+            return RunResult({"length": len(done.text or "")})
+
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        running = asyncio.ensure_future(rig.runner.run_once())
+        async for delta in _deltas(rig.runner, backpressure=True):
+            got += len(delta) // PIECE
+            furthest = max(furthest, model.said - got)
+            await asyncio.sleep(0.001)
+        await running
+        result = await rig.runner.wait("r")
+    assert result.raise_for_status().final_output == {"length": model.pieces * PIECE}
+    assert got == model.pieces
+    assert LIMIT // PIECE - 2 <= furthest <= LIMIT // PIECE + 2
