@@ -22,12 +22,14 @@ from ..runner.core import AgentRunner
 from ..runner.settings import RunInfo
 from ..status import TERMINAL, RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
-from .agent import FROM_TOPIC, TurnAgent, turn_of
+from .agent import TurnAgent
+from .attempt import FROM_TOPIC
 from .config_loader import ConfigLoader
 from .contexts import ContextManager
 from .events import TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent
 from .hooks import Hooks
 from .instances import PersonalityInstance
+from .keeping import turn_of
 from .logs import TurnLog, log
 from .parts import Parts
 from .personality import PackSet, PersonalityPackManager
