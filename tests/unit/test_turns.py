@@ -13,6 +13,7 @@ import pytest
 
 from agent_runtime_core.errors import (
     IdempotencyConflict,
+    IllegalTransition,
     InvalidTurn,
     PlanningError,
     ProviderUnavailable,
@@ -729,3 +730,33 @@ async def test_a_turn_on_redis_with_a_reader_that_holds_it_back(redis_url: str) 
         assert said == "word " * 200 == (await manager.get_turn("t")).response
         assert [each.offset for each in await trail(manager, STEPS)] == [0]
         assert (await manager.topics.stats())[RESULTS].errors == 0
+
+
+async def test_no_plan_reads_what_is_kept_of_turns(place: Path | None) -> None:
+    async with House(place) as house:
+        first = await house.manager().run_turn({"text": SUM, "turn_id": "secret"})
+        steps = (
+            PlanStep(1, "set", {"key": "a", "value": 1}, kind=StepKind.MEMORY_OP),
+            PlanStep(2, "search", {}, kind=StepKind.MEMORY_OP, depends_on=[1]),
+        )
+        turn = await house.manager(planner=Fixed(*steps)).run_turn("x")
+        assert turn.steps[1].result == [{"key": "a", "value": 1}]
+        key = f"agent_runtime_core/turn/{first.id}"
+        assert await house.stores.memory.get(key) is not None
+        for name, more in (("get", {}), ("set", {"value": 1}), ("delete", {})):
+            broken = PlanStep(1, name, {"key": key, **more}, kind=StepKind.MEMORY_OP)
+            failed = await house.manager(planner=Fixed(broken)).run_turn("x")
+            assert "is reserved" in (failed.error or {})["message"]
+
+
+async def test_a_turn_is_deleted_with_what_was_saved_of_it(place: Path | None) -> None:
+    async with House(place) as house:
+        manager = house.manager()
+        turn = await manager.run_turn(SUM)
+        waiting = await manager.start_turn("later")
+        with pytest.raises(IllegalTransition):
+            await manager.discard(waiting.id)
+        await manager.discard(turn.id)
+        with pytest.raises(UnknownRun):
+            await manager.get_turn(turn.id)
+        assert await manager.contexts.get_turn(turn.id) is None

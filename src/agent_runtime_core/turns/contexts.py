@@ -14,6 +14,7 @@ from ..context import conversation_id as as_conversation
 from ..errors import LeaseLost
 from ..persistence.chat import chat_of
 from ..persistence.manager import PersistenceManager
+from ..planning.memory import RESERVED
 from ..retry import Backoff
 from .logs import log
 from .turn import Turn
@@ -21,7 +22,8 @@ from .turn import Turn
 T = TypeVar("T")
 
 TRIES = 3
-PREFIX = "turn:"
+#: Of the keys in the memory store.
+PREFIX = f"{RESERVED}turn/"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class ContextManager:
         told = await self._stores().memory.change(PREFIX + turn_id, made)
         self._keep(PREFIX + turn_id, told)
         return None if told is None else Turn.from_dict(told)
+
+    async def forget_turn(self, turn_id: str) -> bool:
+        """Delete what was saved of the turn; whether there was anything."""
+        self._cache.pop(PREFIX + turn_id, None)
+        return await self._stores().memory.delete(PREFIX + turn_id)
 
     # -- what a turn is told
 

@@ -186,6 +186,15 @@ class TurnManager:
         await self._info(turn_id)
         return await self.runner.cancel(turn_id, wait=wait)
 
+    async def discard(self, turn_id: UUID | str) -> None:
+        """Delete a turn that has ended: its run, and what was saved of it; the topics keep their events.
+
+        IllegalTransition for one that has not ended.
+        """
+        info = await self._info(turn_id)
+        await self.runner.discard(info.run_id)
+        await self.contexts.forget_turn(str(info.run_id))
+
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
     ) -> AsyncGenerator[Event, None]:
