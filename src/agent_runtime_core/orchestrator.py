@@ -84,7 +84,7 @@ class RunResponse:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold."""
-        plain = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
+        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         times = {name: plain[name].isoformat() for name in ("created_at", "updated_at")}
         return {**plain, "status": self.status.value, **times}
 

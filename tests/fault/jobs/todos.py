@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 from agent_runtime_core import AgentRunner, Tool, ToolRegistry
 from agent_runtime_core.planning import BasePlanner, Plan, PlanningAgent, PlanStep
+from agent_runtime_core.tools import TodoStoreTool, ToolResult
+from agent_runtime_core.tools.todo import RunContext
 from tests.fault.jobs.effects import say
 
 TODOS = 12
@@ -29,10 +31,28 @@ class Busy(BasePlanner):
         return Plan([*steps, PlanStep(len(steps) + 1, "todo_store", {"action": "list"}, depends_on=before)], prompt)
 
 
-async def main(db: str, run_id: str) -> None:
-    agent = PlanningAgent("todos", Busy(), max_concurrency=4)
+class Lingering(TodoStoreTool):
+    """Its effect is there for a while before it is recorded: time to be killed in."""
+
+    def __init__(self, pause: float) -> None:
+        super().__init__()
+        self.pause = pause
+
+    async def execute(
+        self, action: str, todo_id: str | None = None, text: str | None = None, ctx: RunContext | None = None
+    ) -> ToolResult:
+        result = await super().execute(action, todo_id, text, ctx)
+        await asyncio.sleep(self.pause)
+        return result
+
+
+async def main(db: str, run_id: str, pause: float) -> None:
+    tools = ToolRegistry()
+    tools.register(Lingering(pause))
+    agent = PlanningAgent("todos", Busy(), tools, max_concurrency=4)
     async with AgentRunner.open(db) as runner:
-        await runner.runs(limit=1)
+        stores = runner.persistence
+        await asyncio.gather(runner.runs(limit=1), stores.memory.list_keys(), stores.tasks.ready())  # all is loaded
         say("ready")
         input_ = {"messages": [{"role": "user", "content": "be busy"}]}
         result = await runner.execute(agent, run_id, input_, raise_on_error=True)
@@ -42,4 +62,4 @@ async def main(db: str, run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[2], sys.argv[3]))
+    asyncio.run(main(sys.argv[2], sys.argv[3], float(sys.argv[5])))
