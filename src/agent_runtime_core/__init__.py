@@ -30,6 +30,7 @@ __all__ = [
     "IdempotencyConflict",
     "IllegalTransition",
     "InvalidArgument",
+    "InvalidTurn",
     "JournalMismatch",
     "LLMClient",
     "LLMEvaluator",
@@ -249,13 +250,13 @@ else:
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
-        "IdempotencyConflict IllegalTransition InvalidArgument JournalMismatch LeaseLost LimitExceeded "
-        "MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch PlanningError "
-        "PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable RateLimited "
-        "RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError StepInDoubt "
-        "StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated StorageTooNew "
-        "StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent UnknownPrice UnknownRun "
-        "UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
+        "IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
+        "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
+        "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable "
+        "RateLimited RequestRefused RunBusy RunFailed RunNotFound StepCancelledError StepExecutionError "
+        "StepInDoubt StorageBusy StorageClosed StorageCorrupt StorageError StorageFull StorageOutdated "
+        "StorageTooNew StreamCut TaskNotHeld TooManyVectors ToolFailed ToolTimeout UnknownAgent "
+        "UnknownPrice UnknownRun UnknownSetting UnknownTool UnsafeRedis UnserialisableResult WaitTimeout",
         "interfaces": "AgentRuntime ErrorInfo EventType LLMClient LLMResponse LLMStreamChunk Message RunContext "
         "RunResult Tool ToolDefinition ToolRegistry TraceSink",
         "limits": "RunLimits",

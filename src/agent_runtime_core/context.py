@@ -34,6 +34,8 @@ T = TypeVar("T")
 #: Told apart from None, which is a result.
 UNRECORDED: object = object()
 
+_DELTA = EventType.ASSISTANT_DELTA.value
+
 
 class Context:
     """One claim's view of one run; see `interfaces.RunContext` for what agents rely on."""
@@ -141,7 +143,25 @@ class Context:
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
         row = self._event(kind, payload or {})
         if row is not None:
-            await self._ledger.emit([row])
+            [sequence] = await self._ledger.emit([row])
+            told = self._services.told
+            if told is not None and kind == _DELTA:
+                await self._slowed(told(self._row.run_id, sequence, len(row[2].encode())))
+
+    async def _slowed(self, until: asyncio.Future[None] | None) -> None:
+        """Wait for an output that is too far behind, which is no time of the run's own."""
+        place = self.place
+        if until is None:
+            return
+        alone = place.waiting_since is None
+        if alone:
+            place.waiting_since = self._clock.boot()
+        try:
+            await until
+        finally:
+            if alone and place.waiting_since is not None:
+                place.waited += self._clock.boot() - place.waiting_since
+                place.waiting_since = None
 
     def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
         frame, book = self._frame, self.book

@@ -3,6 +3,7 @@
 AgentRuntimeError
 ├── InvalidArgument (ValueError)      a value that cannot be used; nothing was written
 │   ├── UnknownSetting                a configuration name nobody reads
+│   ├── InvalidTurn                   a turn, or an event of one, that cannot be understood
 │   └── BadArguments                  a tool was called with what it does not take
 ├── UnknownAgent (KeyError)           no agent of that key is registered here
 ├── UnknownRun (KeyError)             no run of that id is stored here
@@ -71,6 +72,16 @@ class InvalidArgument(AgentRuntimeError, ValueError):
 
 class UnknownSetting(InvalidArgument):
     """A configuration name nobody reads."""
+
+
+class InvalidTurn(InvalidArgument):
+    """A turn, or an event of one, that cannot be understood: `field` is what is wrong with it; over HTTP a 422."""
+
+    status_code = 422
+
+    def __init__(self, field: str, message: str) -> None:
+        self.field: str = field
+        super().__init__(f"{field}: {message}")
 
 
 class BadArguments(InvalidArgument):

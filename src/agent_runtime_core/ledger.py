@@ -247,10 +247,13 @@ class Ledger:
             with contextlib.suppress(StorageClosed):
                 cast(Engine, self._state).post(self.guard, notes)
 
-    async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
+    async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        """Publish events; their sequence numbers, once they are durable."""
         op = self._publish(rows)
-        await (self.write(events=[op]) if self._posted else self._commit(self._bus, [op]))
+        told = (await self.write(events=[op]))[1] if self._posted else await self._commit(self._bus, [op])
+        sequences: list[int] = told[-1]
         self._tell_of(rows)
+        return sequences
 
     def _tell_of(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
         if self.told is not None:

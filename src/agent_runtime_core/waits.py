@@ -67,6 +67,8 @@ class Services:
     chronicle: Callable[[RunRow], Chronicle] | None = None
     #: Entered while a run waits in place, so that its worker can do something else.
     idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.
+    told: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
 
 
 @dataclass

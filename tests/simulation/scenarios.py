@@ -164,7 +164,7 @@ class Play:
         seen: list[Event] = []
 
         async def follow() -> None:
-            async with aclosing(client.runner.stream(uuid, len(seen))) as events:  # type: ignore[type-var]
+            async with aclosing(client.runner.stream(uuid, len(seen))) as events:
                 async for event in events:
                     seen.append(event)
 

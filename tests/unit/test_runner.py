@@ -497,7 +497,7 @@ async def test_a_stream_left_early_lets_go() -> None:
         await asyncio.sleep(0.01)
         await rig.runner.run_once()
         assert (await first).event_type == "run.started"
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         assert rig.runner.event_bus._hubs == {}
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .base import Event, EventBus
 
 WINDOW = 1024  # events kept for the followers of a run
+WINDOW_BYTES = 262_144  # of payloads, beyond the page that was read last
 PAGE = 512  # events read at once
 
 _SEQUENCE = attrgetter("sequence")
@@ -33,6 +34,7 @@ class Feed:
         self.floor: int = -1
         self.tail: int = -1
         self.window: list[Event] = []
+        self._weight = 0
         self.closed: bool = False
         self._bus = bus
         self._unread = False
@@ -91,9 +93,21 @@ class Feed:
         self.window += page
         self.tail = page[-1].sequence + 1
         self._unread = self._unread or len(page) >= PAGE
-        if len(self.window) > WINDOW:
-            del self.window[:-WINDOW]
+        self._weight += sum(map(_weight, page))
+        over = max(len(self.window) - WINDOW, 0)
+        self._weight -= sum(map(_weight, self.window[:over]))
+        while self._weight > WINDOW_BYTES and over < len(self.window) - len(page):
+            self._weight -= _weight(self.window[over])
+            over += 1
+        if over:
+            del self.window[:over]
             self.floor = self.window[0].sequence
+
+
+def _weight(event: Event) -> int:
+    """Bytes that an event keeps while it is in the window, about; one made of a record is small."""
+    row = getattr(event, "_row", None)
+    return 0 if row is None else len(row[2])
 
 
 class Hub:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+from .._clock import Clock
 from ..config import get_config
 from ..context import UNRECORDED
 from ..errors import InvalidArgument, LimitExceeded, NotSupported, UnknownPrice
@@ -17,7 +18,7 @@ from .state import TurnState
 from .talk import Talk
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
-_CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
+CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
 _ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
 
 
@@ -109,7 +110,7 @@ class Asking:
         for message in talk.messages[self.counted :]:
             content = message.get("content")
             size = len(content) if isinstance(content, str) else len(str(content))
-            self.guess += (size + len(str(message.get("tool_calls") or ""))) // _CHARS_A_TOKEN + 4
+            self.guess += (size + len(str(message.get("tool_calls") or ""))) // CHARS_A_TOKEN + 4
         self.counted = len(talk.messages)
         return self.guess + (self.max_tokens or _ANSWER)
 
@@ -196,31 +197,38 @@ class Asking:
         """The whole answer, told in pieces as it comes; all at once by a client that has no stream."""
         talk = self.talk
         try:
-            return await self._poured(talk.client.stream(messages, tools=self.definitions, **self.options))
+            pieces = talk.client.stream(messages, tools=self.definitions, **self.options)
+            return await poured(pieces, self._tell, talk.clock, self.model)
         except (NotImplementedError, NotSupported):
             return await talk.client.generate(messages, tools=self.definitions, **self.options)
 
-    async def _poured(self, pieces: AsyncIterator[LLMStreamChunk]) -> LLMResponse:
-        talk = self.talk
-        buffered, told, text = "", talk.clock.boot(), ""
-        response: LLMResponse | None = None
-        calls: list[Any] | None = None
-        finish, usage = "", dict[str, Any]()
-        async for piece in pieces:
-            buffered += piece.delta
-            text += piece.delta
-            if piece.finish_reason is not None:
-                response, calls, finish = piece.response, piece.tool_calls, piece.finish_reason
-                usage = piece.usage or {}
-            if buffered and (piece.finish_reason is not None or talk.clock.boot() - told >= DELTA_EVERY):
-                await talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": buffered})
-                buffered, told = "", talk.clock.boot()
-        if response is not None:
-            return response
-        message: dict[str, Any] = {"role": "assistant", "content": text or None}
-        if calls:
-            message["tool_calls"] = [dict(call) for call in calls]
-        return LLMResponse(message, usage, self.model or "", finish)
+    async def _tell(self, delta: str) -> None:
+        await self.talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
+
+
+async def poured(
+    pieces: AsyncIterator[LLMStreamChunk], tell: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
+) -> LLMResponse:
+    """The whole answer of a stream, `tell` being awaited with each stretch of its text as it comes."""
+    buffered, told, text = "", clock.boot(), ""
+    response: LLMResponse | None = None
+    calls: list[Any] | None = None
+    finish, usage = "", dict[str, Any]()
+    async for piece in pieces:
+        buffered += piece.delta
+        text += piece.delta
+        if piece.finish_reason is not None:
+            response, calls, finish = piece.response, piece.tool_calls, piece.finish_reason
+            usage = piece.usage or {}
+        if buffered and (piece.finish_reason is not None or clock.boot() - told >= DELTA_EVERY):
+            await tell(buffered)
+            buffered, told = "", clock.boot()
+    if response is not None:
+        return response
+    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    if calls:
+        message["tool_calls"] = [dict(call) for call in calls]
+    return LLMResponse(message, usage, model or "", finish)
 
 
 def _ranges(places: Sequence[int]) -> list[list[int]]:

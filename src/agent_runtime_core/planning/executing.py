@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from .._ids import step_id
 from .._load import load
 from ..attempts import InDoubt
 from ..book import Book
@@ -45,6 +46,8 @@ SCOPE: Final = "plan"
 MAX_RETRIES: Final = 3
 BACKOFF_BASE: Final = 1.0
 MAX_CONCURRENCY: Final = 16
+#: (the step, its input, what carries it out), and gives the result.
+Around = Callable[[PlanStep, dict[str, Any], Callable[[], Awaitable[Any]]], Awaitable[Any]]
 _OPTIONS: Final = ("model", "temperature", "max_tokens")
 
 #: Trying again would not help, or is for the run to decide: these come as they are.
@@ -78,12 +81,16 @@ async def execute_plan(
     max_retries: int = MAX_RETRIES,
     backoff_base: float = BACKOFF_BASE,
     budget: Budget | None = None,
+    around: Around | None = None,
+    known: Mapping[int, Any] | None = None,
 ) -> PlanResult:
     """Carry out a plan in a run: each step is recorded once, and begins when those it needs are.
 
     A step is tried `max_retries` times, `backoff_base` seconds, then twice as long … apart; a ToolResult without
     success is a failure. `client` is asked by an llm_call, the configured one by default. A tool that requires
     confirmation is called after a person approved of "tool:<name>", before which the run may be parked.
+    `around(step, its input, do)` stands around each try: it awaits `do()` and gives the result. `known` are results,
+    by step number, of steps that are carried out elsewhere.
 
     Before anything runs: PlanningError for a plan that cannot be carried out, LimitExceeded for one of more than
     `max_steps`, NotConfigured where it needs a model and there is none, NotSupported where a tool is another agent.
@@ -97,12 +104,16 @@ async def execute_plan(
     registry = _registry(tools)
     plan.validate(registry, memory_operations())
     _need_no_agent(plan, registry)
-    asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps)
+    known = known or {}
+    asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
     if asks and client is None:
         client = _configured_client()
     budget = budget if budget is not None else Budget(RunLimits(), getattr(ctx, "budget", None))
     tries = partial(Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_may_help)
-    return await _Execution(ctx, plan, registry, client, budget, tries, max_concurrency).run()
+    execution = _Execution(ctx, plan, registry, client, budget, tries, max_concurrency)
+    execution.around = around
+    execution.results.update(known)
+    return await execution.run()
 
 
 class _Execution:
@@ -124,13 +135,15 @@ class _Execution:
         self.scope: str = f"{SCOPE}/{number}"
         self.executor = StepExecutor(ctx, checkpoint_key=self.scope, max_concurrency=max_concurrency)
         self.memory: ToolRegistry = memory_operations()
+        self.around: Around | None = None
         self.results: dict[int, Any] = {}
         self.attempts: dict[int, int] = dict.fromkeys((step.step_number for step in plan.steps), 0)
         self.approved: dict[int, dict[str, Any]] = {}  # what is to be called with what
 
     async def run(self) -> PlanResult:
-        self._count()
-        left = self.plan.order()
+        here = [step for step in self.plan.steps if step.step_number not in self.results]
+        self._count(here)
+        left = [step for step in self.plan.order() if step in here]
         while left:
             held = self._held(left)
             await self._side_by_side([step for step in left if step.step_number not in held])
@@ -138,14 +151,14 @@ class _Execution:
             for step in left:
                 if self._is_asked_about(step) and all(each in self.results for each in step.needs):
                     self.approved[step.step_number] = await self._confirmed(step)
-        return PlanResult(self._final(), [self._told(step) for step in self.plan.steps], self.budget.told())
+        return PlanResult(self._final(), [self._told(step) for step in here], self.budget.told())
 
-    def _count(self) -> None:
-        """Against the limits: all tool calls of the plan, and the model calls that are recorded already."""
-        calls = sum(step.kind is StepKind.TOOL_CALL for step in self.plan.steps)
+    def _count(self, here: Sequence[PlanStep]) -> None:
+        """Against the limits: all tool calls of these steps, and the model calls that are recorded already."""
+        calls = sum(step.kind is StepKind.TOOL_CALL for step in here)
         self.budget.before_tools(calls)
         self.budget.tool(calls)
-        for step in self.plan.steps:
+        for step in here:
             if step.kind is StepKind.LLM_CALL:
                 count_recorded(self.ctx, self._key(step), self.budget)
 
@@ -225,18 +238,23 @@ class _Execution:
                 for each in planned.needs
             }
             given = resolve(self._given(planned), known)
-            match planned.kind:
-                case StepKind.LLM_CALL:
-                    return await self._asked(planned, given)
-                case StepKind.MEMORY_OP:
-                    return await self.memory.execute(planned.tool_name, given, self.ctx)
-                case _:
-                    return await self._called(planned, given)
+            if self.around is None:
+                return await self._do(planned, given)
+            return await self.around(planned, given, partial(self._do, planned, given))
 
         return self.tries(
             step_name(planned), fn, description=planned.reasoning or None,
             depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=self._in_doubt(planned),
         )  # fmt: skip
+
+    async def _do(self, planned: PlanStep, given: dict[str, Any]) -> Any:
+        match planned.kind:
+            case StepKind.LLM_CALL:
+                return await self._asked(planned, given)
+            case StepKind.MEMORY_OP:
+                return await self.memory.execute(planned.tool_name, given, self.ctx)
+            case _:
+                return await self._called(planned, given)
 
     def _in_doubt(self, planned: PlanStep) -> InDoubt:
         """The start of a call with side effects is durable before it is made, so that its doubt is known."""
@@ -273,6 +291,11 @@ class _Execution:
 def step_name(planned: PlanStep) -> str:
     """The name under which a step of a plan is recorded."""
     return _name(planned.step_number)
+
+
+def planned_id(run_id: str, planned: PlanStep) -> str:
+    """The id that a step of the first plan of a run has in the journal."""
+    return step_id(run_id, step_name(planned), f"x:{SCOPE}/p:0:0")
 
 
 def approved_input(answer: Any, given: dict[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from ..errors import NotSupported
+from ..errors import InvalidArgument, NotSupported
 from ..interfaces import RunContext
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 
+#: Keys that begin so are the library's own: no plan reads or writes them.
+RESERVED: Final = "agent_runtime_core/"
 _FOUND = 20  # what a search gives, unless it asks for another number
 _KEY: Final = {"type": "string", "minLength": 1, "description": "The key it is kept under."}
 
@@ -24,16 +26,16 @@ def memory_operations() -> ToolRegistry:
 
 
 async def _get(ctx: RunContext, key: str) -> Any:
-    return await _memory(ctx).get(key)
+    return await _memory(ctx).get(_free(key))
 
 
 async def _set(ctx: RunContext, key: str, value: Any) -> Any:
-    await _memory(ctx).set(key, value)
+    await _memory(ctx).set(_free(key), value)
     return value
 
 
 async def _delete(ctx: RunContext, key: str) -> bool:
-    return bool(await _memory(ctx).delete(key))
+    return bool(await _memory(ctx).delete(_free(key)))
 
 
 async def _search(ctx: RunContext, query: str = "", prefix: str = "", limit: int = _FOUND) -> list[dict[str, Any]]:
@@ -41,10 +43,18 @@ async def _search(ctx: RunContext, query: str = "", prefix: str = "", limit: int
     for key in await memory.list_keys(prefix=prefix or None):
         if len(found) == limit:
             break
+        if key.startswith(RESERVED):
+            continue
         value = await memory.get(key)
         if wanted in key.casefold() or wanted in _text(value).casefold():
             found.append({"key": key, "value": value})
     return found
+
+
+def _free(key: str) -> str:
+    if key.startswith(RESERVED):
+        raise InvalidArgument(f"the key {key!r:.80} is reserved: take one that does not begin with {RESERVED!r}")
+    return key
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ import datetime as _dt
 import difflib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -35,6 +35,7 @@ from ..tracing.tracer import Tracer
 from ..waits import Chronicle, Services
 from .cancelling import cancel_tree, cancelled_whole
 from .drive import TURNS, Drive
+from .flow import Flow
 from .forking import fork
 from .heart import Heart
 from .retention import forget, vacuum
@@ -150,6 +151,7 @@ class AgentRunner:
 
     def _prepare(self) -> None:
         self.heart: Heart = Heart(self.queue, self.config)
+        self._flow = Flow(self.config.max_unsent_bytes)
         self._worker: Worker = Worker(self)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
@@ -324,6 +326,7 @@ class AgentRunner:
             persistence=lambda: self.persistence,
             chronicle=None if self._stores is None else self._chronicle,
             idle=None if inline else self._worker.idle,
+            told=self._flow.told,
         )
 
     async def _call_here(self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str) -> RunResult:
@@ -429,12 +432,24 @@ class AgentRunner:
         error = None if told is None else ErrorInfo(**told) if isinstance(told, dict) else ErrorInfo("Error", str(told))
         return RunResult(output, error=error, status=RunStatus(row.status), run_id=UUID(row.run_id))
 
-    async def stream(self, run_id: UUID | str, since_sequence: int = 0) -> AsyncIterator[Event]:
-        """The run's events from `since_sequence` on, replayed and then live, until the run has ended."""
+    async def stream(
+        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """The run's events from `since_sequence` on, replayed and then live, until the run has ended.
+
+        With `backpressure` a run of this process waits with further pieces of an answer while more than
+        `max_unsent_bytes` of them were not taken here: an event is taken when the next one is asked for. Without,
+        and where another process has the run, it is never slowed.
+        """
         key = (await self._row(run_id)).run_id
-        async with contextlib.aclosing(events_until_ended(self.queue, self.event_bus, key, since_sequence)) as events:
-            async for event in events:
-                yield event
+        attached = self._flow.attached(key, since_sequence) if backpressure else contextlib.nullcontext()
+        with attached as output:
+            events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)
+            async with contextlib.aclosing(events_) as events:
+                async for event in events:
+                    yield event
+                    if output is not None:
+                        output.taken(event.sequence)
 
     # -- acting on runs
 

@@ -39,6 +39,8 @@ class RunnerConfig:
     retention: Mapping[str, float] = field(default_factory=dict)
     #: What the agent loop of one run may use; an agent and a run can only be stricter.
     limits: RunLimits | None = None
+    #: Bytes of an answer that an attached output (`stream(…, backpressure=True)`) may be behind.
+    max_unsent_bytes: int = 131072
 
     def __post_init__(self) -> None:
         if not self.worker_id or not isinstance(self.worker_id, str):
@@ -49,6 +51,9 @@ class RunnerConfig:
             self._number(name)
         if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
             raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {self.max_retries!r}")
+        unsent = self.max_unsent_bytes
+        if isinstance(unsent, bool) or not isinstance(unsent, int) or unsent < 0:
+            raise InvalidArgument(f"max_unsent_bytes is a number of bytes of at least 0, not {unsent!r}")
         if self.limits is not None and not isinstance(self.limits, RunLimits):
             raise InvalidArgument(f"limits are RunLimits(...) or None, not {self.limits!r:.80}")
         for status, kept in self.retention.items():
@@ -80,6 +85,7 @@ class RunnerConfig:
             retry_backoff_base=config.retry_backoff_base,
             retry_backoff_max=config.retry_backoff_max,
             park_after=config.park_after,
+            max_unsent_bytes=config.max_unsent_bytes,
         )
 
 

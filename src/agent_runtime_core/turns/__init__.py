@@ -1,7 +1,9 @@
-"""Turns: their settings in config.toml, and the personalities that answer them."""
+"""Turns: what is asked, the plan, its steps and the answer; their settings in config.toml, and the personalities."""
 
 from __future__ import annotations
 
+from ..errors import InvalidTurn
+from ..planning.plan import StepKind
 from .config_loader import (
     ConfigChanged,
     ConfigLoader,
@@ -10,18 +12,43 @@ from .config_loader import (
     Settings,
     TurnSettings,
 )
+from .contexts import ContextManager, Remembered
+from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepResultChunk, TurnEvent
+from .manager import TurnManager
 from .personality import MemorySettings, PackSet, PersonalityInstance, PersonalityPackManager, Sampling
+from .planner import PlanExecutor
+from .processor import StepProcessor
+from .topics import EventPublisherSubscriber, TopicStats
+from .turn import StepMetrics, StepState, Turn
 
 __all__ = [
+    "AuditEvent",
     "ConfigChanged",
     "ConfigLoader",
+    "ContextManager",
+    "EventEnvelope",
+    "EventPublisherSubscriber",
+    "InvalidTurn",
     "MemorySettings",
     "PackSet",
     "PersonalityInstance",
     "PersonalityPackManager",
     "PersonalitySettings",
+    "PlanExecutor",
+    "PlanRequest",
     "ProviderSettings",
+    "Remembered",
     "Sampling",
     "Settings",
+    "StepEvent",
+    "StepKind",
+    "StepMetrics",
+    "StepProcessor",
+    "StepResultChunk",
+    "StepState",
+    "TopicStats",
+    "Turn",
+    "TurnEvent",
+    "TurnManager",
     "TurnSettings",
 ]

@@ -1,0 +1,102 @@
+"""Back-pressure: a run whose outputs are slow is made to wait before it tells more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class Output:
+    """A reader that a run waits for; `cursor` is the first sequence that it has not taken."""
+
+    def __init__(self, pipe: _Pipe, cursor: int) -> None:
+        self.cursor: int = cursor
+        self._pipe = pipe
+
+    def taken(self, sequence: int) -> None:
+        """It is done with that event and all before it."""
+        self.cursor = max(self.cursor, sequence + 1)
+        self._pipe.look()
+
+
+class _Pipe:
+    """One run: what it told since somebody reads it so, and who waits to tell more."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.outputs: list[Output] = []
+        self.lock = threading.Lock()
+        self._told: deque[tuple[int, int]] = deque()  # (sequence, bytes)
+        self._unsent = 0
+        self._waiters: list[_Waiter] = []
+
+    def full(self) -> bool:
+        """Whether any reader is more than `most` bytes behind; what all have taken is forgotten."""
+        first = min((each.cursor for each in self.outputs), default=None)
+        while self._told and (first is None or self._told[0][0] < first):
+            self._unsent -= self._told.popleft()[1]
+        # The slowest reader is behind by all that is left.
+        return self._unsent > self.most
+
+    def told(self, sequence: int, size: int) -> _Waiter | None:
+        """Count an event; what to wait for before the next one, if anything."""
+        with self.lock:
+            self._told.append((sequence, size))
+            self._unsent += size
+            if not self.full():
+                return None
+            loop = asyncio.get_running_loop()
+            waiter = (loop, loop.create_future())
+            self._waiters.append(waiter)
+            return waiter
+
+    def look(self) -> None:
+        """Let those go on who may."""
+        with self.lock:
+            if not self._waiters or self.full():
+                return
+            waiters, self._waiters = self._waiters, []
+        for loop, future in waiters:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(_go_on, future)
+
+
+def _go_on(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Flow:
+    """The runs of this process that have an output attached, and what it has not taken yet, in bytes."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._pipes: dict[str, _Pipe] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def attached(self, run_id: str, cursor: int) -> Iterator[Output]:
+        """An Output for that run, from that sequence on; the run waits for it until it is left."""
+        with self._lock:
+            pipe = self._pipes.setdefault(run_id, _Pipe(self._most))
+            output = Output(pipe, cursor)
+            pipe.outputs.append(output)
+        try:
+            yield output
+        finally:
+            with self._lock:
+                pipe.outputs.remove(output)
+                if not pipe.outputs:
+                    self._pipes.pop(run_id, None)
+            pipe.look()
+
+    def told(self, run_id: str, sequence: int, size: int) -> asyncio.Future[None] | None:
+        """A run told an event of so many bytes: what it has to wait for before the next, or None."""
+        pipe = self._pipes.get(run_id)
+        waiter = None if pipe is None else pipe.told(sequence, size)
+        return None if waiter is None else waiter[1]

@@ -1,0 +1,64 @@
+"""The agent that a turn is a run of."""
+
+from __future__ import annotations
+
+from ..context import Context
+from ..errors import NotConfigured, PlanningError, ProviderError, StepExecutionError, ToolFailed, UnknownTool
+from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
+from ..runner.drive import FINAL_ERRORS
+from ..status import RunStatus, StepStatus
+from .attempt import Attempt
+from .keeping import ended, save, saved
+from .parts import Parts
+
+#: Another attempt would only fail the same way: each step has been tried again by itself.
+_FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
+
+
+class TurnAgent(AgentRuntime):
+    """Carries out turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
+
+    key = "turn"
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.key = parts.key
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        assert isinstance(ctx, Context)
+        return await Attempt(self.parts, ctx).run()
+
+    async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
+        info = await super().on_error(ctx, error)
+        assert info is not None
+        cause = error.__cause__ if isinstance(error, StepExecutionError) else error
+        if isinstance(error, StepExecutionError):
+            info.type = type(cause or error).__name__
+            info.details = {"step": error.step_name, "attempts": error.attempts}
+            info.retriable = isinstance(cause, ProviderError) and cause.retriable
+        if isinstance(cause, PlanningError):
+            info.details = {**info.details, "problems": cause.problems}
+        if isinstance(cause, _FINAL):
+            info.retriable = False
+        assert isinstance(ctx, Context)
+        await self._told(ctx, error, info)
+        return info
+
+    async def _told(self, ctx: Context, error: BaseException, info: ErrorInfo) -> None:
+        parts, turn = self.parts, await saved(self.parts, ctx)
+        over = not info.retriable or ctx.attempt >= parts.max_retries
+        turn.status = RunStatus.FAILED if over else RunStatus.PENDING
+        turn.error = {"type": info.type, "message": info.message, "details": info.details}
+        await save(parts, ctx, turn)
+        await parts.hooks.call("on_error", turn, error)
+        if over:
+            await ended(parts, ctx, turn)
+
+    async def cancel(self, ctx: RunContext) -> None:
+        assert isinstance(ctx, Context)
+        turn = await saved(self.parts, ctx)
+        turn.status = RunStatus.CANCELLED
+        for step in turn.steps:
+            step.status = step.status if step.ended else StepStatus.CANCELLED
+        await save(self.parts, ctx, turn)
+        await ended(self.parts, ctx, turn)

@@ -1,0 +1,142 @@
+"""What a turn is told from: itself as last saved, what was said before, and what the user prefers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from .._clock import SYSTEM, Clock
+from .._json import decode, encode
+from ..context import conversation_id as as_conversation
+from ..errors import LeaseLost
+from ..persistence.chat import chat_of
+from ..persistence.manager import PersistenceManager
+from ..planning.memory import RESERVED
+from ..retry import Backoff
+from .logs import log
+from .turn import Turn
+
+T = TypeVar("T")
+
+TRIES = 3
+#: Of the keys in the memory store.
+PREFIX = f"{RESERVED}turn/"
+
+
+@dataclass(frozen=True)
+class Remembered(Generic[T]):
+    """What was read; `stale` where the store was away and this is what it said before."""
+
+    value: T
+    stale: bool = False
+
+
+class ContextManager:
+    """Reads and writes turns, and reads what they need, in the stores of a PersistenceManager.
+
+    A read that fails is tried three times, with growing pauses; then the last answer is given again, marked as
+    stale, or the error raised where there was none. The last `cached` answers are kept for that.
+    """
+
+    def __init__(
+        self, persistence: Callable[[], PersistenceManager], *, clock: Clock = SYSTEM, cached: int = 512,
+        backoff: Backoff | None = None,
+    ) -> None:  # fmt: skip
+        self._stores, self._clock, self._most = persistence, clock, cached
+        self._backoff = backoff or Backoff(base=0.05, factor=4.0, jitter="none")
+        self._cache: OrderedDict[str, str] = OrderedDict()
+
+    # -- turns
+
+    async def get_turn(self, turn_id: str) -> Turn | None:
+        """The turn as it was saved last; `stale` is True where its store was away. None: it was never saved."""
+        found = await self._read(PREFIX + turn_id, lambda: self._stores().memory.get(PREFIX + turn_id))
+        if found.value is None:
+            return None
+        turn = Turn.from_dict(found.value)
+        turn.stale = found.stale
+        return turn
+
+    async def save_turn(self, turn: Turn) -> None:
+        """Keep the turn as it is now. Inside its run it is refused with LeaseLost once the run is another worker's."""
+        told = turn.to_dict()
+        await self._stores().memory.set(PREFIX + turn.id, told)
+        self._keep(PREFIX + turn.id, told)
+
+    async def change_turn(self, turn_id: str, change: Callable[[Turn], None]) -> Turn | None:
+        """Change a turn that was saved, so that no other change is lost; None if there is none."""
+
+        def made(told: Any) -> Any:
+            if told is None:
+                return None
+            turn = Turn.from_dict(told)
+            change(turn)
+            return turn.to_dict()
+
+        told = await self._stores().memory.change(PREFIX + turn_id, made)
+        self._keep(PREFIX + turn_id, told)
+        return None if told is None else Turn.from_dict(told)
+
+    async def forget_turn(self, turn_id: str) -> bool:
+        """Delete what was saved of the turn; whether there was anything."""
+        self._cache.pop(PREFIX + turn_id, None)
+        return await self._stores().memory.delete(PREFIX + turn_id)
+
+    # -- what a turn is told
+
+    async def history(self, conversation: UUID | str, limit: int | None = None) -> Remembered[list[dict[str, Any]]]:
+        """The last `limit` messages of the conversation's active branch, in chat format."""
+        known = as_conversation(conversation)
+        assert known is not None
+
+        async def read() -> list[dict[str, Any]]:
+            store = self._stores().conversations
+            if await store.get(known) is None:
+                return []
+            said = await store.history(known)
+            return [chat_of(each) for each in (said if limit is None else said[-limit:] if limit else [])]
+
+        return await self._read(f"history:{known}:{limit}", read)
+
+    async def preferences(self, user_id: str | None = None) -> Remembered[dict[str, Any]]:
+        """What is preferred: of a user, what is kept under keys that begin with `<user_id>/`; else all there is."""
+
+        async def read() -> dict[str, Any]:
+            every = await self._stores().preferences.get_all()
+            start = "" if user_id is None else f"{user_id}/"
+            return {key.removeprefix(start): value for key, value in every.items() if key.startswith(start)}
+
+        return await self._read(f"preferences:{user_id}", read)
+
+    # -- reading
+
+    async def _read(self, key: str, read: Callable[[], Awaitable[T]]) -> Remembered[T]:
+        for attempt in range(1, TRIES + 1):
+            try:
+                value = await read()
+            except LeaseLost:
+                raise
+            except Exception as error:
+                if attempt < TRIES:
+                    await self._clock.sleep(self._backoff(attempt, self._clock.random))
+                    continue
+                if key not in self._cache:
+                    raise
+                log.warning("%s cannot be read, it is told as it was last: %s", key, error)
+                return Remembered(self._cached(key), True)
+            self._keep(key, value)
+            return Remembered(value)
+        raise AssertionError("the last try returns or raises")
+
+    def _keep(self, key: str, value: Any) -> None:
+        # A text: nobody who got the value can change what is kept.
+        self._cache[key] = encode(value)
+        self._cache.move_to_end(key)
+        while len(self._cache) > self._most:
+            self._cache.popitem(last=False)
+
+    def _cached(self, key: str) -> Any:
+        return decode(self._cache[key])

@@ -1,0 +1,41 @@
+"""What an application may do at the ends of turns and steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import InvalidArgument
+from .logs import log
+
+NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_turn_end", "on_error")
+
+
+class Hooks:
+    """Calls the hooks of several objects, in order, each of them sync or async.
+
+    on_turn_start(turn), on_plan_ready(turn, plan), on_step_start(turn, step), on_step_end(turn, step),
+    on_turn_end(turn), on_error(turn, error): an object has those it wants. What one raises is logged, and nothing
+    else comes of it. A turn that is taken up again after a crash may call one of them once more.
+    """
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._objects = tuple(objects)
+        for each in self._objects:
+            if not any(callable(getattr(each, name, None)) for name in NAMES):
+                raise InvalidArgument(f"hooks have one of {', '.join(NAMES)}; {each!r:.80} has none")
+
+    async def call(self, name: str, *args: Any) -> None:
+        for each in self._objects:
+            hook = getattr(each, name, None)
+            if hook is None:
+                continue
+            try:
+                made = hook(*args)
+                if inspect.isawaitable(made):
+                    await made
+            except Exception:  # noqa: BLE001 - a hook may fail in any way
+                turn = args[0]
+                about = {"trace_id": turn.trace_id, "turn_id": turn.id}
+                log.exception("hook %s of %r failed", name, each, extra=about)

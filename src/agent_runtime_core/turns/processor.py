@@ -1,0 +1,253 @@
+"""The steps of a turn while they run: their calls of a model, how many at once, and what is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from .._clock import Clock
+from ..book import FRAME
+from ..config import get_config
+from ..context import Context
+from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed
+from ..event_types import EventType
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..llm._breaker import Breakers
+from ..llm._prices import cost_usd
+from ..loop.asking import poured
+from ..planning.plan import PlanStep
+from ..status import StepStatus
+from .events import AuditEvent, StepResultChunk
+from .hooks import Hooks
+from .instances import PersonalityInstance
+from .logs import TurnLog
+from .topics import EventPublisherSubscriber
+from .turn import StepMetrics, StepState, Turn
+
+Do = Callable[[], Awaitable[Any]]
+
+
+@dataclass
+class Running:
+    """A try of a step, or the planning of a turn: what it used, and how many pieces of its answer were told."""
+
+    state: StepState | None = None
+    metrics: StepMetrics = field(default_factory=StepMetrics)
+    told: int = 0
+
+
+_RUNNING: ContextVar[Running | None] = ContextVar("agent_runtime_core_turn_step", default=None)
+
+
+@dataclass
+class Work:
+    """One turn in one attempt of its run, as its steps see it; `save` keeps the turn as it is now."""
+
+    ctx: Context
+    turn: Turn
+    personality: PersonalityInstance
+    system: str
+    #: What the model is sent where there is no plan.
+    direct: list[Any] | None = None
+    save: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def log(self) -> TurnLog:
+        return TurnLog(self.turn.trace_id, self.turn.id, self.ctx.step_id)
+
+    @property
+    def claim(self) -> str:
+        return self.ctx.book.ledger.claim_id
+
+
+class StepProcessor:
+    """Runs the steps of all turns of this process.
+
+    1. At most `max_in_flight` steps are at work at once; those that wait for a person, or for another worker, are not.
+    2. Every call of a model is told in pieces as it comes: ASSISTANT_DELTA of the run, StepResultChunk on
+       agent.step_results. For clients without a circuit breaker of their own there is one here, for each client and
+       model: while it is open the run is put off, which costs it no attempt.
+    3. A step that ended is told on agent.step_results and agent.audit once, under its step id.
+    """
+
+    def __init__(
+        self, topics: EventPublisherSubscriber, hooks: Hooks, *, clock: Clock, max_in_flight: int = 16,
+        breakers: Breakers | None = None, stream: bool = True,
+    ) -> None:  # fmt: skip
+        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
+            raise InvalidArgument(f"max_in_flight is a whole number above 0, not {max_in_flight!r}")
+        self.topics, self.hooks, self.max_in_flight, self.stream = topics, hooks, max_in_flight, stream
+        self.breakers: Breakers = breakers or Breakers(clock)
+        self._clock = clock
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def _slot(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._slots:
+            self._slots[loop] = asyncio.Semaphore(self.max_in_flight)
+        return self._slots[loop]
+
+    # -- steps
+
+    def around(self, work: Work) -> Callable[[PlanStep, dict[str, Any], Do], Awaitable[Any]]:
+        """What `execute_plan` does each try of each step through."""
+
+        async def step(planned: PlanStep, given: dict[str, Any], do: Do) -> Any:
+            state = work.turn.step(planned.step_number)
+            assert state is not None
+            frame = FRAME.get()
+            state.step_id = work.ctx.step_id or state.step_id
+            state.status, state.error, state.attempt = StepStatus.RUNNING, None, 1 if frame is None else frame.attempt
+            async with self._slot():
+                return await self._run(work, state, do)
+
+        return step
+
+    async def _run(self, work: Work, state: StepState, do: Do) -> Any:
+        await self.hooks.call("on_step_start", work.turn, state)
+        running, began = Running(state), self._clock.boot()
+        try:
+            with _as(running):
+                result = await do()
+        except (Postponed, LeaseLost):
+            state.status = StepStatus.PENDING
+            raise
+        except Exception as error:
+            state.status, state.error = StepStatus.FAILED, str(error) or type(error).__name__
+            await self._ended(work, state, running, began, f"failed:{work.claim}:{state.attempt}")
+            raise
+        state.status, state.result = StepStatus.COMPLETED, result
+        await self._ended(work, state, running, began, "result")
+        return result
+
+    async def _ended(self, work: Work, state: StepState, running: Running, began: float, what: str) -> None:
+        took = (self._clock.boot() - began) * 1000
+        state.metrics += running.metrics + StepMetrics(round(took, 3))
+        log = work.log
+        if state.status is StepStatus.FAILED:
+            log.warning("step %d failed in try %d: %s", state.step_number, state.attempt, state.error)
+        else:
+            log.info("step %d (%s) is done", state.step_number, state.tool_name or state.kind.value)
+        if work.save is not None:
+            await work.save()
+        chunk = StepResultChunk(
+            step_number=state.step_number, index=running.told, final=True, status=state.status.value,
+            result=state.result, error=state.error, attempt=state.attempt, metrics=state.metrics.to_dict(),
+        )  # fmt: skip
+        about = {"step_number": state.step_number, "attempt": state.attempt, "error": state.error}
+        audit = AuditEvent(action=f"step.{state.status.value}", details=about)
+        ids = {"trace_id": work.turn.trace_id, "turn_id": work.turn.id, "step_id": state.step_id}
+        told = [self.topics.envelope(each, event_id=f"{state.step_id}:{what}", **ids) for each in (chunk, audit)]
+        await self.topics.publish_all(told)
+        await self.hooks.call("on_step_end", work.turn, state)
+
+    # -- models
+
+    def client(self, work: Work, client: LLMClient) -> TurnClient:
+        """The model as the planner and the steps of a turn ask it."""
+        return TurnClient(self, work, client)
+
+    @contextlib.contextmanager
+    def planning(self) -> Iterator[Running]:
+        """Counts what the calls of a model inside use."""
+        running = Running()
+        with _as(running):
+            yield running
+
+    async def told(self, work: Work, running: Running, delta: str) -> None:
+        """A piece of an answer."""
+        await work.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
+        state = running.state
+        assert state is not None
+        chunk = StepResultChunk(
+            step_number=state.step_number, index=running.told, delta=delta, attempt=state.attempt
+        )  # fmt: skip
+        running.told += 1
+        await self.topics.tell(
+            chunk, event_id=f"{state.step_id}:{work.claim}:{state.attempt}:{chunk.index}", trace_id=work.turn.trace_id,
+            turn_id=work.turn.id, step_id=state.step_id,
+        )  # fmt: skip
+
+
+class TurnClient(LLMClient):
+    """A model's client with the personality of a turn: its prompt, model and sampling. What a call says itself wins."""
+
+    def __init__(self, processor: StepProcessor, work: Work, client: LLMClient) -> None:
+        self.processor, self.work, self.client = processor, work, client
+
+    async def generate(
+        self, messages: list[Any], *, model: str | None = None, stream: bool = False,
+        tools: list[dict[str, Any]] | None = None, temperature: float | None = None, max_tokens: int | None = None,
+        **kwargs: Any,
+    ) -> LLMResponse:  # fmt: skip
+        mine = self.work.personality
+        said = {"model": model, "tools": tools, "temperature": temperature, "max_tokens": max_tokens, **kwargs}
+        options = {"model": mine.model, **mine.sampling.options()}
+        options |= {name: value for name, value in said.items() if value is not None}
+        options = {name: value for name, value in options.items() if value is not None}
+        running = _RUNNING.get()
+        if running is not None and running.state is not None and self.work.direct is not None:
+            messages = self.work.direct
+        sent = [{"role": "system", "content": self.work.system}, *messages] if self.work.system else list(messages)
+        response = await self._guarded(sent, options, running)
+        if running is not None:
+            running.metrics += StepMetrics.of(0.0, {**response.usage, "cost_usd": _cost(response, options)})
+        return response
+
+    async def _guarded(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
+        """Behind a circuit breaker, which clients of ours have themselves."""
+        if hasattr(self.client, "_breakers"):
+            return await self._asked(sent, options, running)
+        name = str(getattr(self.client, "provider", type(self.client).__name__))
+        permit = self.processor.breakers.enter((name, "", str(options.get("model") or "")))
+        try:
+            response = await self._asked(sent, options, running)
+        except Exception as error:
+            permit.failed(error)
+            raise
+        except BaseException:
+            permit.dropped()
+            raise
+        permit.answered()
+        return response
+
+    async def _asked(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
+        if running is None or running.state is None or not self.processor.stream:
+            return await self.client.generate(sent, **options)
+
+        async def tell(delta: str) -> None:
+            await self.processor.told(self.work, running, delta)
+
+        try:
+            return await poured(self.client.stream(sent, **options), tell, self.work.ctx.clock, options.get("model"))
+        except (NotImplementedError, NotSupported):
+            return await self.client.generate(sent, **options)
+
+    def stream(
+        self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
+    ) -> AsyncIterator[LLMStreamChunk]:
+        raise NotSupported("a turn tells answers in pieces by itself: use generate()")
+
+    async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
+        return await self.client.embed(texts, model=model)
+
+
+def _cost(response: LLMResponse, options: dict[str, Any]) -> float | None:
+    if response.cost_usd is not None:
+        return response.cost_usd
+    prices = get_config().model_prices
+    return cost_usd(response.usage, response.model or str(options.get("model") or ""), prices) if prices else None
+
+
+@contextlib.contextmanager
+def _as(running: Running) -> Iterator[None]:
+    token = _RUNNING.set(running)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)

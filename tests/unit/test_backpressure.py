@@ -1,0 +1,196 @@
+"""A run with a slow output waits for it; one without is never slowed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import InvalidArgument
+from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, RunResult
+from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tools import ToolRegistry
+from tests.unit.rig import Rig, soon, until
+
+PIECE = 4096
+LIMIT = 131_072
+MEBIBYTE = 1 << 20
+
+
+class Pouring:
+    """An agent that tells an answer in pieces, and notes how many it has told."""
+
+    def __init__(self, pieces: int, size: int = PIECE) -> None:
+        self.pieces, self.size, self.told = pieces, size, 0
+
+    async def __call__(self, ctx: Any) -> RunResult:
+        for number in range(self.pieces):
+            await ctx.emit("assistant.delta", {"delta": f"{number:08d}" + "x" * (self.size - 8)})
+            self.told += 1
+        return RunResult()
+
+
+async def _deltas(runner: AgentRunner, **options: Any) -> AsyncIterator[str]:
+    async for event in runner.stream("r", **options):
+        if event.event_type == "assistant.delta":
+            yield event.payload["delta"]
+
+
+async def test_a_run_waits_for_an_output_that_is_behind(place: Path | None) -> None:
+    async with Rig(place, VirtualClock()) as rig:
+        pouring = Pouring(100)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        reading = _deltas(rig.runner, backpressure=True)
+        first = asyncio.ensure_future(anext(reading))
+        await asyncio.sleep(0.05)
+        running = asyncio.ensure_future(rig.runner.run_once())
+        assert (await first).startswith("00000000")
+        most = LIMIT // PIECE
+        await soon(lambda: pouring.told >= most - 2)
+        for _ in range(50):  # it has every chance to go on
+            await asyncio.sleep(0.001)
+        assert pouring.told <= most + 1
+        assert [int(each[:8]) async for each in reading] == list(range(1, 100))
+        await running
+        assert pouring.told == 100
+
+
+async def test_without_backpressure_the_run_is_not_slowed(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        pouring = Pouring(100)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        reading = _deltas(rig.runner)
+        first = asyncio.ensure_future(anext(reading))
+        await rig.runner.run_once()
+        assert pouring.told == 100
+        assert [await first, *[each async for each in reading]][-1].startswith("00000099")
+
+
+async def test_an_output_that_leaves_lets_the_run_go_on() -> None:
+    async with Rig() as rig:
+        pouring = Pouring(100)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        reading = _deltas(rig.runner, backpressure=True)
+        first = asyncio.ensure_future(anext(reading))
+        await asyncio.sleep(0.01)
+        running = asyncio.ensure_future(rig.runner.run_once())
+        await first
+        await soon(lambda: pouring.told > 20)
+        await reading.aclose()  # type: ignore[attr-defined]
+        await running
+        assert pouring.told == 100
+
+
+async def test_a_run_that_waits_for_an_output_can_be_cancelled_and_its_time_stands_still() -> None:
+    async with Rig(clock=VirtualClock(), run_timeout_seconds=10) as rig:
+        began = asyncio.Event()
+
+        async def body(ctx: Any) -> RunResult:
+            began.set()
+            return await Pouring(100)(ctx)
+
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        reading = _deltas(rig.runner, backpressure=True)
+        first = asyncio.ensure_future(anext(reading))
+        await asyncio.sleep(0.01)
+        running = asyncio.ensure_future(rig.runner.run_once())
+        await until(began)
+        await first
+        await asyncio.sleep(0.05)
+        rig.clock.advance(1000)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)
+        assert (await rig.runner.get_run("r")).status == "running"
+        await rig.runner.cancel("r")
+        await running
+        assert (await rig.runner.get_run("r")).status == "cancelled"
+
+
+async def test_ten_mebibytes_for_a_slow_reader_take_little_room(tmp_path: Path) -> None:
+    """A reader at 64 KiB/s of a clock moved by hand: the process grows by 2 MiB at most, and nothing is lost."""
+    clock = VirtualClock()
+    async with Rig(tmp_path / "runs.db", clock, run_timeout_seconds=3600) as rig:
+        count = 10 * MEBIBYTE // PIECE
+        pouring = Pouring(count)
+        rig.register(pouring)
+        await rig.runner.submit("script", run_id="r")
+        reading = _deltas(rig.runner, backpressure=True)
+        first = asyncio.ensure_future(anext(reading))
+        await asyncio.sleep(0.05)
+        running = asyncio.ensure_future(rig.runner.run_once())
+        await first
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, seen, furthest = tracemalloc.get_traced_memory()[0], 1, 0
+            async for delta in reading:
+                assert int(delta[:8]) == seen
+                seen += 1
+                furthest = max(furthest, pouring.told - seen)
+                clock.advance(PIECE / 65_536)
+            peak = tracemalloc.get_traced_memory()[1] - before
+        finally:
+            tracemalloc.stop()
+        await running
+    assert seen == count
+    assert furthest * PIECE <= LIMIT + PIECE
+    assert peak <= 2 * MEBIBYTE
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "128"])
+def test_the_limit_is_a_number_of_bytes(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match="max_unsent_bytes"):
+        RunnerConfig(max_unsent_bytes=value)
+
+
+class Talkative(LLMClient):
+    """A model that says as much as an answer may have, at 80 KiB/s."""
+
+    pieces = 240
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock, self.said = clock, 0
+
+    async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+        raise NotImplementedError
+
+    async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
+        for number in range(self.pieces):
+            self.clock.advance(0.05)
+            self.said += 1
+            yield LLMStreamChunk(f"{number:08d}" + "x" * (PIECE - 8))
+        yield LLMStreamChunk(finish_reason="stop", usage={})
+
+
+async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
+    clock = VirtualClock()
+    async with Rig(place, clock) as rig:
+        model, got, furthest = Talkative(clock), 0, 0
+
+        async def body(ctx: Any) -> RunResult:
+            said = [{"role": "user", "content": "x"}]
+            done = await run_turn_loop(ctx, model, ToolRegistry(), messages=said, stream=True)
+            return RunResult({"length": len(done.text or "")})
+
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        running = asyncio.ensure_future(rig.runner.run_once())
+        async for delta in _deltas(rig.runner, backpressure=True):
+            got += len(delta) // PIECE
+            furthest = max(furthest, model.said - got)
+            await asyncio.sleep(0.001)
+        await running
+        result = await rig.runner.wait("r")
+    assert result.raise_for_status().final_output == {"length": model.pieces * PIECE}
+    assert got == model.pieces
+    assert LIMIT // PIECE - 2 <= furthest <= LIMIT // PIECE + 2
