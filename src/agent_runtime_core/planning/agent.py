@@ -31,7 +31,7 @@ class PlanningAgent(AgentRuntime):
     CalculatorTool and a TodoStoreTool. A run that has no plan, or whose step failed for good, is not retried.
     """
 
-    key = "planning"
+    key: str = "planning"
 
     def __init__(
         self,

@@ -48,9 +48,10 @@ class Audit:
     """One claim's way to an audit store."""
 
     def __init__(self, store: AuditStore, bus: EventBus, row: RunRow, conversation_id: UUID | None) -> None:
-        self.store, self.bus, self.row = store, bus, row
-        self.run_id = UUID(row.run_id)
-        self.conversation_id = conversation_id
+        self.store: AuditStore = store
+        self.bus: EventBus = bus
+        self.row: RunRow = row
+        self.run_id: UUID = UUID(row.run_id)
         self._about: dict[str, Any] = {
             "conversation_id": conversation_id, "run_id": self.run_id, "agent_key": row.agent,
         }  # fmt: skip

@@ -21,7 +21,9 @@ class Chronicle:
     """One claim's part of it."""
 
     def __init__(self, stores: PersistenceManager, backends: Backends, row: RunRow) -> None:
-        self.stores, self.backends, self.row = stores, backends, row
+        self.stores: PersistenceManager = stores
+        self.backends: Backends = backends
+        self.row: RunRow = row
         named = cast("dict[str, Any]", decode(row.input)).get("conversation_id")
         self.conversation_id: UUID | None = conversation_id(named)
         self.history: History | None = None

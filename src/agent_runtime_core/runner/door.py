@@ -198,7 +198,8 @@ class SyncRun:
     """A run of your own code for callers without an event loop."""
 
     def __init__(self, ctx: Context, claim: Claim) -> None:
-        self.ctx, self._claim = ctx, claim
+        self.ctx: Context = ctx
+        self._claim = claim
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """`run.call(executor.run, steps)`: await a coroutine function of this run, and give its result."""

@@ -30,7 +30,7 @@ class _Pipe:
     def __init__(self, most: int) -> None:
         self.most = most
         self.outputs: list[Output] = []
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self._told: deque[tuple[int, int]] = deque()  # (sequence, bytes)
         self._unsent = 0
         self._waiters: list[_Waiter] = []

@@ -27,9 +27,11 @@ class History:
     """One attempt's view of its conversation."""
 
     def __init__(self, store: ConversationStore, conversation_id: UUID, row: RunRow, clock: Clock) -> None:
-        self.store, self.conversation_id, self.clock = store, conversation_id, clock
-        self.run_id = UUID(row.run_id)
-        self.agent = row.agent
+        self.store: ConversationStore = store
+        self.conversation_id: UUID = conversation_id
+        self.clock: Clock = clock
+        self.run_id: UUID = UUID(row.run_id)
+        self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
         self._loaded: list[dict[str, Any]] = []
         self._given: list[Any] = []  # of the input, what is not in the conversation yet

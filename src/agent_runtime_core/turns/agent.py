@@ -18,10 +18,10 @@ _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 class TurnAgent(AgentRuntime):
     """Carries out turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
 
-    key = "turn"
+    key: str = "turn"
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+        self.parts: Parts = parts
         self.key = parts.key
 
     async def run(self, ctx: RunContext) -> RunResult:

@@ -26,6 +26,7 @@ from ..planning.asking import RecordedClient, count_recorded
 from ..planning.executing import execute_plan, planned_id
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..status import RunStatus, StepStatus
+from ..tools.registry import ToolRegistry
 from .events import EventEnvelope, PlanRequest, StepEvent, TurnEvent
 from .instances import PersonalityInstance
 from .keeping import audited, ended, save, saved
@@ -34,6 +35,7 @@ from .parts import Parts
 from .planner import Planned
 from .processor import TurnClient, Work
 from .remote import execute_elsewhere, personality_text, remote_run
+from .settings import Settings
 from .turn import StepMetrics, StepState, Turn
 
 PLANNING = "plan"
@@ -57,20 +59,23 @@ class Attempt:
     """One attempt of a turn's run."""
 
     def __init__(self, parts: Parts, ctx: Context) -> None:
-        self.parts, self.ctx = parts, ctx
-        self.settings = parts.settings()
+        self.parts: Parts = parts
+        self.ctx: Context = ctx
+        self.settings: Settings = parts.settings()
         self._saving = asyncio.Lock()
 
     async def run(self) -> RunResult:
         ctx, parts = self.ctx, self.parts
-        self.turn = turn = await saved(parts, ctx)
-        self.chosen = chosen = await self._begin()
+        turn = await saved(parts, ctx)
+        self.turn: Turn = turn
+        chosen = await self._begin()
+        self.chosen: Chosen = chosen
         turn.status, turn.personality, turn.error = RunStatus.RUNNING, chosen.personality.name, None
         values = {**chosen.preferences, **ctx.params, "user_id": turn.user_id or ""}
         self.work: Work = parts.work(ctx, turn, chosen.personality, values)
         self.work.save = self.save
-        self.tools = chosen.personality.allowed(parts.tools)
-        self.budget = Budget(chosen.personality.limits, ctx.budget)
+        self.tools: ToolRegistry = chosen.personality.allowed(parts.tools)
+        self.budget: Budget = Budget(chosen.personality.limits, ctx.budget)
         planned = await self._plan()
         await self._announce(planned)
         result = await self._carry_out(planned)

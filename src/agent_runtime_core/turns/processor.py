@@ -81,7 +81,10 @@ class StepProcessor:
     ) -> None:  # fmt: skip
         if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
             raise InvalidArgument(f"max_in_flight is a whole number above 0, not {max_in_flight!r}")
-        self.topics, self.hooks, self.max_in_flight, self.stream = topics, hooks, max_in_flight, stream
+        self.topics: EventPublisherSubscriber = topics
+        self.hooks: Hooks = hooks
+        self.max_in_flight: int = max_in_flight
+        self.stream: bool = stream
         self.breakers: Breakers = breakers or Breakers(clock)
         self._clock = clock
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -178,7 +181,9 @@ class TurnClient(LLMClient):
     """A model's client with the personality of a turn: its prompt, model and sampling. What a call says itself wins."""
 
     def __init__(self, processor: StepProcessor, work: Work, client: LLMClient) -> None:
-        self.processor, self.work, self.client = processor, work, client
+        self.processor: StepProcessor = processor
+        self.work: Work = work
+        self.client: LLMClient = client
 
     async def generate(
         self, messages: list[Any], *, model: str | None = None, stream: bool = False,

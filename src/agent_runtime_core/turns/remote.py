@@ -99,10 +99,10 @@ def _listed(planned: PlanStep) -> Step:
 class StepAgent(AgentRuntime):
     """Carries out one step of a turn: `final_output` has its `result` and its `state`."""
 
-    key = "turn.step"
+    key: str = "turn.step"
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+        self.parts: Parts = parts
         self.key = parts.step_key
 
     async def run(self, ctx: RunContext) -> RunResult:

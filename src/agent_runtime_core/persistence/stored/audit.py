@@ -37,7 +37,8 @@ class StoredAudit(Home, AuditStore):
     def __init__(self, *, max_age: float | None = None, max_entries: int | None = None, **options: Any) -> None:
         _check_bounds(max_age, max_entries, "max_age", "max_entries")
         super().__init__(**options)
-        self.max_age, self.max_entries = max_age, max_entries
+        self.max_age: float | None = max_age
+        self.max_entries: int | None = max_entries
         self._written: dict[tuple[str, str], int] = {}
 
     # -- writing

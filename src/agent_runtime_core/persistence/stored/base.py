@@ -29,7 +29,7 @@ class Home:
     ) -> None:  # fmt: skip
         for name, value in (("session_id", session_id or ""), ("project", project)):
             storable(value, name, "store")
-        self.clock = clock
+        self.clock: Clock = clock
         #: Whether the session is another's too: then it does not end with this store.
         self.shared_session: bool = session_id is not None
         self.session_id: str = session_id if session_id is not None else new_ulid(clock)

@@ -33,7 +33,8 @@ class TaskSpace:
     """The lists and tasks of one scope."""
 
     def __init__(self, lists: Table, tasks: Table) -> None:
-        self.lists, self.tasks = lists, tasks
+        self.lists: Table = lists
+        self.tasks: Table = tasks
         #: The text of a task as its holder last read or saved it; of a list also the keys of its tasks.
         self.seen: Seen[str] = Seen()
         self.read: Seen[tuple[str, frozenset[str]]] = Seen()
