@@ -27,6 +27,7 @@ from agent_runtime_core.errors import (
     StorageTooNew,
 )
 from agent_runtime_core.persistence.documents.base import Absent, Changed, Entry, Table
+from agent_runtime_core.persistence.documents.file_disk import Disk
 from agent_runtime_core.persistence.documents.file_form import sealed
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
@@ -681,3 +682,22 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     with pytest.raises(InvalidArgument, match="HOME"):
         FileHome()
+
+
+def test_a_directory_that_is_made_while_it_is_looked_for_was_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, look = Disk(str(tmp_path / "store")), os.stat
+
+    def slow(path: Any, **more: Any) -> os.stat_result:
+        try:
+            return look(path, **more)
+        except FileNotFoundError:
+            disk._seen = True  # by another thread, which came right after it was made
+            raise
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", slow)
+        assert disk.there() is False
+    with pytest.raises(StorageError, match="removed"):
+        disk.there()

@@ -62,11 +62,12 @@ class Disk:
 
     def there(self) -> bool:
         """Whether the directory exists; StorageError: it did, and no longer does, or it is no directory."""
+        seen = self._seen  # before looking: another thread may see it made meanwhile
         with told(self.root):
             try:
                 found = os.stat(self.root)
             except FileNotFoundError:
-                if self._seen:
+                if seen:
                     raise StorageError(
                         f"{self.root} was removed while it was in use: what it kept is gone; put it back, "
                         "or open a new store"
