@@ -109,8 +109,12 @@ class Dying:
         """Let what waits to be written wait until it is lost, however slow this machine is."""
         frame = FRAME.get()
         assert frame is not None
-        if self.lose and frame.book.ledger.linger:
-            frame.book.ledger.linger = 60.0
+        ledger = frame.book.ledger
+        if self.lose and ledger.linger:
+            ledger.linger = 60.0
+            if ledger._timer is not None:  # of the start of this call, which would take its end along
+                ledger._timer.cancel()
+                ledger._timer = None
 
     async def maybe_hang(self, what: str) -> None:
         if what != self.hang or self.hung:
