@@ -234,25 +234,24 @@ def dead_port() -> int:
 async def test_a_server_that_is_away_adds_next_to_nothing_to_a_step_and_three_seconds_to_the_end() -> None:
     turns, rounds = 40, 6
     away = sink(f"http://127.0.0.1:{dead_port()}")
-    work, waits = dict[str, list[float]](), dict[str, list[float]]()
+    costs = dict[str, list[float]]()
     plain, traced = AgentRunner.open("memory://"), AgentRunner.open("memory://", trace_sinks=[away])
     # In turn, so that a machine that is busy for a while slows down both.
     for turn in range(rounds):
         for name, runner in (("plain", plain), ("traced", traced)):
-            began, since = time.perf_counter(), time.thread_time()
+            since = time.perf_counter()
             result = await runner.execute(Busy(turns), f"{name}-{turn}", input_())
             assert result.status is RunStatus.SUCCEEDED, result.error
-            work.setdefault(name, []).append(time.thread_time() - since)
-            waits.setdefault(name, []).append(time.perf_counter() - began)
+            costs.setdefault(name, []).append(time.perf_counter() - since)
     await plain.close()
     since = time.monotonic()
     await traced.close()
     assert time.monotonic() - since <= 3
     steps = 2 * turns + 1
-    mean = (sum(work["traced"]) - sum(work["plain"])) / steps / rounds
+    added = (min(costs["traced"]) - min(costs["plain"])) / steps
+    assert added <= 1e-3, f"{added * 1e3:.3f} ms a step"
+    mean = (sum(costs["traced"]) - sum(costs["plain"])) / steps / rounds
     assert mean <= 1e-3, f"{mean * 1e3:.3f} ms a step on average"
-    # That it also waits for nothing; how long others had the processor is not asked.
-    assert min(waits["traced"]) - min(waits["plain"]) < 2
 
 
 @pytest.mark.parametrize("closes", [True, False])

@@ -63,9 +63,9 @@ async def test_a_child_that_outlives_its_parent_keeps_neither_its_run_nor_the_fi
         try:
             assert await child.aended() == -9
             began = time.monotonic()
-            async with asyncio.timeout(20), open_run(db, RUN) as ctx:
+            async with asyncio.timeout(4), open_run(db, RUN) as ctx:
                 assert ctx.attempt == 2
                 assert await ctx.step("first", lambda: 9) == 1
-            assert time.monotonic() - began < 10, "it waited for the lease"
+            assert time.monotonic() - began < 2
         finally:
             os.kill(orphan, signal.SIGKILL)

@@ -51,7 +51,7 @@ async def test_a_job_goes_on_at_once_after_a_kill_and_not_while_its_process_is_o
             took = time.monotonic() - began
             assert ctx.attempt == 2
     log.info("open_run after kill -9: %.1f ms", took * 1000)
-    assert took < 10, "it waited for the lease"
+    assert took < 1.0, "it waited for the lease"
 
 
 async def test_a_killed_workers_run_is_taken_over_by_one_that_lives(tmp_path: Path) -> None:
@@ -131,8 +131,7 @@ async def test_a_cancel_reaches_a_running_step_in_another_process(
     took = sorted(float(at) - asked[run] for run, what, at in lines(effects) if what == "out")
     log.info("%s: cancel heard after p50 %.1f ms, the slowest %.1f ms", engine, took[25] * 1000, took[-1] * 1000)
     assert len(took) == tries
-    # All but those of a moment in which the machine was busy with something else.
-    assert took[tries * 9 // 10] <= 0.25
+    assert took[-1] <= 0.25
 
 
 async def test_a_run_that_kills_its_process_is_dead_after_three_and_keeps_no_other_from_running(tmp_path: Path) -> None:

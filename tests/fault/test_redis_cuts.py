@@ -232,5 +232,5 @@ async def test_answers_are_nobody_elses_when_connections_are_cut_under_load(
         await engine.close()
     log.info("cuts under load: %s, %d landed", dict(told), landed)
     assert told["answered"] <= landed <= 3000
-    assert told["answered"] > 1000
+    assert told["answered"] > 2000
     assert told["busy"] > 0

@@ -279,7 +279,7 @@ async def test_one_that_stays_away_is_busy_in_time_and_nothing_was_written() -> 
         server.kill()
         began = time.monotonic()
         done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
-        assert time.monotonic() - began < engine.patience + 2
+        assert time.monotonic() - began < 1.5 * engine.patience
         for each in done:
             assert isinstance(each, StorageBusy)
         assert "nothing was written, try again" in str(done[0])
@@ -328,7 +328,7 @@ async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
         for _ in range(3):
             began = time.monotonic()
             done = await asyncio.gather(*(put(engine, "a", "1") for _ in range(200)), return_exceptions=True)
-            assert time.monotonic() - began < engine.patience + 2
+            assert time.monotonic() - began < 1.5 * engine.patience + 0.2
             assert {type(each) for each in done} == {StorageBusy}
         server.cont()
         engine.patience = 3.0
@@ -350,10 +350,12 @@ async def test_a_server_that_is_still_loading_is_waited_for() -> None:
             restart = threading.Thread(target=server.restart)
             restart.start()
             heard = await said_by(server, "LOADING")
+            began = time.monotonic()
             with contextlib.suppress(StorageBusy):  # the one on the connection that was lost
                 await put(engine, "b", "0")
             assert await put(engine, "b", "1") == "1"
             assert heard
+            assert time.monotonic() - began > 0.1, "it had to wait"
             await asyncio.to_thread(restart.join)
             assert await get(engine, "a", "b") == ["1", "1"]
 
@@ -459,7 +461,7 @@ async def test_out_of_memory_is_full_with_nothing_half_written_and_works_after()
         server.ask("CONFIG", "SET", "maxmemory", 0)
         began = time.monotonic()
         assert await put(engine, "n", "more") == "more"
-        assert time.monotonic() - began < engine.patience
+        assert time.monotonic() - began < 1.0
 
 
 @pytest.mark.parametrize("taken", ["things", "list:k"])
@@ -533,7 +535,7 @@ async def test_a_wrong_password_is_told_at_once_and_not_shown(password: str) -> 
             began = time.monotonic()
             with pytest.raises(StorageError, match="is the user or password right") as told:
                 await put(engine, "a", "1")
-            assert time.monotonic() - began < engine.patience
+            assert time.monotonic() - began < 1
             assert "wrong@" not in str(told.value)
         with one(server.url) as engine:
             assert await put(engine, "a", "1") == "1"

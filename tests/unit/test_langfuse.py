@@ -542,11 +542,8 @@ def test_a_server_that_is_away_costs_a_run_nothing_and_close_three_seconds(make:
                 tracer.event(run, "llm.call", payload)
                 costs.append(time.perf_counter() - since)
             tracer.end_run(run, "succeeded")
-        costs.sort()
-        assert costs[len(costs) // 2] < 0.5e-3
-        # The others had the processor for a moment; the server would have taken seconds.
-        assert costs[len(costs) * 9 // 10] < 1e-3
-        assert costs[-1] < 1
+        assert sum(costs) / len(costs) < 1e-3
+        assert sorted(costs)[len(costs) // 2] < 0.5e-3
         since = time.monotonic()
         tracer.close()
         assert time.monotonic() - since < 3

@@ -444,7 +444,7 @@ def test_a_happening_costs_the_run_less_than_a_millisecond(mine: MyTraceSink) ->
         tracer.event(RUN, "llm.call", payload)
         costs.append(time.perf_counter() - since)
     tracer.close(SOON)
-    assert sorted(costs)[len(costs) * 9 // 10] < 1e-3
+    assert sum(costs) / len(costs) < 1e-3
 
 
 def _python(code: str, path: Path) -> list[str]:
