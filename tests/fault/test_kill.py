@@ -98,7 +98,8 @@ def ordeals(kind: str, where: Path, kills: int, *, at_once: int, ordeal: type[Or
                 if kills - killed - 6 * k > 0
             ]
             jobs += some
-            assert all(result == expected.result() for result in pool.map(ordeal.go, some))
+            for each, result in zip(some, pool.map(ordeal.go, some), strict=True):
+                assert result == expected.result(), f"{each.run_id}, killed {each.killed} times"
             killed += sum(each.killed for each in some)
         assert result_of_often.result() == expected.result()
     assert (plain.killed, often.killed) == (0, 20)
