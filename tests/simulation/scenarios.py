@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -71,11 +72,12 @@ class Play:
 
     async def _execute_one(self, host: Host, run: RunPlan) -> None:
         await asyncio.sleep(run.at)
-        row = self.watch.status.get(self.uuid(run.run_id))
-        if row in ("failed", "cancelled", "dead", "timed_out"):
-            return  # another call would begin a new generation
-        execute = host.runner.execute
-        self.told[run.run_id] = await self._patiently(lambda: execute("script", run.run_id, {"items": run.items}))
+        # Of one that has ended, another call would begin a new generation.
+        while self.watch.status.get(self.uuid(run.run_id)) not in ("failed", "cancelled", "dead", "timed_out"):
+            with contextlib.suppress(StorageBusy):
+                self.told[run.run_id] = await host.runner.execute("script", run.run_id, {"items": run.items})
+                return
+            await asyncio.sleep(0.05)
 
     async def _idle(self, host: Host) -> None:
         """The client is driven from outside."""

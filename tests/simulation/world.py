@@ -60,6 +60,7 @@ class World:
         self.labels: dict[str, Host] = {}
         self.died: dict[str, float] = {}
         self.woke: dict[str, float] = {}
+        self.reachable: dict[str, float] = {}
         self.outside = contextvars.copy_context()
         self.outside.run(HOST.set, "")
         self.lines: deque[tuple[float, str, str, Any]] = deque(maxlen=TRACE_LINES)
@@ -201,11 +202,12 @@ class World:
             if isinstance(engine, SimRemoteEngine) and host.alive:
                 self.trace("cut off", host.label)
                 engine.cut(seconds)
+                self.reachable[host.label] = self.loop.now + seconds
 
     def workers_since(self) -> float | None:
-        """Since when some worker has been up without a break."""
+        """Since when some worker has been up, and able to get to its store, without a break."""
         since = [
-            host.up_since
+            max(host.up_since, self.reachable.get(host.label, 0.0))
             for host in self.hosts.values()
             if host.name.startswith("worker") and host.up_since is not None and host.label not in self.loop.stopped
         ]
