@@ -159,6 +159,22 @@ async def test_stopping_lets_running_work_finish(place: Path | None) -> None:
         assert (await rig.runner.get_run(later)).status == RunStatus.PENDING
 
 
+async def test_a_stop_said_before_the_first_step_of_the_loop_is_heard_once(place: Path | None) -> None:
+    async with Rig(place, Clock()) as rig:
+
+        async def body(ctx: Any) -> str:
+            return "done"
+
+        rig.register(body)
+        run_id = await rig.runner.submit("script")
+        rig.runner.stop()
+        await asyncio.wait_for(rig.runner.run_loop(handle_signals=False), 10)
+        assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
+        loop = await working(rig.runner)
+        assert (await rig.runner.wait(run_id, timeout=10)).final_output == {"value": "done"}
+        await stopped(rig.runner, loop)
+
+
 async def test_what_does_not_finish_in_its_grace_is_given_back_unused(place: Path | None) -> None:
     inside, calls = asyncio.Event(), list[int]()
 

@@ -378,7 +378,7 @@ class AgentRunner:
         await self._worker.loop(poll_interval, concurrency, handle_signals)
 
     def stop(self) -> None:
-        """Make `run_loop` stop claiming and drain; from any thread."""
+        """Make `run_loop` stop claiming and drain; from any thread. The next one, where none is under way."""
         self._worker.stop()
 
     # -- asking

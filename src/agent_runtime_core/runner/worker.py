@@ -102,7 +102,7 @@ class Worker:
             raise InvalidArgument(f"concurrency is at least 1, not {concurrency!r}")
         if not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
-        self._slots, self._stopping, self._hurry = concurrency, False, False
+        self._slots = concurrency
         self._loop, wake = asyncio.get_running_loop(), asyncio.Event()
         self._wake = wake
         stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
@@ -114,7 +114,8 @@ class Worker:
                         await self._sleep(wake, poll_interval)
                 await self.drain()
             finally:
-                self._wake = None
+                # Not at the beginning: whoever said stop before the first step was heard too.
+                self._wake, self._stopping, self._hurry = None, False, False
                 if stop_listening is not None:
                     stop_listening()
 
