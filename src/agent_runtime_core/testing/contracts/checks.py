@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 PATIENCE = 20.0  # seconds after which what should have come counts as missing
+
+C = TypeVar("C", bound=Callable[..., Awaitable[None]])
+
+
+class Cases(list[C]):
+    """The cases of a contract; one is taken in by decorating it."""
+
+    def __call__(self, case: C) -> C:
+        self.append(case)
+        return case
+
+    async def check(self, make: Any) -> None:
+        """Run every case."""
+        for case in self:
+            await case(make)
 
 
 def same(found: object, expected: object, what: str) -> None:

@@ -17,27 +17,17 @@ from uuid import UUID
 from ..._engines.base import INSTALL, Op
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
 from ...events.base import DELETE, Event, EventBus
-from .checks import PATIENCE, refused, same, turns
+from .checks import PATIENCE, Cases, refused, same, turns
 
 Make = Callable[[], EventBus]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
+case = CASES = Cases[Case]()
+check = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
 READY = 0.1  # seconds after its first step within which a subscription hears everything
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case."""
-    for each in CASES:
-        await each(make)
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ have; `check(make)` runs them all.
 
 from __future__ import annotations
 
+from .checks import Cases
 from .queue_doors import CASES as DOORS
 from .queue_entering import CASES as ENTERING
 from .queue_lanes import CASES as LANES
@@ -18,10 +19,5 @@ from .queue_rig import Case, Make
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: list[Case] = [*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING]
-
-
-async def check(make: Make) -> None:
-    """Run every case."""
-    for each in CASES:
-        await each(make)
+CASES = Cases[Case]([*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING])
+check = CASES.check

@@ -10,10 +10,10 @@ from ...errors import LeaseLost
 from ...queue.base import RunQueue
 from ...queue.row import Moved, RunRow
 from ...status import TERMINAL, TRANSITIONS, RunStatus
-from .checks import refused, same
-from .queue_rig import LEASE, Cases, Make, add, hold, leave, one, opened
+from .checks import Cases, refused, same
+from .queue_rig import LEASE, Case, Make, add, hold, leave, one, opened
 
-CASES = Cases()
+CASES = Cases[Case]()
 
 
 @CASES

@@ -12,10 +12,10 @@ from ..._ids import new_ulid
 from ...errors import IdempotencyConflict, LeaseLost, UnknownRun
 from ...queue.base import QueuedRun
 from ...queue.row import Moved
-from .checks import refused, same, turns
-from .queue_rig import LEASE, Cases, Make, add, drain, leave, names, opened
+from .checks import Cases, refused, same, turns
+from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened
 
-CASES = Cases()
+CASES = Cases[Case]()
 
 
 # -- entering and claiming

@@ -9,10 +9,10 @@ from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
 from ...queue.base import RunQueue
 from ...queue.row import Moved, RunFilter, RunRow
-from .checks import refused, same, turns
-from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
+from .checks import Cases, refused, same, turns
+from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
-CASES = Cases()
+CASES = Cases[Case]()
 
 
 async def line(queue: RunQueue, *agents: str, key: str = "lane", **options: Any) -> list[str]:

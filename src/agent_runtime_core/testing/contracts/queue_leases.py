@@ -9,10 +9,10 @@ from ..._ids import new_ulid
 from ...errors import LeaseLost
 from ...queue.row import ClaimRequest, Moved, RunFilter
 from ...status import TERMINAL
-from .checks import refused, same
-from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
+from .checks import Cases, refused, same
+from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
-CASES = Cases()
+CASES = Cases[Case]()
 
 
 @CASES

@@ -11,10 +11,10 @@ from ..._engines.base import Op
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...queue.row import Moved, RunFilter
 from ..clock import VirtualClock
-from .checks import refused, same, turns
-from .queue_rig import Cases, Make, add, hold, leave, names, one, opened
+from .checks import Cases, refused, same, turns
+from .queue_rig import Case, Make, add, hold, leave, names, one, opened
 
-CASES = Cases()
+CASES = Cases[Case]()
 
 
 # -- looking and clearing away

@@ -7,10 +7,10 @@ import contextlib
 from uuid import UUID
 
 from ...queue.row import Mail, Moved, News, RunRow
-from .checks import refused, same, turns
-from .queue_rig import LEASE, Cases, Make, add, drain, hold, leave, names, one, opened
+from .checks import Cases, refused, same, turns
+from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
-CASES = Cases()
+CASES = Cases[Case]()
 
 
 # -- cancelling

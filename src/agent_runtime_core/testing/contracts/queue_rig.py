@@ -18,14 +18,6 @@ Case = Callable[[Make], Awaitable[None]]
 LEASE = 60.0
 
 
-class Cases(list[Case]):
-    """Takes in each case that it decorates."""
-
-    def __call__(self, function: Case) -> Case:
-        self.append(function)
-        return function
-
-
 @contextlib.asynccontextmanager
 async def opened(make: Make, **options: Any) -> AsyncIterator[tuple[RunQueue, VirtualClock]]:
     clock = VirtualClock()

@@ -24,25 +24,15 @@ from ...status import RunStatus
 from ...steps.executor import StepExecutor
 from ...steps.model import Step
 from ..clock import VirtualClock
-from .checks import PATIENCE, refused, same
+from .checks import PATIENCE, Cases, refused, same
 
 Make = Callable[..., tuple[RunQueue, EventBus, StateStore]]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
+case = CASES = Cases[Case]()
+check = CASES.check
 
 LEASE = 60.0
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case."""
-    for each in CASES:
-        await each(make)
 
 
 class Scripted(AgentRuntime):

@@ -20,27 +20,17 @@ from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...journal.record import DONE, ENDED, STARTED, Record
 from ...state.base import StateRow, StateStore
 from ..clock import VirtualClock
-from .checks import PATIENCE, refused, same
+from .checks import PATIENCE, Cases, refused, same
 
 Make = Callable[..., StateStore]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
+case = CASES = Cases[Case]()
+check = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
 OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case."""
-    for each in CASES:
-        await each(make)
 
 
 @contextlib.asynccontextmanager

@@ -28,14 +28,15 @@ from ....persistence.models import (
     new_id,
 )
 from ...clock import START, VirtualClock
-from ..checks import refused, same
+from ..checks import Cases, refused, same
 from .rig import HOSTILE, TREE, TYPED, fenced, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
-OURS: list[Case] = []
+case = CASES = Cases[Case]()
+ours = OURS = Cases[Case]()
+check = CASES.check
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -43,22 +44,6 @@ HOUR = dt.timedelta(hours=1)
 EAST = dt.timezone(dt.timedelta(hours=5, minutes=30))
 UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
 CALL, RESULT = AuditEventType.TOOL_CALL, AuditEventType.TOOL_RESULT
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-def ours(function: Case) -> Case:
-    OURS.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case that a store of one's own has to pass."""
-    for each in CASES:
-        await each(make)
 
 
 def at(hours: float) -> dt.datetime:

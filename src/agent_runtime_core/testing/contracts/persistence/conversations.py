@@ -18,34 +18,19 @@ from ....errors import InvalidArgument, UnserialisableResult
 from ....persistence.base.conversations import ConversationStore
 from ....persistence.models import Conversation, ConversationMessage, Scope, ToolCall, new_id
 from ...clock import VirtualClock
-from ..checks import refused, same
+from ..checks import Cases, refused, same
 from .rig import TREE, TYPED, fenced, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
-OURS: list[Case] = []
+case = CASES = Cases[Case]()
+ours = OURS = Cases[Case]()
+check = CASES.check
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 EAST = dt.timezone(dt.timedelta(hours=5, minutes=30))
 UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-def ours(function: Case) -> Case:
-    OURS.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case that a store of one's own has to pass."""
-    for each in CASES:
-        await each(make)
 
 
 def message(content: Any, role: str = "user", **fields: Any) -> ConversationMessage:

@@ -19,13 +19,14 @@ from ....errors import InvalidArgument, LeaseLost
 from ....persistence.claim import CLAIM, Claim
 from ....persistence.documents.base import Absent, Changed, Document, DocumentStore, Entry, Table
 from ...clock import VirtualClock
-from ..checks import PATIENCE, refused, same
+from ..checks import PATIENCE, Cases, refused, same
 
 Make = Callable[..., DocumentStore]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
-OURS: list[Case] = []
+case = CASES = Cases[Case]()
+ours = OURS = Cases[Case]()
+check = CASES.check
 
 RUN, OTHER_RUN = "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01", "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02"
 OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"
@@ -38,22 +39,6 @@ HOSTILE = (
     "\t", "\n", "\r\n", "\x01", "\x7f", "é", "e\u0301", "ß", "SS", "Ω", "\u2126", "\u202eabc", "\ufeff", "\uffff",
     "\U0010ffff", "👩‍👩‍👧", "🏳️‍🌈" * 20, "日本語", "x" * 300, "é" * 300, "x" * 299 + "y", "~", "a" * 64, "a" * 65,
 )  # fmt: skip
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-def ours(function: Case) -> Case:
-    OURS.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case."""
-    for each in CASES:
-        await each(make)
 
 
 @contextlib.asynccontextmanager

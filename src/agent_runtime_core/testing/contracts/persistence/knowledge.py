@@ -20,15 +20,15 @@ from uuid import UUID
 from ....errors import InvalidArgument, TooManyVectors, UnserialisableResult
 from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
 from ...clock import START, VirtualClock
-from ..checks import refused, same
+from ..checks import Cases, refused, same
 from .rig import HOSTILE, TREE, TYPED, fenced, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
-VECTORS: list[Case] = []
-OURS: list[Case] = []
+case = CASES = Cases[Case]()
+vectors = VECTORS = Cases[Case]()
+ours = OURS = Cases[Case]()
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -36,25 +36,9 @@ HOUR = dt.timedelta(hours=1)
 UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
 
 
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-def vectors(function: Case) -> Case:
-    VECTORS.append(function)
-    return function
-
-
-def ours(function: Case) -> Case:
-    OURS.append(function)
-    return function
-
-
 async def check(make: Make) -> None:
     """Run every case that a store of one's own has to pass; VECTORS too where it keeps embeddings."""
-    for each in CASES:
-        await each(make)
+    await CASES.check(make)
     store = make()
     try:
         await store.save_embedding(Embedding(vector=[1.0], content=""))
@@ -62,8 +46,7 @@ async def check(make: Make) -> None:
         return
     finally:
         await store.close()
-    for each in VECTORS:
-        await each(make)
+    await VECTORS.check(make)
 
 
 def keys(facts: Sequence[Fact]) -> list[str]:

@@ -13,30 +13,15 @@ from typing import Any
 from ....errors import InvalidArgument, UnserialisableResult
 from ....persistence.base.memory import MemoryStore
 from ....persistence.models import Scope
-from ..checks import refused, same
+from ..checks import Cases, refused, same
 from .rig import HOSTILE, TREE, TYPED, fenced, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
-OURS: list[Case] = []
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-def ours(function: Case) -> Case:
-    OURS.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case that a store of one's own has to pass."""
-    for each in CASES:
-        await each(make)
+case = CASES = Cases[Case]()
+ours = OURS = Cases[Case]()
+check = CASES.check
 
 
 @case

@@ -17,35 +17,20 @@ from ....errors import InvalidArgument, NotSupported, TaskNotHeld, Unserialisabl
 from ....persistence.base.tasks import TaskStore
 from ....persistence.models import Scope, Task, TaskList, TaskState, new_id
 from ...clock import START, VirtualClock
-from ..checks import refused, same
+from ..checks import Cases, refused, same
 from .rig import TREE, fenced, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: list[Case] = []
-OURS: list[Case] = []
+case = CASES = Cases[Case]()
+ours = OURS = Cases[Case]()
+check = CASES.check
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)
 HOUR = dt.timedelta(hours=1)
 UNKNOWN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2bff")
-
-
-def case(function: Case) -> Case:
-    CASES.append(function)
-    return function
-
-
-def ours(function: Case) -> Case:
-    OURS.append(function)
-    return function
-
-
-async def check(make: Make) -> None:
-    """Run every case that a store of one's own has to pass."""
-    for each in CASES:
-        await each(make)
 
 
 def names(tasks: Sequence[Task]) -> list[str]:
