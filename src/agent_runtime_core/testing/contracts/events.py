@@ -22,8 +22,8 @@ from .checks import PATIENCE, Cases, refused, same, turns
 Make = Callable[[], EventBus]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
@@ -59,7 +59,7 @@ def sequences(events: Sequence[Event]) -> list[int]:
     return [event.sequence for event in events]
 
 
-@case
+@CASES
 async def sequences_count_from_zero_for_each_run(make: Make) -> None:
     async with opened(make) as bus:
         published = [await bus.publish(RUN, "tick", {"n": n}) for n in range(3)]
@@ -74,7 +74,7 @@ async def sequences_count_from_zero_for_each_run(make: Make) -> None:
         same(await bus.get_events(str(OTHER)), [other], "a run named by text")
 
 
-@case
+@CASES
 async def sequences_have_no_gap_under_32_publishers(make: Make) -> None:
     async with opened(make) as bus:
 
@@ -90,7 +90,7 @@ async def sequences_have_no_gap_under_32_publishers(make: Make) -> None:
             same(sequences(mine), answer, f"answers to publisher {worker}")
 
 
-@case
+@CASES
 async def get_events_is_inclusive_and_limited(make: Make) -> None:
     async with opened(make) as bus:
         same(await bus.get_events(RUN), [], "the log of an unknown run")
@@ -104,7 +104,7 @@ async def get_events_is_inclusive_and_limited(make: Make) -> None:
                 await bus.get_events(RUN, wrong)  # type: ignore[arg-type]
 
 
-@case
+@CASES
 async def a_long_log_is_read_whole(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 5000)
@@ -113,7 +113,7 @@ async def a_long_log_is_read_whole(make: Make) -> None:
         same(len(await bus.published(RUN)), 5000, "published ids")
 
 
-@case
+@CASES
 async def a_subscription_is_live_within_a_tenth_of_a_second(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 2)
@@ -123,7 +123,7 @@ async def a_subscription_is_live_within_a_tenth_of_a_second(make: Make) -> None:
         same(sequences(await follower), [2, 3], "what a live subscription saw")
 
 
-@case
+@CASES
 async def replay_goes_over_into_following_without_a_gap(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 100)
@@ -140,7 +140,7 @@ async def replay_goes_over_into_following_without_a_gap(make: Make) -> None:
         same([event.payload["n"] for event in found], list(range(40, 200)), "their payloads")
 
 
-@case
+@CASES
 async def a_late_joiner_misses_nothing(make: Make) -> None:
     async with opened(make) as bus:
         live = asyncio.create_task(take(bus.subscribe(RUN, 0), 3000))
@@ -152,7 +152,7 @@ async def a_late_joiner_misses_nothing(make: Make) -> None:
         same(sequences(await late), list(range(3000)), "who came late")
 
 
-@case
+@CASES
 async def a_subscription_from_a_later_sequence_waits_for_it(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 1)
@@ -165,7 +165,7 @@ async def a_subscription_from_a_later_sequence_waits_for_it(make: Make) -> None:
         same(sequences(await behind), list(range(6)), "from the beginning, beside it")
 
 
-@case
+@CASES
 async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
     async with opened(make) as bus:
         first = await bus.publish(RUN, "tick", {}, event_id="a")
@@ -179,7 +179,7 @@ async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
         same(await bus.published(RUN), frozenset("abc"), "published ids")
 
 
-@case
+@CASES
 async def a_stale_claim_is_refused(make: Make) -> None:
     async with opened(make) as bus:
         with refused(LeaseLost, "a claim that was never installed"):
@@ -198,7 +198,7 @@ async def a_stale_claim_is_refused(make: Make) -> None:
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
 
 
-@case
+@CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(OTHER), "01B"))])
@@ -209,7 +209,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         same((await bus.publish(RUN, "tick", {})).sequence, 0, "the first sequence after it")
 
 
-@case
+@CASES
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 3)
@@ -220,7 +220,7 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(len(await bus.get_events(OTHER)), 1, "the log of another run")
 
 
-@case
+@CASES
 async def leaving_cleans_up(make: Make) -> None:
     async with opened(make) as bus:
         listening = 0
@@ -257,7 +257,7 @@ async def leaving_cleans_up(make: Make) -> None:
         same(listening, 0, "listeners left behind")
 
 
-@case
+@CASES
 async def one_follower_leaving_does_not_disturb_the_others(make: Make) -> None:
     async with opened(make) as bus:
         followers = [asyncio.create_task(take(bus.subscribe(RUN, 0), 50)) for _ in range(5)]
@@ -270,7 +270,7 @@ async def one_follower_leaving_does_not_disturb_the_others(make: Make) -> None:
             same(sequences(await follower), list(range(50)), "a follower that stayed")
 
 
-@case
+@CASES
 async def payloads_come_back_as_they_were(make: Make) -> None:
     payload: dict[str, Any] = {
         "tree": {"a": [1, 2.5, True, None, "é\ud800"], "$": "a dollar"},
@@ -293,7 +293,7 @@ async def payloads_come_back_as_they_were(make: Make) -> None:
                 same(type(event.payload[key]), type(value), f"the type of {key}")
 
 
-@case
+@CASES
 async def a_payload_is_no_alias_of_the_callers(make: Make) -> None:
     async with opened(make) as bus:
         payload = {"items": [1]}
@@ -304,7 +304,7 @@ async def a_payload_is_no_alias_of_the_callers(make: Make) -> None:
         same(found.payload, {"items": [1]}, "the stored payload")
 
 
-@case
+@CASES
 async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> None:
     async with opened(make) as bus:
         for payload in ({"x": object()}, {"x": float("nan")}, {1: "x"}):
@@ -321,7 +321,7 @@ async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> No
         same((await bus.publish(RUN, "tick", {})).sequence, 0, "the first sequence")
 
 
-@case
+@CASES
 async def all_followers_see_the_same_order(make: Make) -> None:
     async with opened(make) as bus:
         followers = [asyncio.create_task(take(bus.subscribe(RUN, 0), 60)) for _ in range(2)]
@@ -336,7 +336,7 @@ async def all_followers_see_the_same_order(make: Make) -> None:
         same(one, await bus.get_events(RUN), "what they saw and the log")
 
 
-@case
+@CASES
 async def runs_are_followed_apart(make: Make) -> None:
     async with opened(make) as bus:
         runs = [UUID(int=n) for n in range(1, 21)]
@@ -351,7 +351,7 @@ async def runs_are_followed_apart(make: Make) -> None:
             same(sequences(found), [0, 1, 2], "which events it saw")
 
 
-@case
+@CASES
 async def a_slow_follower_holds_nobody_up_and_misses_nothing(make: Make) -> None:
     async with opened(make) as bus:
         slow = bus.subscribe(RUN, 0)
@@ -366,7 +366,7 @@ async def a_slow_follower_holds_nobody_up_and_misses_nothing(make: Make) -> None
         await slow.aclose()
 
 
-@case
+@CASES
 async def closing_ends_subscriptions_and_refuses_more(make: Make) -> None:
     async with opened(make) as bus:
         waiting = asyncio.create_task(take(bus.subscribe(RUN), 1))

@@ -8,6 +8,8 @@ have; `check(make)` runs them all.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from .checks import Cases
 from .queue_doors import CASES as DOORS
 from .queue_entering import CASES as ENTERING
@@ -19,5 +21,5 @@ from .queue_rig import Case, Make
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES = Cases[Case]([*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING])
-check = CASES.check
+CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING])
+check: Callable[[Make], Awaitable[None]] = CASES.check

@@ -13,7 +13,7 @@ from ...status import TERMINAL, TRANSITIONS, RunStatus
 from .checks import Cases, refused, same
 from .queue_rig import LEASE, Case, Make, add, hold, leave, one, opened
 
-CASES = Cases[Case]()
+CASES: Cases[Case] = Cases()
 
 
 @CASES

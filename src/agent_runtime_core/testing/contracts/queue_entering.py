@@ -15,7 +15,7 @@ from ...queue.row import Moved
 from .checks import Cases, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened
 
-CASES = Cases[Case]()
+CASES: Cases[Case] = Cases()
 
 
 # -- entering and claiming

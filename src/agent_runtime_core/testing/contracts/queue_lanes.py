@@ -12,7 +12,7 @@ from ...queue.row import Moved, RunFilter, RunRow
 from .checks import Cases, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
-CASES = Cases[Case]()
+CASES: Cases[Case] = Cases()
 
 
 async def line(queue: RunQueue, *agents: str, key: str = "lane", **options: Any) -> list[str]:

@@ -12,7 +12,7 @@ from ...status import TERMINAL
 from .checks import Cases, refused, same
 from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
-CASES = Cases[Case]()
+CASES: Cases[Case] = Cases()
 
 
 @CASES

@@ -14,7 +14,7 @@ from ..clock import VirtualClock
 from .checks import Cases, refused, same, turns
 from .queue_rig import Case, Make, add, hold, leave, names, one, opened
 
-CASES = Cases[Case]()
+CASES: Cases[Case] = Cases()
 
 
 # -- looking and clearing away

@@ -10,7 +10,7 @@ from ...queue.row import Mail, Moved, News, RunRow
 from .checks import Cases, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
-CASES = Cases[Case]()
+CASES: Cases[Case] = Cases()
 
 
 # -- cancelling

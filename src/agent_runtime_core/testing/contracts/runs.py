@@ -29,8 +29,8 @@ from .checks import PATIENCE, Cases, refused, same
 Make = Callable[..., tuple[RunQueue, EventBus, StateStore]]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 LEASE = 60.0
 
@@ -114,7 +114,7 @@ def steps(log: list[str], *names: str) -> list[Step]:
     return [step(name) for name in names]
 
 
-@case
+@CASES
 async def a_run_of_steps_tells_and_records_all_of_it(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
@@ -138,7 +138,7 @@ async def a_run_of_steps_tells_and_records_all_of_it(make: Make) -> None:
         same(log, ["one", "two"], "the steps that ran")
 
 
-@case
+@CASES
 async def a_failed_attempt_is_retried_and_keeps_its_steps(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
@@ -164,7 +164,7 @@ async def a_failed_attempt_is_retried_and_keeps_its_steps(make: Make) -> None:
         same([kind for kind in told if kind.startswith("run.")], ["run.started"] * 3 + ["run.succeeded"], "its life")
 
 
-@case
+@CASES
 async def the_last_attempt_ends_the_run_as_failed(make: Make) -> None:
     async with opened(make) as bench:
 
@@ -182,7 +182,7 @@ async def the_last_attempt_ends_the_run_as_failed(make: Make) -> None:
         same((events[-1].payload["type"], events[-1].payload["message"]), ("RuntimeError", "boom"), "why it failed")
 
 
-@case
+@CASES
 async def a_run_that_waits_is_parked_and_goes_on_once(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
@@ -217,7 +217,7 @@ async def a_run_that_waits_is_parked_and_goes_on_once(make: Make) -> None:
              ("run.started", "run.succeeded", 1, 3), "its life")  # fmt: skip
 
 
-@case
+@CASES
 async def a_child_is_run_once_and_answers_its_parent(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
@@ -238,7 +238,7 @@ async def a_child_is_run_once_and_answers_its_parent(make: Make) -> None:
         await bench.ended(row.run_id, "succeeded", 21)
 
 
-@case
+@CASES
 async def a_cancelled_run_takes_its_children_along(make: Make) -> None:
     async with opened(make) as bench:
 
@@ -262,7 +262,7 @@ async def a_cancelled_run_takes_its_children_along(make: Make) -> None:
         same(await runner.cancel(run_id), False, "cancel of a run that is over")
 
 
-@case
+@CASES
 async def a_running_step_is_stopped_by_another_runner(make: Make) -> None:
     async with opened(make) as bench:
         inside, log = asyncio.Event(), []
@@ -288,7 +288,7 @@ async def a_running_step_is_stopped_by_another_runner(make: Make) -> None:
         same((await bench.told(run_id))[-1], "run.cancelled", "its last event")
 
 
-@case
+@CASES
 async def a_dead_worker_is_followed_by_another_and_refused_when_it_wakes(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
@@ -329,7 +329,7 @@ async def a_dead_worker_is_followed_by_another_and_refused_when_it_wakes(make: M
              ["run.started", "run.started", "after", "state.checkpoint", "run.succeeded"], "its life")  # fmt: skip
 
 
-@case
+@CASES
 async def three_crashes_without_progress_make_a_dead_letter(make: Make) -> None:
     async with opened(make) as bench:
         crash, inside, wake = True, asyncio.Event(), asyncio.Event()
@@ -364,7 +364,7 @@ async def three_crashes_without_progress_make_a_dead_letter(make: Make) -> None:
         await bench.ended(run_id, "succeeded", "well")
 
 
-@case
+@CASES
 async def what_is_asked_for_twice_is_done_once(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []
@@ -386,7 +386,7 @@ async def what_is_asked_for_twice_is_done_once(make: Make) -> None:
         same(log, ["ran", "ran"], "what ran")
 
 
-@case
+@CASES
 async def a_fan_out_goes_on_where_it_stopped(make: Make) -> None:
     async with opened(make) as bench:
         log: list[int] = []
@@ -411,7 +411,7 @@ async def a_fan_out_goes_on_where_it_stopped(make: Make) -> None:
         await bench.told(run_id)
 
 
-@case
+@CASES
 async def a_stream_replays_and_ends_with_its_run(make: Make) -> None:
     async with opened(make) as bench:
         inside, go = asyncio.Event(), asyncio.Event()
@@ -438,7 +438,7 @@ async def a_stream_replays_and_ends_with_its_run(make: Make) -> None:
         same((await early, await late, await follow()), (told, told, told), "what three followers saw")
 
 
-@case
+@CASES
 async def a_transaction_needs_a_store_that_can(make: Make) -> None:
     async with opened(make) as bench:
 
@@ -453,7 +453,7 @@ async def a_transaction_needs_a_store_that_can(make: Make) -> None:
             same(error and error.type, NotSupported.__name__, "the error of a transaction")
 
 
-@case
+@CASES
 async def what_is_old_is_forgotten_everywhere(make: Make) -> None:
     async with opened(make) as bench:
 
@@ -474,7 +474,7 @@ async def what_is_old_is_forgotten_everywhere(make: Make) -> None:
         same((await runner.get_run(live)).status, RunStatus.PENDING, "a live run")
 
 
-@case
+@CASES
 async def an_ended_run_is_discarded_and_a_live_one_is_not(make: Make) -> None:
     async with opened(make) as bench:
 
@@ -499,7 +499,7 @@ async def an_ended_run_is_discarded_and_a_live_one_is_not(make: Make) -> None:
         same(await bench.bus.get_events(run_id), [], "its events")
 
 
-@case
+@CASES
 async def a_fork_goes_on_from_a_step(make: Make) -> None:
     async with opened(make) as bench:
         log: list[str] = []

@@ -25,8 +25,8 @@ from .checks import PATIENCE, Cases, refused, same
 Make = Callable[..., StateStore]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
@@ -59,7 +59,7 @@ async def install(store: StateStore, claim: str, run: UUID = RUN) -> None:
 # -- checkpoint and status
 
 
-@case
+@CASES
 async def the_last_checkpoint_is_kept(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get_checkpoint(RUN), None, "the checkpoint of an unknown run")
@@ -70,7 +70,7 @@ async def the_last_checkpoint_is_kept(make: Make) -> None:
         same(await store.get_checkpoint(OTHER), {}, "the checkpoint of another run")
 
 
-@case
+@CASES
 async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get_run_status(RUN), None, "the status of an unknown run")
@@ -83,7 +83,7 @@ async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
         same(await store.get_run_status(OTHER), None, "the status of another run")
 
 
-@case
+@CASES
 async def a_mark_is_kept_with_its_checkpoint(make: Make) -> None:
     async with opened(make) as store:
         await store.commits.commit(None, [Op("state.checkpoint", (str(RUN), '{"n":1}', "b:3", 5.0))])
@@ -93,7 +93,7 @@ async def a_mark_is_kept_with_its_checkpoint(make: Make) -> None:
         same((await store.state(str(RUN))).mark, None, "the mark after a checkpoint without one")
 
 
-@case
+@CASES
 async def values_come_back_as_they_were(make: Make) -> None:
     value: dict[str, Any] = {
         "tree": {"a": [1, 2.5, True, None, "é\ud800"], "$": "a dollar"},
@@ -112,7 +112,7 @@ async def values_come_back_as_they_were(make: Make) -> None:
         same([type(each) for each in (found or {}).values()], [type(each) for each in value.values()], "its types")
 
 
-@case
+@CASES
 async def a_checkpoint_is_no_alias_of_the_callers(make: Make) -> None:
     async with opened(make) as store:
         mine = {"items": [1]}
@@ -125,7 +125,7 @@ async def a_checkpoint_is_no_alias_of_the_callers(make: Make) -> None:
         same(await store.get_checkpoint(RUN), {"items": [1]}, "the checkpoint after a reader changed its copy")
 
 
-@case
+@CASES
 async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> None:
     async with opened(make) as store:
         await store.save_checkpoint(RUN, {"n": 1})
@@ -139,7 +139,7 @@ async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> No
 # -- the journal
 
 
-@case
+@CASES
 async def a_journal_is_read_in_order(make: Make) -> None:
     async with opened(make) as store:
         same(await store.records(RUN), [], "the journal of an unknown run")
@@ -153,7 +153,7 @@ async def a_journal_is_read_in_order(make: Make) -> None:
         same([each.name for each in await store.records(str(OTHER))], ["other"], "the journal of another run")
 
 
-@case
+@CASES
 async def a_record_comes_back_as_it_was(make: Make) -> None:
     async with opened(make) as store:
         full = Record(
@@ -166,7 +166,7 @@ async def a_record_comes_back_as_it_was(make: Make) -> None:
         same(found, [full, bare], "two records")
 
 
-@case
+@CASES
 async def the_store_chooses_the_next_position_for_minus_one(make: Make) -> None:
     async with opened(make) as store:
         same(await append(store, record(-1, "a"), record(-1, "b")), [0, 1], "the positions answered")
@@ -175,7 +175,7 @@ async def the_store_chooses_the_next_position_for_minus_one(make: Make) -> None:
         same([each.name for each in await store.records(RUN)], ["a", "b", "c"], "who is where")
 
 
-@case
+@CASES
 async def a_position_is_written_once(make: Make) -> None:
     async with opened(make) as store:
         await append(store, record(0, "a", result="1"))
@@ -187,7 +187,7 @@ async def a_position_is_written_once(make: Make) -> None:
             same([(each.name, each.claim_id) for each in await store.records(RUN)], [("a", OLD)], "the journal")
 
 
-@case
+@CASES
 async def racing_writers_of_a_journal_leave_no_gap(make: Make) -> None:
     async with opened(make) as store:
         answers = await asyncio.gather(*(append(store, record(-1, f"s{n}")) for n in range(32)))
@@ -197,7 +197,7 @@ async def racing_writers_of_a_journal_leave_no_gap(make: Make) -> None:
         same({each.name: each.seq for each in journal}, {f"s{n}": answers[n][0] for n in range(32)}, "who is where")
 
 
-@case
+@CASES
 async def the_ending_is_the_last_one(make: Make) -> None:
     async with opened(make) as store:
         same(await store.ending(str(RUN)), None, "the ending of an unknown run")
@@ -213,7 +213,7 @@ async def the_ending_is_the_last_one(make: Make) -> None:
 # -- claims
 
 
-@case
+@CASES
 async def a_stale_claim_writes_nothing(make: Make) -> None:
     async def late(store: StateStore, when: str) -> None:
         before = (await store.records(RUN), await store.state(str(RUN)))
@@ -243,7 +243,7 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
         same((row.checkpoint, row.status), ('{"n":2}', "administrator"), "the state")
 
 
-@case
+@CASES
 async def only_a_greater_claim_is_installed(make: Make) -> None:
     async with opened(make) as store:
         await install(store, NEW)
@@ -259,7 +259,7 @@ async def only_a_greater_claim_is_installed(make: Make) -> None:
         await install(store, OLD)
 
 
-@case
+@CASES
 async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
     async with opened(make) as store:
         await install(store, OLD)
@@ -281,7 +281,7 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         same(len(await store.records(RUN)), 2, "the length of the journal after that")
 
 
-@case
+@CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as store:
         await install(store, NEW, run=OTHER)
@@ -299,7 +299,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         same((row.checkpoint, row.status), ('{"n":1}', None), "the state")
 
 
-@case
+@CASES
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as store:
         for run in (RUN, OTHER):

@@ -34,9 +34,9 @@ from .rig import HOSTILE, TREE, TYPED, fenced, opened
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-ours = OURS = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -56,7 +56,7 @@ def at(hours: float) -> dt.datetime:
 # -- entries
 
 
-@case
+@CASES
 async def every_field_of_an_entry_comes_back(make: Make) -> None:
     async with opened(make) as store:
         full = AuditEntry(
@@ -70,7 +70,7 @@ async def every_field_of_an_entry_comes_back(make: Make) -> None:
         same(await store.get_events(), [full, bare], "the entries")
 
 
-@case
+@CASES
 async def entries_are_found_by_what_they_are_of(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get_events(), [], "the entries of an empty store")
@@ -107,7 +107,7 @@ async def entries_are_found_by_what_they_are_of(make: Make) -> None:
 # -- errors
 
 
-@case
+@CASES
 async def every_field_of_an_error_comes_back(make: Make) -> None:
     async with opened(make) as store:
         full = ErrorRecord(
@@ -121,7 +121,7 @@ async def every_field_of_an_error_comes_back(make: Make) -> None:
         same(await store.get_errors(), [full, bare], "the errors")
 
 
-@case
+@CASES
 async def errors_are_found_and_resolved(make: Make) -> None:
     async with opened(make) as store:
         errors = [
@@ -152,7 +152,7 @@ async def errors_are_found_and_resolved(make: Make) -> None:
 # -- metrics
 
 
-@case
+@CASES
 async def every_field_of_a_metric_comes_back(make: Make) -> None:
     async with opened(make) as store:
         full = PerformanceMetric(
@@ -165,7 +165,7 @@ async def every_field_of_a_metric_comes_back(make: Make) -> None:
         same(await store.get_metrics("llm_latency"), [full, bare], "the metrics")
 
 
-@case
+@CASES
 async def metrics_are_found_and_summed_up(make: Make) -> None:
     async with opened(make) as store:
         for n in range(6):
@@ -193,7 +193,7 @@ async def metrics_are_found_and_summed_up(make: Make) -> None:
         same((await store.get_metric_summary("c"))["count"], 0, "how many there are of an unknown name")
 
 
-@case
+@CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         entry, error = AuditEntry(event_type=CALL), ErrorRecord(message="m")
@@ -211,7 +211,7 @@ async def scopes_are_apart(make: Make) -> None:
 # -- what ours do beside that
 
 
-@ours
+@OURS
 async def percentiles_lie_between_the_closest_ranks(make: Make) -> None:
     async with opened(make) as store:
         for n, value in enumerate([15, 20.0, 35.0, 40.0, 50.0]):
@@ -230,7 +230,7 @@ async def percentiles_lie_between_the_closest_ranks(make: Make) -> None:
         same((await store.get_metric_summary("tenths"))["sum"], 1.0, "a sum without an error of its own")
 
 
-@ours
+@OURS
 async def a_metric_is_a_finite_number(make: Make) -> None:
     async with opened(make) as store:
         bad: Any
@@ -256,7 +256,7 @@ async def a_metric_is_a_finite_number(make: Make) -> None:
         same([len(await store.get_metrics(name)) for name in HOSTILE], [1] * len(HOSTILE), "metrics of any name")
 
 
-@ours
+@OURS
 async def what_was_written_stays_as_it_is(make: Make) -> None:
     async with opened(make) as store:
         entry = AuditEntry(event_type=CALL, action="first", details=copy.deepcopy(TYPED))
@@ -274,7 +274,7 @@ async def what_was_written_stays_as_it_is(make: Make) -> None:
         same([each.value for each in await store.get_metrics("a")], [1.0], "the metric")
 
 
-@ours
+@OURS
 async def an_error_is_resolved_once(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         error = ErrorRecord(message="m")
@@ -291,7 +291,7 @@ async def an_error_is_resolved_once(make: Make) -> None:
         same((second.resolution_notes, second.resolved_at), ("better known", first.resolved_at), "with another note")
 
 
-@ours
+@OURS
 async def many_of_one_moment_are_all_found(make: Make) -> None:
     async with opened(make) as store:
         ids = set()
@@ -306,7 +306,7 @@ async def many_of_one_moment_are_all_found(make: Make) -> None:
         same(sorted(each["id"] for each in lines), sorted(map(str, ids)), "the lines of the export")
 
 
-@ours
+@OURS
 async def it_is_pruned_by_age_and_number(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, clock=clock) as store:
@@ -333,7 +333,7 @@ async def it_is_pruned_by_age_and_number(make: Make) -> None:
                 await store.prune(**bad)
 
 
-@ours
+@OURS
 async def it_prunes_by_itself(make: Make) -> None:
     clock = VirtualClock()
     with refused(InvalidArgument, "a store with an age below 0"):
@@ -363,7 +363,7 @@ def _now(clock: VirtualClock) -> dt.datetime:
     return dt.datetime.fromtimestamp(clock.wall(), dt.UTC)
 
 
-@ours
+@OURS
 async def it_is_exported_in_order_of_time(make: Make) -> None:
     async with opened(make) as store:
         run = new_id()
@@ -385,7 +385,7 @@ async def it_is_exported_in_order_of_time(make: Make) -> None:
         same([each["type"] for each in some], ["metric", "event"], "those of a time")
 
 
-@ours
+@OURS
 async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
     async with opened(make, place="one") as mine, opened(make, place="one") as another:
         entry = AuditEntry(event_type=CALL)
@@ -394,7 +394,7 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
         same((await another.get_events(Scope.SESSION), await mine.get_events()), ([], []), "those of others")
 
 
-@ours
+@OURS
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         error = ErrorRecord(message="m")

@@ -24,9 +24,9 @@ from .rig import TREE, TYPED, fenced, opened
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-ours = OURS = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 EAST = dt.timezone(dt.timedelta(hours=5, minutes=30))
@@ -80,7 +80,7 @@ def full() -> Conversation:
 # -- what the six methods do
 
 
-@case
+@CASES
 async def what_is_unknown_is_none_or_empty(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get(UNKNOWN), None, "an unknown conversation")
@@ -92,7 +92,7 @@ async def what_is_unknown_is_none_or_empty(make: Make) -> None:
         same(await store.get(UNKNOWN), None, "the conversation after that")
 
 
-@case
+@CASES
 async def every_field_comes_back(make: Make) -> None:
     async with opened(make) as store:
         for conversation in (full(), Conversation()):
@@ -109,7 +109,7 @@ async def every_field_comes_back(make: Make) -> None:
             )
 
 
-@case
+@CASES
 async def saving_again_keeps_what_the_object_holds(make: Make) -> None:
     async with opened(make) as store:
         conversation = Conversation(title="Chat 1")
@@ -125,7 +125,7 @@ async def saving_again_keeps_what_the_object_holds(make: Make) -> None:
         same(said(await store.get_messages(conversation.id)), ["Hello!", "Hi.", "How are you?"], "its messages")
 
 
-@case
+@CASES
 async def messages_are_appended_in_order(make: Make) -> None:
     async with opened(make) as store:
         conversation, other = await talk(store, "one"), await talk(store, "else")
@@ -138,7 +138,7 @@ async def messages_are_appended_in_order(make: Make) -> None:
         same(said(await store.get_messages(other.id)), ["else"], "those of another conversation")
 
 
-@case
+@CASES
 async def the_last_messages_before_a_time_are_given(make: Make) -> None:
     async with opened(make) as store:
         conversation = Conversation()
@@ -159,7 +159,7 @@ async def the_last_messages_before_a_time_are_given(make: Make) -> None:
         same(await some(before=NOON), [], "those before the first")
 
 
-@case
+@CASES
 async def conversations_are_listed_the_last_changed_first(make: Make) -> None:
     async with opened(make) as store:
         made = [await talk(store, str(n), agent_key="a" if n % 2 else None) for n in range(5)]
@@ -176,7 +176,7 @@ async def conversations_are_listed_the_last_changed_first(make: Make) -> None:
         same(await store.list_conversations(agent_key="nobody"), [], "those of another")
 
 
-@case
+@CASES
 async def a_deleted_conversation_is_gone_with_its_messages(make: Make) -> None:
     async with opened(make) as store:
         conversation, other = await talk(store, "one"), await talk(store, "else")
@@ -188,7 +188,7 @@ async def a_deleted_conversation_is_gone_with_its_messages(make: Make) -> None:
         same(await store.get_messages(conversation.id), [], "the messages of a new one under its id")
 
 
-@case
+@CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
@@ -202,7 +202,7 @@ async def scopes_are_apart(make: Make) -> None:
 # -- what is made of them
 
 
-@case
+@CASES
 async def an_append_of_what_is_there_is_none(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
@@ -218,7 +218,7 @@ async def an_append_of_what_is_there_is_none(make: Make) -> None:
         same(await store.get(UNKNOWN), None, "the unknown conversation")
 
 
-@case
+@CASES
 async def an_edit_is_a_branch_and_the_old_path_stays(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1", "q2", "a2")
@@ -242,7 +242,7 @@ async def an_edit_is_a_branch_and_the_old_path_stays(make: Make) -> None:
         same(branch.updated_at, answer.timestamp, "when it was last added to")
 
 
-@case
+@CASES
 async def an_answer_is_made_anew(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1", "q2")
@@ -258,7 +258,7 @@ async def an_answer_is_made_anew(make: Make) -> None:
             await store.regenerate(conversation.id, conversation.messages[0].id, "no")
 
 
-@case
+@CASES
 async def an_edit_that_is_repeated_is_one(make: Make) -> None:
     async with opened(make) as store:
         conversation, known = await talk(store, "q1"), new_id()
@@ -271,7 +271,7 @@ async def an_edit_that_is_repeated_is_one(make: Make) -> None:
         same((await store.get(conversation.id)).active_branch_id, first.branch_id, "the active branch")
 
 
-@case
+@CASES
 async def the_active_branch_is_switched(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1")
@@ -286,7 +286,7 @@ async def the_active_branch_is_switched(make: Make) -> None:
         same(said(await store.history(conversation.id)), ["q1, better"], "the branch after that")
 
 
-@case
+@CASES
 async def a_fork_is_a_conversation_of_its_own(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1", "q2", "a2", title="Chat", agent_key="agent", metadata={"n": 1})
@@ -307,7 +307,7 @@ async def a_fork_is_a_conversation_of_its_own(make: Make) -> None:
         same(len(await store.get_messages(conversation.id)), 5, "how many messages the first conversation has")
 
 
-@case
+@CASES
 async def what_there_is_not_is_refused(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1")
@@ -334,7 +334,7 @@ async def what_there_is_not_is_refused(make: Make) -> None:
         same(await store.get(conversation.id), conversation, "the conversation")
 
 
-@case
+@CASES
 async def messages_are_found_by_their_words(make: Make) -> None:
     async with opened(make) as store:
         first = await talk(store, "Where is the Résumé of the pilot?", "In the drawer.")
@@ -356,7 +356,7 @@ async def messages_are_found_by_their_words(make: Make) -> None:
 # -- what ours do beside that
 
 
-@ours
+@OURS
 async def an_id_is_appended_once(make: Make) -> None:
     async with opened(make) as store:
         conversation, more = await talk(store, "one"), message("two")
@@ -365,7 +365,7 @@ async def an_id_is_appended_once(make: Make) -> None:
         same(said(await store.get_messages(conversation.id)), ["one", "two"], "the messages")
 
 
-@ours
+@OURS
 async def a_save_keeps_what_others_appended(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         conversation = await talk(store, "one", "two", "three")
@@ -381,7 +381,7 @@ async def a_save_keeps_what_others_appended(make: Make) -> None:
         same(said(await beside.get_messages(conversation.id)), expected, "after one was changed and one taken out")
 
 
-@ours
+@OURS
 async def a_save_writes_only_what_the_caller_changed(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         conversation = await talk(store, "one", "two", title="mine", summary="old")
@@ -401,7 +401,7 @@ async def a_save_writes_only_what_the_caller_changed(make: Make) -> None:
         same((await store.get(conversation.id)).title, "mine again", "the title that was changed here")
 
 
-@ours
+@OURS
 async def a_conversation_built_by_hand_deletes_nothing(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one", "two", title="first")
@@ -415,7 +415,7 @@ async def a_conversation_built_by_hand_deletes_nothing(make: Make) -> None:
         same(said(await store.get_messages(conversation.id)), ["one", "two, changed", "three"], "after a copy's save")
 
 
-@ours
+@OURS
 async def the_order_of_the_object_is_kept(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "b", "d")
@@ -435,7 +435,7 @@ async def the_order_of_the_object_is_kept(make: Make) -> None:
         same(said((await store.get(conversation.id)).messages), [*expected, "last"], "after an append")
 
 
-@ours
+@OURS
 async def a_conversation_deleted_and_made_anew_is_another(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one", "two")
@@ -448,7 +448,7 @@ async def a_conversation_deleted_and_made_anew_is_another(make: Make) -> None:
         same(set(said(await store.get_messages(conversation.id))), {"one", "two", "theirs"}, "what both have said")
 
 
-@ours
+@OURS
 async def a_conversation_is_copied_to_another_scope_whole(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one", "two")
@@ -458,7 +458,7 @@ async def a_conversation_is_copied_to_another_scope_whole(make: Make) -> None:
         same(await store.get(conversation.id), conversation, "the conversation where it was")
 
 
-@ours
+@OURS
 async def racing_appends_and_saves_lose_none(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         conversation = await talk(store, "first", title="t")
@@ -485,7 +485,7 @@ async def racing_appends_and_saves_lose_none(make: Make) -> None:
             same(numbers, sorted(numbers), f"the messages of {who}")
 
 
-@ours
+@OURS
 async def times_and_order_are_those_of_the_clock(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, clock=clock) as store:
@@ -512,7 +512,7 @@ async def times_and_order_are_those_of_the_clock(make: Make) -> None:
         same(await store.list_conversations(agent_key="a"), [], "those of the agent it had")
 
 
-@ours
+@OURS
 async def a_time_stays_naive_or_in_its_zone(make: Make) -> None:
     async with opened(make) as store:
         for zone in (None, dt.UTC, EAST):
@@ -524,7 +524,7 @@ async def a_time_stays_naive_or_in_its_zone(make: Make) -> None:
             same((await store.get(conversation.id)).updated_at.tzinfo, zone, "the zone after an append")
 
 
-@ours
+@OURS
 async def a_long_conversation_is_read_from_its_end(make: Make) -> None:
     async with opened(make) as store:
         start = NOON.replace(tzinfo=None)
@@ -544,7 +544,7 @@ async def a_long_conversation_is_read_from_its_end(make: Make) -> None:
         same(await some(limit=0), [], "none of them")
 
 
-@ours
+@OURS
 async def values_are_kept_as_they_are_and_are_no_aliases(make: Make) -> None:
     async with opened(make) as store:
         content = copy.deepcopy(TYPED)
@@ -557,7 +557,7 @@ async def values_are_kept_as_they_are_and_are_no_aliases(make: Make) -> None:
         same((await store.get_messages(conversation.id))[0].content, TYPED, "the value after its reader changed it")
 
 
-@ours
+@OURS
 async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
@@ -592,7 +592,7 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
         await tried("a time that is none", InvalidArgument, lambda: store.get_messages(conversation.id, before=1))
 
 
-@ours
+@OURS
 async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
     async with opened(make, place="one") as mine, opened(make, place="one") as another:
         conversation = Conversation(messages=[message("one")])
@@ -603,7 +603,7 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
         same(await mine.get(conversation.id), None, "the conversation in the project")
 
 
-@ours
+@OURS
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1")

@@ -24,9 +24,9 @@ from ..checks import PATIENCE, Cases, refused, same
 Make = Callable[..., DocumentStore]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-ours = OURS = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN, OTHER_RUN = "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01", "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02"
 OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"
@@ -73,7 +73,7 @@ async def raised(writing: Awaitable[Any]) -> Exception | None:
 # -- one document
 
 
-@case
+@CASES
 async def what_was_put_comes_back(make: Make) -> None:
     async with opened(make) as table:
         same(await table.get("a"), None, "an unknown document")
@@ -87,7 +87,7 @@ async def what_was_put_comes_back(make: Make) -> None:
         same((await table.find("g"), keys_of(await table.find("h"))), ([], ["a"]), "the groups")
 
 
-@case
+@CASES
 async def texts_come_back_as_they_were(make: Make) -> None:
     texts = {
         "large": "0123456789abcdef" * 65_536,
@@ -104,7 +104,7 @@ async def texts_come_back_as_they_were(make: Make) -> None:
             same(found[key], text, f"the text {key!r}")
 
 
-@case
+@CASES
 async def keys_and_groups_are_told_apart(make: Make) -> None:
     async with opened(make) as table:
         same(len(set(HOSTILE)), len(HOSTILE), "how many keys there are")
@@ -121,7 +121,7 @@ async def keys_and_groups_are_told_apart(make: Make) -> None:
             same(len(await table.find()), len(HOSTILE) - n - 1, "how many are left")
 
 
-@case
+@CASES
 async def get_answers_in_the_order_of_the_keys(make: Make) -> None:
     async with opened(make) as table:
         await table.write(*(table.put(Entry(key, key)) for key in "abc"))
@@ -129,7 +129,7 @@ async def get_answers_in_the_order_of_the_keys(make: Make) -> None:
         same(await table.many([]), [], "none of no keys")
 
 
-@case
+@CASES
 async def deleting_is_told(make: Make) -> None:
     async with opened(make) as table:
         await table.write(table.put(Entry("a", "A")))
@@ -143,7 +143,7 @@ async def deleting_is_told(make: Make) -> None:
 # -- versions
 
 
-@case
+@CASES
 async def a_put_expects_what_its_writer_has_seen(make: Make) -> None:
     async with opened(make) as table:
         same(await table.write(table.put(Entry("a", "1"), 0)), [(1, 1.0)], "a new document")
@@ -156,7 +156,7 @@ async def a_put_expects_what_its_writer_has_seen(make: Make) -> None:
         same((await table.many(["a", "b"])), [Document("a", "2", 2, 1.0)], "what is there")
 
 
-@case
+@CASES
 async def a_text_that_was_there_before_is_no_version_that_was(make: Make) -> None:
     async with opened(make) as table:
         await table.write(table.put(Entry("a", "A")))
@@ -168,7 +168,7 @@ async def a_text_that_was_there_before_is_no_version_that_was(make: Make) -> Non
         same(await table.get("a"), Document("a", "A", 3, 1.0), "the document")
 
 
-@case
+@CASES
 async def a_repeated_put_has_happened_already(make: Make) -> None:
     async with opened(make) as table:
         for text, expect in (("1", 0), ("2", 1)):
@@ -180,7 +180,7 @@ async def a_repeated_put_has_happened_already(make: Make) -> None:
             await table.write(table.put(Entry("a", "2", rank=5), 1))
 
 
-@case
+@CASES
 async def of_racing_writers_one_wins(make: Make) -> None:
     async with opened(make) as table:
         for expect in (0, 1, 2):
@@ -193,7 +193,7 @@ async def of_racing_writers_one_wins(make: Make) -> None:
             same(there and (there.version, there.text), (expect + 1, f"{expect}-{won[0]}"), "the winner's text")
 
 
-@case
+@CASES
 async def changes_of_many_are_all_made(make: Make) -> None:
     def more(there: Document | None) -> Entry:
         return Entry("n", str(int(there.text if there else "0") + 1))
@@ -205,7 +205,7 @@ async def changes_of_many_are_all_made(make: Make) -> None:
         same((await table.change("n", lambda _: None)), there, "the answer to no change")
 
 
-@case
+@CASES
 async def a_taken_key_is_left_as_it_is(make: Make) -> None:
     async with opened(make) as table:
         same(await table.write(table.add(Entry("a", "A", "g"))), [1.0], "the rank of an added document")
@@ -218,7 +218,7 @@ async def a_taken_key_is_left_as_it_is(make: Make) -> None:
 # -- ranks
 
 
-@case
+@CASES
 async def ranks_of_racing_writers_have_no_gap(make: Make) -> None:
     async with opened(make) as table:
         ops = [table.add(Entry(f"{group}{n}", "", group)) for n in range(WRITERS) for group in "gh"]
@@ -229,7 +229,7 @@ async def ranks_of_racing_writers_have_no_gap(make: Make) -> None:
             same([each.rank for each in await table.find(group)], ranks, f"ranks of the documents of {group}")
 
 
-@case
+@CASES
 async def ranks_are_given_behind_all_that_are_there(make: Make) -> None:
     async with opened(make) as table:
         same(
@@ -247,14 +247,14 @@ async def ranks_are_given_behind_all_that_are_there(make: Make) -> None:
         same(keys_of(await table.find("g"))[-1], "y", f"the last one, of rank {rank}")
 
 
-@case
+@CASES
 async def a_group_of_low_ranks_begins_at_one(make: Make) -> None:
     async with opened(make) as table:
         await table.write(table.put(Entry("a", "", rank=-100)))
         same(await table.write(table.add(Entry("b", ""))), [1.0], "the rank behind one of -100")
 
 
-@case
+@CASES
 async def ranks_of_any_size_are_in_order(make: Make) -> None:
     ranks = [-1e300, -1.5e18, -3, -2.5, -1e-300, 0, 5e-324, 0.1, 0.1 + 2**-56, 1, 1e9 + 0.25, 1.8e18, 2.0**53, 1e300]
     async with opened(make) as table:
@@ -271,7 +271,7 @@ async def ranks_of_any_size_are_in_order(make: Make) -> None:
         same(1e300 < first < second, True, f"whether {first!r} and {second!r} are behind 1e300")
 
 
-@case
+@CASES
 async def touching_never_lowers_a_rank(make: Make) -> None:
     async with opened(make) as table:
         await table.write(table.put(Entry("a", "A", "g", 5)), table.put(Entry("b", "B", "g", 6)))
@@ -289,7 +289,7 @@ async def touching_never_lowers_a_rank(make: Make) -> None:
 # -- finding
 
 
-@case
+@CASES
 async def found_is_what_is_asked_for(make: Make) -> None:
     async with opened(make) as table:
         entries = [Entry(f"{'pq'[n % 2]}{n % 7}{n}", str(n), "gh"[n % 3 == 0], float(n % 5)) for n in range(60)]
@@ -326,7 +326,7 @@ def _expected(
     return found[offset:] if limit is None else found[offset : offset + limit]
 
 
-@case
+@CASES
 async def a_prefix_is_no_pattern(make: Make) -> None:
     keys = [
         "a", "a%", "a%b", "a_", "a_b", "axb", "a*", "a*b", "a[", "a[b]", "a?", "a\\", "A%", "é", "éa", "e\u0301a", "Éa",
@@ -340,7 +340,7 @@ async def a_prefix_is_no_pattern(make: Make) -> None:
             same(keys_of(await table.find("g", prefix=prefix, low=0)), there, f"those of a group, with {prefix!r}")
 
 
-@case
+@CASES
 async def many_documents_are_found_whole(make: Make) -> None:
     async with opened(make) as table:
         count = 2_500
@@ -361,7 +361,7 @@ async def many_documents_are_found_whole(make: Make) -> None:
 # -- clearing
 
 
-@case
+@CASES
 async def a_group_is_cleared_alone(make: Make) -> None:
     async with opened(make) as table:
         await table.write(*(table.add(Entry(f"{group}{n}", "", group)) for group in "ghi" for n in range(3)))
@@ -379,7 +379,7 @@ async def _rank(table: Table, key: str) -> float:
     return -1.0 if document is None else document.rank
 
 
-@case
+@CASES
 async def operations_of_a_commit_see_those_before_them(make: Make) -> None:
     async with opened(make) as table:
         await table.write(table.put(Entry("old", "", "g")))
@@ -402,7 +402,7 @@ async def operations_of_a_commit_see_those_before_them(make: Make) -> None:
         same(keys_of(await table.find()), ["z"], "what is left")
 
 
-@case
+@CASES
 async def kinds_and_spaces_are_told_apart(make: Make) -> None:
     async with opened(make) as table:
         store = table.documents
@@ -430,7 +430,7 @@ async def kinds_and_spaces_are_told_apart(make: Make) -> None:
         same([await each.stamp() for each in tables[1:]], stamps[1:], "the stamps of the others")
 
 
-@case
+@CASES
 async def a_space_is_dropped_with_all_its_kinds(make: Make) -> None:
     async with opened(make) as table:
         store = table.documents
@@ -453,7 +453,7 @@ async def a_space_is_dropped_with_all_its_kinds(make: Make) -> None:
 # -- time
 
 
-@case
+@CASES
 async def what_has_expired_is_absent(make: Make) -> None:
     async with opened(make) as table:
         now = table.documents.clock.wall()
@@ -484,7 +484,7 @@ async def what_has_expired_is_absent(make: Make) -> None:
         same(sorted(keys_of(await table.find())), ["s3", "s4"], "what is left")
 
 
-@case
+@CASES
 async def a_put_says_anew_when_it_expires(make: Make) -> None:
     async with opened(make) as table:
         now = table.documents.clock.wall()
@@ -498,7 +498,7 @@ async def a_put_says_anew_when_it_expires(make: Make) -> None:
         same(keys_of(await table.many("abc")), ["a"], "those after another time")
 
 
-@case
+@CASES
 async def documents_with_a_time_to_live_live_from_their_last_write(make: Make) -> None:
     async with opened(make) as table:
         brief = Table(table.documents, "session:x", "thing", 60.0)
@@ -511,7 +511,7 @@ async def documents_with_a_time_to_live_live_from_their_last_write(make: Make) -
         same(await brief.find(), [], "those after another time")
 
 
-@case
+@CASES
 async def a_stamp_is_another_after_every_change(make: Make) -> None:
     async with opened(make) as table:
         seen = [await table.stamp()]
@@ -536,7 +536,7 @@ async def a_stamp_is_another_after_every_change(make: Make) -> None:
 # -- all or nothing
 
 
-@case
+@CASES
 async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as table:
         other = Table(table.documents, "project", "other")
@@ -563,7 +563,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         same(await table.write(table.add(Entry("c", "", "g"))), [3.0], "the next rank")
 
 
-@case
+@CASES
 async def what_cannot_be_stored_is_refused_by_name(make: Make) -> None:
     async with opened(make) as table:
         for entry in (
@@ -583,7 +583,7 @@ async def what_cannot_be_stored_is_refused_by_name(make: Make) -> None:
         same(await table.find(), [], "what is there")
 
 
-@case
+@CASES
 async def a_long_story_is_told_as_it_was(make: Make) -> None:
     async with opened(make) as table:
         tables = [table, Table(table.documents, "project", "other")]
@@ -668,7 +668,7 @@ class _Story:
 # -- words
 
 
-@case
+@CASES
 async def words_are_found_in_any_case_and_order(make: Make) -> None:
     async with opened(make) as table:
         texts = {
@@ -689,7 +689,7 @@ async def words_are_found_in_any_case_and_order(make: Make) -> None:
         same(await table.search("zurich"), [Document("trip", "TRIP", 1, 1.0)], "a found document")
 
 
-@case
+@CASES
 async def no_query_is_a_mistake(make: Make) -> None:
     async with opened(make) as table:
         await table.write(table.put(Entry("a", "", words="near or and not text column words place")))
@@ -702,7 +702,7 @@ async def no_query_is_a_mistake(make: Make) -> None:
         same(keys_of(await table.search("NEAR AND or")), ["a"], "what is found by words that are operators elsewhere")
 
 
-@case
+@CASES
 async def the_best_is_found_first(make: Make) -> None:
     async with opened(make) as table:
         for n in range(9):
@@ -717,7 +717,7 @@ async def the_best_is_found_first(make: Make) -> None:
         same(keys_of(await table.search("coffee")), ["same2", "same1", "same0"], "of equal ones, the newest first")
 
 
-@case
+@CASES
 async def words_follow_their_document(make: Make) -> None:
     async with opened(make) as table:
         other = Table(table.documents, "project", "other")
@@ -755,7 +755,7 @@ async def install(table: Table, token: str, run: str = RUN) -> None:
     await table.documents.commits.commit(None, [Op(INSTALL, (run, token))])
 
 
-@case
+@CASES
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         commits = table.documents.commits
@@ -781,7 +781,7 @@ async def a_superseded_claim_writes_nothing(make: Make) -> None:
         same(await table.search("word"), [], "what is found by a word that is gone")
 
 
-@case
+@CASES
 async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
     async with opened(make) as table:
         guard, commits = Guard(RUN, OLD), table.documents.commits
@@ -835,14 +835,14 @@ async def refuses_a_zombie(table: Table, home: Commits, where: str) -> None:
     same([each.text for each in await table.find()], ["C"], "what the others wrote")
 
 
-@ours
+@OURS
 async def a_zombie_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         await refuses_a_zombie(table, table.documents.commits, "the same engine")
         await refuses_a_zombie(table, MemoryEngine(), "another engine")
 
 
-@ours
+@OURS
 async def the_first_write_of_a_newer_claim_shuts_out_the_older(make: Make) -> None:
     async with opened(make) as table:
         home = MemoryEngine()
@@ -856,7 +856,7 @@ async def the_first_write_of_a_newer_claim_shuts_out_the_older(make: Make) -> No
         same(keys_of(await table.find()), ["a", "b"], "what is there")
 
 
-@ours
+@OURS
 async def what_an_attempt_left_running_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         for home in (table.documents.commits, MemoryEngine()):

@@ -26,9 +26,9 @@ from .rig import HOSTILE, TREE, TYPED, fenced, opened
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-vectors = VECTORS = Cases[Case]()
-ours = OURS = Cases[Case]()
+CASES: Cases[Case] = Cases()
+VECTORS: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -62,14 +62,14 @@ def cosine(one: Sequence[float], other: Sequence[float]) -> float:
 # -- facts
 
 
-@case
+@CASES
 async def an_unknown_fact_is_none(make: Make) -> None:
     async with opened(make) as store:
         same((await store.get_fact(UNKNOWN), await store.get_fact_by_key("a")), (None, None), "an unknown fact")
         same((await store.delete_fact(UNKNOWN), await store.list_facts()), (False, []), "deleting it, and the list")
 
 
-@case
+@CASES
 async def every_field_of_a_fact_comes_back(make: Make) -> None:
     async with opened(make) as store:
         full = Fact(
@@ -83,7 +83,7 @@ async def every_field_of_a_fact_comes_back(make: Make) -> None:
             same(await store.get_fact_by_key(fact.key), fact, "a fact by its key")
 
 
-@case
+@CASES
 async def a_fact_is_saved_over(make: Make) -> None:
     async with opened(make) as store:
         fact = Fact(key="a", value=1)
@@ -97,7 +97,7 @@ async def a_fact_is_saved_over(make: Make) -> None:
         same((await store.get_fact(fact.id), await store.get_fact_by_key("b")), (None, None), "the deleted fact")
 
 
-@case
+@CASES
 async def facts_are_listed_by_their_type(make: Make) -> None:
     async with opened(make) as store:
         for n, fact_type in enumerate([FactType.USER, FactType.PROJECT, FactType.USER]):
@@ -108,7 +108,7 @@ async def facts_are_listed_by_their_type(make: Make) -> None:
         same(len(await store.list_facts(limit=2)), 2, "a list of two")
 
 
-@case
+@CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         fact, summary = Fact(key="a", value=1), Summary(content="s", conversation_id=new_id())
@@ -129,7 +129,7 @@ async def scopes_are_apart(make: Make) -> None:
 # -- summaries
 
 
-@case
+@CASES
 async def every_field_of_a_summary_comes_back(make: Make) -> None:
     async with opened(make) as store:
         full = Summary(
@@ -147,7 +147,7 @@ async def every_field_of_a_summary_comes_back(make: Make) -> None:
         same(await store.get_summary(full.id), None, "the deleted summary")
 
 
-@case
+@CASES
 async def summaries_are_found_by_their_conversation(make: Make) -> None:
     async with opened(make) as store:
         one, other = new_id(), new_id()
@@ -160,7 +160,7 @@ async def summaries_are_found_by_their_conversation(make: Make) -> None:
         same(await store.get_summaries_for_conversation(one), [], "those that are left")
 
 
-@case
+@CASES
 async def embeddings_are_kept_or_refused(make: Make) -> None:
     async with opened(make) as store:
         embedding = Embedding(vector=[1.0, 0.0], content="a")
@@ -182,7 +182,7 @@ async def embeddings_are_kept_or_refused(make: Make) -> None:
 # -- vectors
 
 
-@vectors
+@VECTORS
 async def every_field_of_an_embedding_comes_back(make: Make) -> None:
     async with opened(make) as store:
         vector = [0.1, -1e-300, 1e300, 5e-324, -0.0, 1 / 3]
@@ -199,7 +199,7 @@ async def every_field_of_an_embedding_comes_back(make: Make) -> None:
         same(str(found[full.id].vector[4]), "-0.0", "a negative zero")
 
 
-@vectors
+@VECTORS
 async def the_nearest_come_first(make: Make) -> None:
     async with opened(make) as store:
         chance = VirtualClock(seed=7).random
@@ -221,7 +221,7 @@ async def the_nearest_come_first(make: Make) -> None:
         same(await store.search_similar([1.0] * 12, scope=Scope.GLOBAL), [], "those of another scope")
 
 
-@vectors
+@VECTORS
 async def a_deleted_embedding_is_not_found(make: Make) -> None:
     async with opened(make) as store:
         first, second = Embedding(vector=[1.0, 0.0], content="1"), Embedding(vector=[0.0, 1.0], content="2")
@@ -238,7 +238,7 @@ async def a_deleted_embedding_is_not_found(make: Make) -> None:
 # -- what ours do beside that
 
 
-@ours
+@OURS
 async def the_newest_fact_of_a_key_counts(make: Make) -> None:
     async with opened(make) as store:
         facts = [Fact(key="a", value=n, created_at=at) for n, at in enumerate([NAIVE, NOON + 2 * HOUR, NAIVE + HOUR])]
@@ -251,7 +251,7 @@ async def the_newest_fact_of_a_key_counts(make: Make) -> None:
         same((await store.get_fact_by_key("a")).value, 2, "the newest that is left")
 
 
-@ours
+@OURS
 async def an_expired_fact_is_gone(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, clock=clock) as store:
@@ -269,7 +269,7 @@ async def an_expired_fact_is_gone(make: Make) -> None:
         same(await store.delete_fact(fact.id), False, "deleting what has expired")
 
 
-@case
+@CASES
 async def facts_are_found_by_their_words(make: Make) -> None:
     async with opened(make) as store:
         first = Fact(key="user.name", value="Ada Lovelace", source="first letter")
@@ -288,7 +288,7 @@ async def facts_are_found_by_their_words(make: Make) -> None:
         same(await store.search_facts("lovelace"), [second], "what is left once it was saved over")
 
 
-@ours
+@OURS
 async def summaries_of_many_conversations_are_found(make: Make) -> None:
     async with opened(make) as store:
         a, b, c = new_id(), new_id(), new_id()
@@ -308,7 +308,7 @@ async def summaries_of_many_conversations_are_found(make: Make) -> None:
         same([await of(each) for each in (a, b, c)], [[], ["new"], []], "those that are left")
 
 
-@ours
+@OURS
 async def summaries_saved_at_once_leave_no_link_behind(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         summary, conversations = Summary(content="s"), [new_id() for _ in range(8)]
@@ -324,7 +324,7 @@ async def summaries_saved_at_once_leave_no_link_behind(make: Make) -> None:
             )
 
 
-@ours
+@OURS
 async def keys_are_any_text(make: Make) -> None:
     async with opened(make) as store:
         for key in HOSTILE:
@@ -335,7 +335,7 @@ async def keys_are_any_text(make: Make) -> None:
         same(len(await store.list_facts(limit=1000)), len(HOSTILE), "how many facts there are")
 
 
-@ours
+@OURS
 async def values_are_kept_as_they_are(make: Make) -> None:
     async with opened(make) as store:
         fact = Fact(key="a", value=copy.deepcopy(TYPED), metadata=copy.deepcopy(TYPED))
@@ -352,7 +352,7 @@ async def values_are_kept_as_they_are(make: Make) -> None:
         same((await store.get_fact(fact.id)).value, TYPED, "the fact after that")
 
 
-@ours
+@OURS
 async def a_vector_without_direction_is_refused(make: Make) -> None:
     async with opened(make) as store:
         kept = Embedding(vector=[1, 2], content="whole numbers")
@@ -375,7 +375,7 @@ async def a_vector_without_direction_is_refused(make: Make) -> None:
         same(await store.search_similar([1.0, 2.0], 0), [], "the nearest none")
 
 
-@ours
+@OURS
 async def vectors_of_several_lengths_are_apart(make: Make) -> None:
     async with opened(make) as store:
         for vector in ([1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]):
@@ -384,7 +384,7 @@ async def vectors_of_several_lengths_are_apart(make: Make) -> None:
         same([each.content for each, _ in await store.search_similar([1.0, 0.0, 0.0])], ["3", "3"], "those of three")
 
 
-@ours
+@OURS
 async def equally_near_ones_are_in_order_of_age(make: Make) -> None:
     async with opened(make) as store:
         for n in (3, 1, 2, 0):
@@ -393,7 +393,7 @@ async def equally_near_ones_are_in_order_of_age(make: Make) -> None:
         same([each.content for each, _ in await store.search_similar([1.0, 2.0], 3)], ["0", "1", "2"], "the order")
 
 
-@ours
+@OURS
 async def huge_and_tiny_vectors_are_compared(make: Make) -> None:
     async with opened(make) as store:
         for content, vector in (("huge", [1e308, 1e308]), ("tiny", [5e-324, 0.0]), ("against", [-1.0, 0.0])):
@@ -406,7 +406,7 @@ async def huge_and_tiny_vectors_are_compared(make: Make) -> None:
         )
 
 
-@ours
+@OURS
 async def what_others_write_is_found(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         made = [Embedding(vector=[math.cos(n), math.sin(n)], content=str(n)) for n in range(40)]
@@ -428,7 +428,7 @@ async def what_others_write_is_found(make: Make) -> None:
             same(await nearest(n), str(n), "one of many written at once")
 
 
-@ours
+@OURS
 async def too_many_vectors_are_refused(make: Make) -> None:
     async with opened(make, place="one", max_vectors=5) as store:
         made = [Embedding(vector=[1.0, n], content=str(n)) for n in range(1, 7)]
@@ -448,7 +448,7 @@ async def too_many_vectors_are_refused(make: Make) -> None:
             await narrow.search_similar([1.0, 1.0])
 
 
-@ours
+@OURS
 async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
     async with opened(make, place="one") as mine, opened(make, place="one") as another:
         fact = Fact(key="a", value=1)
@@ -461,7 +461,7 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
         same(await mine.get_fact_by_key("a"), None, "a fact of the project")
 
 
-@ours
+@OURS
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         fact, summary = Fact(key="a", value=1), Summary(content="s", conversation_id=new_id())

@@ -19,12 +19,12 @@ from .rig import HOSTILE, TREE, TYPED, fenced, opened
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-ours = OURS = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 
-@case
+@CASES
 async def a_value_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get("name"), None, "the value of an unknown key")
@@ -36,7 +36,7 @@ async def a_value_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> None:
         same((await store.get("name"), await store.get("other")), (None, 1), "the values after that")
 
 
-@case
+@CASES
 async def trees_come_back_as_they_were(make: Make) -> None:
     async with opened(make) as store:
         for key, value in {**TREE, "tree": TREE, "no": False, "zero": 0, "empty": ""}.items():
@@ -44,7 +44,7 @@ async def trees_come_back_as_they_were(make: Make) -> None:
             same(await store.get(f"k{key}"), value, f"the value of {key!r}")
 
 
-@case
+@CASES
 async def keys_are_listed_in_order_by_their_exact_beginning(make: Make) -> None:
     async with opened(make) as store:
         same(await store.list_keys(), [], "the keys of an empty store")
@@ -59,7 +59,7 @@ async def keys_are_listed_in_order_by_their_exact_beginning(make: Make) -> None:
         same(await store.list_keys(prefix="user"), ["user%", "userX", "user_", "user_name"], "those after one is gone")
 
 
-@case
+@CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         await store.set("key", "global", scope=Scope.GLOBAL)
@@ -72,7 +72,7 @@ async def scopes_are_apart(make: Make) -> None:
         same(await store.list_keys(Scope.GLOBAL), ["key"], "the keys of the other scope after clear")
 
 
-@case
+@CASES
 async def a_value_is_changed_by_what_it_is(make: Make) -> None:
     async with opened(make) as store:
         same(await store.change("n", lambda old: (old or 0) + 1), 1, "the answer of the first change")
@@ -80,7 +80,7 @@ async def a_value_is_changed_by_what_it_is(make: Make) -> None:
         same(await store.get("n"), 2, "the value")
 
 
-@ours
+@OURS
 async def types_come_back_as_they_were(make: Make) -> None:
     async with opened(make) as store:
         await store.set("all", TYPED)
@@ -89,7 +89,7 @@ async def types_come_back_as_they_were(make: Make) -> None:
         same([type(each) for each in found.values()], [type(each) for each in TYPED.values()], "their types")
 
 
-@ours
+@OURS
 async def a_value_is_no_alias_of_the_callers(make: Make) -> None:
     async with opened(make) as store:
         mine = {"items": [1]}
@@ -101,7 +101,7 @@ async def a_value_is_no_alias_of_the_callers(make: Make) -> None:
         same(await store.get("key"), {"items": [1]}, "the value after a reader changed its copy")
 
 
-@ours
+@OURS
 async def any_text_is_a_key_of_its_own(make: Make) -> None:
     async with opened(make) as store:
         for n, key in enumerate(HOSTILE):
@@ -120,7 +120,7 @@ async def any_text_is_a_key_of_its_own(make: Make) -> None:
         same(await store.list_keys(), sorted(HOSTILE[1::2]), "the others")
 
 
-@ours
+@OURS
 async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
     async with opened(make) as store:
         await store.set("key", 1)
@@ -143,7 +143,7 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
         same((await store.get("key"), await store.list_keys()), (1, ["key"]), "what is kept")
 
 
-@ours
+@OURS
 async def racing_changes_lose_none(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         await asyncio.gather(*(_add(each, 8) for each in (store, beside) for _ in range(4)))
@@ -155,7 +155,7 @@ async def _add(store: MemoryStore, times: int) -> None:
         await store.change("n", lambda old: (old or 0) + 1)
 
 
-@ours
+@OURS
 async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
     async with opened(make, place="one") as mine, opened(make, place="one") as another:
         await mine.set("key", 1, scope=Scope.SESSION)
@@ -167,7 +167,7 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
         same(await other.get("key", scope=Scope.SESSION), None, "the value in a session of another id")
 
 
-@ours
+@OURS
 async def projects_are_apart(make: Make) -> None:
     async with opened(make, place="one", project="a") as a, opened(make, place="one", project="b") as b:
         await a.set("key", 1)
@@ -176,7 +176,7 @@ async def projects_are_apart(make: Make) -> None:
         same(await b.get("key", scope=Scope.GLOBAL), 2, "a key of all projects")
 
 
-@ours
+@OURS
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         await store.set("key", 1)

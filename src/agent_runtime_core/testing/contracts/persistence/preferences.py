@@ -17,12 +17,12 @@ from .rig import HOSTILE, TREE, TYPED, fenced, opened
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-ours = OURS = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 
-@case
+@CASES
 async def a_preference_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get("theme"), None, "an unknown preference")
@@ -34,7 +34,7 @@ async def a_preference_is_kept_until_it_is_set_anew_or_deleted(make: Make) -> No
         same((await store.get("theme"), await store.get("size")), (None, 12), "the two after that")
 
 
-@case
+@CASES
 async def all_are_given_by_key(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get_all(), {}, "the preferences of an empty store")
@@ -44,7 +44,7 @@ async def all_are_given_by_key(make: Make) -> None:
         same(await store.get_all(), expected, "all preferences")
 
 
-@case
+@CASES
 async def they_are_the_users_in_all_projects(make: Make) -> None:
     async with opened(make) as store:
         await store.set("theme", "dark")
@@ -55,7 +55,7 @@ async def they_are_the_users_in_all_projects(make: Make) -> None:
         same(await store.get_all(), {"theme": "dark"}, "the preferences of the user")
 
 
-@ours
+@OURS
 async def types_come_back_as_they_were(make: Make) -> None:
     async with opened(make) as store:
         await store.set("all", TYPED)
@@ -66,7 +66,7 @@ async def types_come_back_as_they_were(make: Make) -> None:
         same(await store.get("all"), TYPED, "the value after its reader changed it")
 
 
-@ours
+@OURS
 async def any_text_is_a_key_of_its_own(make: Make) -> None:
     async with opened(make) as store:
         for n, key in enumerate(HOSTILE):
@@ -79,7 +79,7 @@ async def any_text_is_a_key_of_its_own(make: Make) -> None:
         same(sorted(await store.get_all()), sorted(HOSTILE[1::2]), "the others")
 
 
-@ours
+@OURS
 async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
     async with opened(make) as store:
         await store.set("key", 1)
@@ -93,7 +93,7 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
         same(await store.get_all(), {"key": 1}, "what is kept")
 
 
-@ours
+@OURS
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         await store.set("key", 1)

@@ -23,9 +23,9 @@ from .rig import TREE, fenced, opened
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]
 
-case = CASES = Cases[Case]()
-ours = OURS = Cases[Case]()
-check = CASES.check
+CASES: Cases[Case] = Cases()
+OURS: Cases[Case] = Cases()
+check: Callable[[Make], Awaitable[None]] = CASES.check
 
 NOON = dt.datetime(2026, 11, 21, 12, 0, tzinfo=dt.UTC)
 NAIVE = NOON.replace(tzinfo=None)
@@ -83,7 +83,7 @@ def full() -> TaskList:
 # -- what the five methods do
 
 
-@case
+@CASES
 async def what_is_unknown_is_none(make: Make) -> None:
     async with opened(make) as store:
         same(await store.get(UNKNOWN), None, "an unknown list")
@@ -96,7 +96,7 @@ async def what_is_unknown_is_none(make: Make) -> None:
         same(await store.get(task_list.id), task_list, "the list after that")
 
 
-@case
+@CASES
 async def every_field_comes_back(make: Make) -> None:
     async with opened(make) as store:
         for task_list in (full(), TaskList(name="")):
@@ -106,7 +106,7 @@ async def every_field_comes_back(make: Make) -> None:
             same(await store.get(task_list.id), task_list, "a list of tasks")
 
 
-@case
+@CASES
 async def saving_again_keeps_what_the_object_holds(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), Task(name="b"))
@@ -121,7 +121,7 @@ async def saving_again_keeps_what_the_object_holds(make: Make) -> None:
         same(names((await store.get(task_list.id)).tasks), ["a", "c"], "the tasks, one taken out")
 
 
-@case
+@CASES
 async def a_deleted_list_is_gone_with_its_tasks(make: Make) -> None:
     async with opened(make) as store:
         task_list, other = await stored(store, Task(name="a")), await stored(store, Task(name="b"))
@@ -134,7 +134,7 @@ async def a_deleted_list_is_gone_with_its_tasks(make: Make) -> None:
         same((await store.get(task_list.id)).tasks, [], "the tasks of a new one under its id")
 
 
-@case
+@CASES
 async def a_conversation_has_its_list(make: Make) -> None:
     async with opened(make) as store:
         conversation = new_id()
@@ -144,7 +144,7 @@ async def a_conversation_has_its_list(make: Make) -> None:
         same(await store.get_by_conversation(conversation), task_list, "the list of the conversation")
 
 
-@case
+@CASES
 async def an_update_changes_what_is_given(make: Make) -> None:
     async with opened(make) as store:
         first, second = Task(name="a", description="d", priority=3), Task(name="b")
@@ -166,7 +166,7 @@ async def an_update_changes_what_is_given(make: Make) -> None:
             await store.update(first.id, task_list_id=task_list.id, staet=TaskState.COMPLETE)
 
 
-@case
+@CASES
 async def a_list_is_no_alias_of_the_callers(make: Make) -> None:
     async with opened(make) as store:
         task = Task(name="a", metadata={"items": [1]})
@@ -178,7 +178,7 @@ async def a_list_is_no_alias_of_the_callers(make: Make) -> None:
         same((await store.get(task_list.id)).tasks[0].metadata, {"items": [1]}, "the same, after a reader did")
 
 
-@case
+@CASES
 async def scopes_are_apart(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), conversation_id=new_id())
@@ -188,7 +188,7 @@ async def scopes_are_apart(make: Make) -> None:
         same(await store.get(task_list.id, Scope.PROJECT), task_list, "the list in its scope")
 
 
-@case
+@CASES
 async def tasks_of_a_list_are_ready_in_order(make: Make) -> None:
     async with opened(make) as store:
         done = Task(name="done", state=TaskState.COMPLETE)
@@ -216,7 +216,7 @@ async def tasks_of_a_list_are_ready_in_order(make: Make) -> None:
 # -- what ours do beside that: tasks alone
 
 
-@ours
+@OURS
 async def a_task_saved_alone_goes_where_it_belongs(make: Make) -> None:
     async with opened(make) as store:
         conversation, lonely = new_id(), Task(name="Review code")
@@ -238,7 +238,7 @@ async def a_task_saved_alone_goes_where_it_belongs(make: Make) -> None:
         same(await store.get_task(UNKNOWN), None, "an unknown task")
 
 
-@ours
+@OURS
 async def tasks_saved_at_once_share_the_list(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         conversation = new_id()
@@ -248,7 +248,7 @@ async def tasks_saved_at_once_share_the_list(make: Make) -> None:
         same(sorted(map(int, names(theirs.tasks))), list(range(12)), "the tasks of the conversation")
 
 
-@ours
+@OURS
 async def completion_is_told_by_the_state(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, clock=clock) as store:
@@ -274,7 +274,7 @@ async def completion_is_told_by_the_state(make: Make) -> None:
             same((await store.get_task(task.id)).completed_at, None, "when it was, once it is open again")
 
 
-@ours
+@OURS
 async def every_field_can_be_updated(make: Make) -> None:
     async with opened(make) as store:
         task = Task(name="a")
@@ -306,7 +306,7 @@ async def every_field_can_be_updated(make: Make) -> None:
 # -- whole lists, when others write too
 
 
-@ours
+@OURS
 async def a_save_keeps_what_others_did(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         task_list = await stored(store, *(Task(name=name) for name in "abcd"))
@@ -338,7 +338,7 @@ async def a_save_keeps_what_others_did(make: Make) -> None:
         same((await store.get_task(a.id)).state, TaskState.CANCELLED, "the state that was changed here")
 
 
-@ours
+@OURS
 async def a_list_built_by_hand_deletes_nothing(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), Task(name="b"), conversation_id=new_id())
@@ -359,7 +359,7 @@ async def a_list_built_by_hand_deletes_nothing(make: Make) -> None:
             await store.save("a list")
 
 
-@ours
+@OURS
 async def the_order_of_the_object_is_kept(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, *(Task(name=name) for name in "bd"))
@@ -372,7 +372,7 @@ async def the_order_of_the_object_is_kept(make: Make) -> None:
         same(names((await store.get(task_list.id)).tasks), list("edcba"), "the other way round")
 
 
-@ours
+@OURS
 async def a_list_is_copied_to_another_scope_whole(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), Task(name="b"))
@@ -387,7 +387,7 @@ async def a_list_is_copied_to_another_scope_whole(make: Make) -> None:
 # -- dependencies
 
 
-@ours
+@OURS
 async def a_circle_is_refused(make: Make) -> None:
     async with opened(make) as store:
         a, b, c = Task(name="a"), Task(name="b"), Task(name="c")
@@ -417,7 +417,7 @@ async def a_circle_is_refused(make: Make) -> None:
         same((await store.get_task(a.id)).dependencies, after(c), "the dependencies of a, once there is no circle")
 
 
-@ours
+@OURS
 async def two_at_once_close_no_circle(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         for n in range(5):
@@ -432,7 +432,7 @@ async def two_at_once_close_no_circle(make: Make) -> None:
             same(sum(each is None for each in answers), 3, "how many were not")
 
 
-@ours
+@OURS
 async def tasks_are_ready_across_lists(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         a = Task(name="a")
@@ -452,7 +452,7 @@ async def tasks_are_ready_across_lists(make: Make) -> None:
 # -- claims
 
 
-@ours
+@OURS
 async def a_claim_is_one_workers(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, place="one", clock=clock) as store, opened(make, place="one", clock=clock) as beside:
@@ -478,7 +478,7 @@ async def a_claim_is_one_workers(make: Make) -> None:
         same((done.checkpoint_data, done.claimed_by), ({"n": 1}, None), "its checkpoint, and who has it")
 
 
-@ours
+@OURS
 async def a_claim_that_has_run_out_is_another_workers(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, place="one", clock=clock) as store, opened(make, place="one", clock=clock) as beside:
@@ -512,7 +512,7 @@ async def a_claim_that_has_run_out_is_another_workers(make: Make) -> None:
         await store.complete(taken.id, "w2")
 
 
-@ours
+@OURS
 async def a_later_claim_of_the_same_name_is_another(make: Make) -> None:
     clock = VirtualClock()
     async with opened(make, clock=clock) as store:
@@ -525,7 +525,7 @@ async def a_later_claim_of_the_same_name_is_another(make: Make) -> None:
         await store.complete(new)
 
 
-@ours
+@OURS
 async def a_failed_task_is_tried_again_or_cancelled(make: Make) -> None:
     async with opened(make) as store:
         await stored(store, Task(name="a"))
@@ -544,7 +544,7 @@ async def a_failed_task_is_tried_again_or_cancelled(make: Make) -> None:
             await store.complete(UNKNOWN, "w")
 
 
-@ours
+@OURS
 async def an_administrator_takes_a_task_away(make: Make) -> None:
     async with opened(make) as store:
         await stored(store, Task(name="a"))
@@ -557,7 +557,7 @@ async def an_administrator_takes_a_task_away(make: Make) -> None:
         same((await store.get_task(task.id)).state, TaskState.CANCELLED, "its state")
 
 
-@ours
+@OURS
 async def workers_take_what_is_most_urgent(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         task_list = await stored(store, *(Task(name=str(n), priority=n) for n in range(6)))
@@ -571,7 +571,7 @@ async def workers_take_what_is_most_urgent(make: Make) -> None:
         same((await store.claim("w")).name, "1", "the fourth, its priority raised")
 
 
-@ours
+@OURS
 async def no_task_is_claimed_twice(make: Make) -> None:
     async with opened(make, place="one") as store, opened(make, place="one") as beside:
         tasks = [Task(name=str(n)) for n in range(60)]
@@ -600,7 +600,7 @@ async def no_task_is_claimed_twice(make: Make) -> None:
 # -- sessions, claims of runs
 
 
-@ours
+@OURS
 async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
     async with opened(make, place="one") as mine, opened(make, place="one") as another:
         task = Task(name="a")
@@ -612,7 +612,7 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
         same((await mine.get_task(task.id, Scope.SESSION)).state, TaskState.COMPLETE, "the task of the session")
 
 
-@ours
+@OURS
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), Task(name="b"))
