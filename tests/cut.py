@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ssl
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
@@ -26,11 +27,13 @@ class Cut:
     """A proxy to `port` of loopback; `delay` is the seconds by which replies are late, and may be changed.
 
     Counted are requests and connections of all clients together. It knows which reply is whose as long as each request
-    has one, which those of MONITOR and CLIENT REPLY OFF have not; what comes of a subscription is passed on.
+    has one, which those of MONITOR and CLIENT REPLY OFF have not; what comes of a subscription is passed on. With `tls`
+    clients speak TLS to it.
     """
 
-    def __init__(self, port: int, *, delay: float = 0.0) -> None:
+    def __init__(self, port: int, *, delay: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.target = port
+        self.tls = tls
         self.port = 0
         self.delay = delay
         self.connections = 0
@@ -46,7 +49,7 @@ class Cut:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._listening = self._call(asyncio.start_server(self._serve, HOST, 0))
+        self._listening = self._call(asyncio.start_server(self._serve, HOST, 0, ssl=self.tls))
         self.port = self._listening.sockets[0].getsockname()[1]
         return self
 
@@ -62,7 +65,7 @@ class Cut:
 
     @property
     def url(self) -> str:
-        return f"redis://{HOST}:{self.port}/0"
+        return f"redis{'' if self.tls is None else 's'}://{HOST}:{self.port}/0"
 
     @property
     def requests(self) -> int:

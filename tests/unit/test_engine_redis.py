@@ -839,7 +839,7 @@ class Still:
         self.answers_left = list(answers)
         self.place = redis_place("redis://127.0.0.1:1/0")
         self.sent: list[bytes] = []
-        self.up = True
+        self.up = self.duplex = True
 
     def fresh(self) -> bool:
         return True

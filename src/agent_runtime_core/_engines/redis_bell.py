@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any
 
 from .bell import Bell
@@ -14,7 +15,11 @@ _TURN = 1.0  # seconds between looks whether it is over
 
 
 class ChannelBell(Bell):
-    """After a time without a connection all are woken."""
+    """After a time without a connection all are woken.
+
+    It follows the topics that somebody here listens to, and over TLS all of them: only its own thread may
+    use such a connection.
+    """
 
     def __init__(self, place: Place, channel: str) -> None:
         super().__init__()
@@ -29,7 +34,7 @@ class ChannelBell(Bell):
         self._say("UNSUBSCRIBE", topic)
 
     def _say(self, command: str, topic: str) -> None:
-        if self._conn is not None:
+        if self._conn is not None and not self._place.tls:
             with contextlib.suppress(*driver().broken):  # the thread notices
                 self._conn.send_command(command, self._of(topic))
 
@@ -39,10 +44,13 @@ class ChannelBell(Bell):
 
     def _subscribe(self, conn: Any) -> None:
         with self._lock:
-            channels = [self._channel, *map(self._of, self._listeners)]
+            channels = [self._channel] if self._place.tls else [self._channel, *map(self._of, self._listeners)]
             conn.send_command("SUBSCRIBE", *channels)
             self._conn = conn
         for _ in channels:
+            conn.read_response()
+        if self._place.tls:
+            conn.send_command("PSUBSCRIBE", _literally(self._of("")) + "*")
             conn.read_response()
 
     def _run(self) -> None:
@@ -67,9 +75,9 @@ class ChannelBell(Bell):
             if conn.can_read(timeout=_TURN):
                 said = conn.read_response()
                 quiet, asked = 0.0, False
-                if isinstance(said, list) and said[0] in (b"message", b"subscribe"):
+                if isinstance(said, list) and said[0] in (b"message", b"subscribe", b"pmessage"):
                     # A channel that is new was not heard until now.
-                    self.wake([said[1].decode()[len(self._channel) + 1 :]])
+                    self.wake([said[-2].decode()[len(self._channel) + 1 :]])
                 continue
             quiet += _TURN
             if quiet >= QUIET and not asked:
@@ -77,3 +85,8 @@ class ChannelBell(Bell):
                 asked = True
             elif quiet >= 2 * QUIET:
                 raise OSError("no word from the server")
+
+
+def _literally(channel: str) -> str:
+    """A pattern that is this channel and no other."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", channel)

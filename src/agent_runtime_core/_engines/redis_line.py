@@ -105,10 +105,15 @@ class Line:
         return self._conn if self.up else None
 
     @property
+    def duplex(self) -> bool:
+        """Whether one thread may send while another reads: not over TLS, of which both change the state."""
+        return not self.place.tls
+
+    @property
     def fileno(self) -> int | None:
         """Of its socket, where what can be read is what was sent."""
         try:
-            return None if self.place.tls else int(self._conn._sock.fileno())
+            return int(self._conn._sock.fileno()) if self.duplex else None
         except AttributeError:  # there is none, or none any more
             return None
 
@@ -258,6 +263,10 @@ class Line:
         except driver().broken as error:
             conn.disconnect()
             self.place = self._home
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise StorageError(
+                    f"{self.place} is not trusted: {error!s:.300}; set SSL_CERT_FILE to the certificates to trust"
+                ) from error
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
         self._conn, self._cut, self._arrived = conn, False, Answers()
         try:

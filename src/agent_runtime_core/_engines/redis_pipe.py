@@ -3,9 +3,10 @@
 What callers of an event loop ask for in one of its turns is sent at the end of that turn, by the loop
 itself as long as the line is up and little is under way; it reads the plain answers too (`redis_ear`).
 A thread does all that may take time: connecting, waiting for a server that is away, sending what is
-large, and reading what does not come at once or says that something is wrong. Whatever the loop
-cannot send goes to the thread's inbox; nothing is sent past what waits there, so that commits are
-carried out in the order in which they were asked for.
+large, and reading what does not come at once or says that something is wrong. Over TLS, where sending
+and reading may not overlap, it does all there is. Whatever the loop cannot send goes to the thread's
+inbox; nothing is sent past what waits there, so that commits are carried out in the order in which they
+were asked for.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Pipe:
         return False
 
     def _can_send(self) -> bool:
-        if self._waiting or not self._line.up or len(self._under_way) >= UNDER_WAY:
+        if self._waiting or not (self._line.up and self._line.duplex) or len(self._under_way) >= UNDER_WAY:
             return False
         return bool(self._under_way) or self._line.fresh()
 
