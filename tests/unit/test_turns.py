@@ -773,6 +773,27 @@ async def test_only_so_much_of_a_conversation_is_told() -> None:
         assert told == [["a"], ["b"], ["b", "two", "c"]]
 
 
+async def test_a_personality_that_is_not_to_remember_reads_the_conversation_and_adds_nothing(
+    place: Path | None,
+) -> None:
+    packs = PackSet.of({
+        "open": PersonalityInstance(name="open", default=True),
+        "discreet": PersonalityInstance(name="discreet", memory=MemorySettings(remember=False)),
+    })  # fmt: skip
+    async with House(place) as house:
+        client = MockLLMClient(["none yet", "one", "two", "three"])
+        manager = house.manager(planner=Fixed(error=PlanningError("none")), client=client, packs=packs)
+        for text, personality in (("a", "discreet"), ("b", "open"), ("c", "discreet"), ("d", "open")):
+            asked = {"text": text, "conversation_id": "c", "turn_id": text, "personality": personality}
+            turn = await manager.start_turn(asked)
+            assert await house.runner.run_once()
+            assert (await manager.get_turn(turn.id)).status is RunStatus.SUCCEEDED
+        told = [[each["content"] for each in call["messages"]] for call in client.get_calls()]
+        assert told == [["a"], ["b"], ["b", "one", "c"], ["b", "one", "d"]]
+        said = (await manager.contexts.history("c")).value
+        assert [each["content"] for each in said] == ["b", "one", "d", "three"]
+
+
 async def test_a_tool_that_needs_a_yes_parks_the_turn_until_it_comes(place: Path | None) -> None:
     sent: list[str] = []
 
