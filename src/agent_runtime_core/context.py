@@ -55,6 +55,8 @@ class Context:
         self.conversation_id: UUID | None = conversation_id(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
+        #: Whether what this run says becomes part of its conversation.
+        self.remembered: bool = True
         self._budget: Budget | None = None
         self.tools: ToolRegistry = services.tools
         self.waits: Waits = Waits(book, row, services, place)

@@ -279,17 +279,20 @@ class Ledger:
         text: str | None = (await self._commit(self._state, [op]))[0]
         return text
 
-    async def settle(self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = ()) -> list[Any]:
+    async def settle(
+        self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = (), *, events: Sequence[Op] = ()
+    ) -> list[Any]:
         """Leave the run as `how` says, with the records and queue operations that belong to it; its row, their results.
 
-        Moved refuses it all where one engine holds it all; elsewhere what went before is repeated or put right.
+        `events` are operations of the bus that go in behind the events of the records. Moved refuses it all where one
+        engine holds it all; elsewhere what went before is repeated or put right.
         """
         if self._torn and not self._derives:  # after an end, no claim comes to put it right
             await self._publish_missing(await self.state.records(self.run_id))
             self._torn = False
         self._notes = [op for op in self._notes if op.name != "state.status"]  # nobody can see it any more
-        state, events = self._with_events(records)
+        state, own = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
-        done = await self.write(state, events, [Op("queue.settle", (self.run_id, how)), *ops])
+        done = await self.write(state, [*own, *events], [Op("queue.settle", (self.run_id, how)), *ops])
         self._tell(records)
         return done[2]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import InMemoryQueue
@@ -76,3 +78,24 @@ async def test_a_cancel_that_got_no_answer_is_made_whole_by_the_next() -> None:
     assert [event.event_type for event in await bus.get_events(run_id)] == ["run.cancelled"]
     assert (await runner.wait(run_id)).status is RunStatus.CANCELLED
     assert await state.get_run_status(run_id) == "cancelled"
+
+
+async def test_two_cancels_at_once_write_one_end() -> None:
+    """The queue has decided for one of them, the other makes it whole, and both write to the engine that is apart."""
+    clock = VirtualClock()
+    engine = MemoryEngine(clock)
+    queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(engine=engine), InMemoryStateStore(engine=engine)
+    append, both = engine.commit, asyncio.Barrier(2)
+
+    async def commit(guard: Any, ops: Any) -> list[Any]:
+        await both.wait()
+        return await append(guard, ops)
+
+    engine.commit = commit  # type: ignore[method-assign]
+    runner = AgentRunner(queue, bus, state, settings(), registry=Registry())
+    run_id = await runner.submit("nobody")
+    async with asyncio.timeout(10):
+        said = await asyncio.gather(runner.cancel(run_id), runner.cancel(run_id))
+    assert [*said] == [True, False]
+    assert [event.event_type for event in await bus.get_events(run_id)] == ["run.cancelled"]
+    assert [record.kind for record in await state.records(run_id)] == ["ended"]

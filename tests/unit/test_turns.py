@@ -534,6 +534,90 @@ async def test_a_turn_is_cancelled_with_its_steps() -> None:
         assert hooks.calls[-1] == ("on_turn_end", "cancelled")
 
 
+async def ends(manager: TurnManager) -> list[tuple[str, Any]]:
+    """What the trail tells of ends: the action, and the type of the error."""
+    told = [each.payload for each in await trail(manager, AUDIT)]
+    last = [each for each in told if isinstance(each, AuditEvent) and "status" in each.details]
+    return [(each.action, (each.details["error"] or {}).get("type")) for each in last if each.action[:5] == "turn."]
+
+
+async def test_a_turn_that_ends_before_it_begins_is_told_once(place: Path | None) -> None:
+    async with House(place) as house:
+        hooks = Told()
+        manager = house.manager(hooks=[hooks])
+        await manager.start_turn({"text": SUM, "turn_id": "cancelled"})
+        assert await manager.cancel("cancelled")
+        assert not await manager.cancel("cancelled")
+        await manager.start_turn({"text": SUM, "turn_id": "expired"}, expires_in=5)
+        house.clock.advance(10)  # type: ignore[attr-defined]
+        assert await house.runner.run_once()
+        assert await ends(manager) == [("turn.cancelled", None), ("turn.timed_out", "Expired")]
+        assert hooks.calls == [("on_turn_end", "cancelled"), ("on_turn_end", "timed_out")]
+
+
+async def test_a_turn_that_is_cut_off_is_told_once(place: Path | None) -> None:
+    begun = asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with House(place) as house:
+        hooks = Told()
+        manager = house.manager(planner=Fixed(PlanStep(1, "wait", {})), tools=tools_of(wait), hooks=[hooks])
+        await manager.start_turn({"text": "x", "turn_id": "t"}, deadline=house.clock.wall() + 60)
+        running = asyncio.ensure_future(house.runner.run_once())
+        await until(begun)
+        running.cancel()  # its worker is gone, and nobody takes it up again until it is too late
+        await asyncio.wait({running})
+        house.clock.advance(100)  # type: ignore[attr-defined]
+        assert await house.another().run_once()
+        assert await ends(manager) == [("turn.timed_out", "DeadlineExceeded")]
+        assert [call for call in hooks.calls if call[0] == "on_turn_end"] == [("on_turn_end", "timed_out")]
+
+
+async def test_a_turn_that_kills_its_workers_is_told_once(place: Path | None) -> None:
+    async with House(place) as house:
+        hooks = Told()
+        manager = house.manager(hooks=[hooks])
+        await manager.start_turn({"text": SUM, "turn_id": "t"})
+        for _ in range(4):  # claimed, and never heard of again
+            await house.runner.queue.claim("lost", lease_seconds=1)
+            house.clock.advance(5)  # type: ignore[attr-defined]
+        assert await house.runner.run_once()
+        assert (await manager.get_turn("t")).status is RunStatus.DEAD
+        assert await ends(manager) == [("turn.dead", "Poisoned")]
+        assert hooks.calls == [("on_turn_end", "dead")]
+
+
+async def test_a_parked_turn_that_is_cancelled_is_told_once_and_its_steps_are_over(place: Path | None) -> None:
+    async with House(place, park_after=0) as house:
+        hooks = Told()
+        steps = (PlanStep(1, "calculator", {"expression": "1"}),)
+        manager = house.manager(remote_steps=True, planner=Fixed(*steps), hooks=[hooks])
+        await manager.start_turn({"text": "x", "turn_id": "t"})
+        while (await manager.get_turn("t")).status is not RunStatus.WAITING:
+            assert await house.runner.run_once()
+        assert await manager.cancel("t", wait=True) is RunStatus.CANCELLED
+        turn = await manager.get_turn("t")
+        assert [step.status for step in turn.steps] == [StepStatus.CANCELLED]
+        assert await ends(manager) == [("turn.cancelled", None)]
+        assert hooks.calls[-1] == ("on_turn_end", "cancelled")
+
+
+async def test_an_end_is_told_though_the_store_of_turns_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with House() as house:
+        manager = house.manager()
+        await manager.start_turn({"text": SUM, "turn_id": "t"})
+
+        async def away(*args: Any) -> Any:
+            raise StorageBusy("no answer")
+
+        monkeypatch.setattr(house.stores.memory, "get", away)
+        assert await manager.cancel("t")
+        assert await ends(manager) == [("turn.cancelled", None)]
+
+
 async def test_a_turn_is_streamed_to_its_end() -> None:
     async with House() as house:
         manager = house.manager()
@@ -687,6 +771,27 @@ async def test_only_so_much_of_a_conversation_is_told() -> None:
         told = [[each["content"] for each in call["messages"]] for call in client.get_calls()]
         # The long answer is left out for its tokens, and what was before it with it.
         assert told == [["a"], ["b"], ["b", "two", "c"]]
+
+
+async def test_a_personality_that_is_not_to_remember_reads_the_conversation_and_adds_nothing(
+    place: Path | None,
+) -> None:
+    packs = PackSet.of({
+        "open": PersonalityInstance(name="open", default=True),
+        "discreet": PersonalityInstance(name="discreet", memory=MemorySettings(remember=False)),
+    })  # fmt: skip
+    async with House(place) as house:
+        client = MockLLMClient(["none yet", "one", "two", "three"])
+        manager = house.manager(planner=Fixed(error=PlanningError("none")), client=client, packs=packs)
+        for text, personality in (("a", "discreet"), ("b", "open"), ("c", "discreet"), ("d", "open")):
+            asked = {"text": text, "conversation_id": "c", "turn_id": text, "personality": personality}
+            turn = await manager.start_turn(asked)
+            assert await house.runner.run_once()
+            assert (await manager.get_turn(turn.id)).status is RunStatus.SUCCEEDED
+        told = [[each["content"] for each in call["messages"]] for call in client.get_calls()]
+        assert told == [["a"], ["b"], ["b", "one", "c"], ["b", "one", "d"]]
+        said = (await manager.contexts.history("c")).value
+        assert [each["content"] for each in said] == ["b", "one", "d", "three"]
 
 
 async def test_a_tool_that_needs_a_yes_parks_the_turn_until_it_comes(place: Path | None) -> None:

@@ -7,7 +7,7 @@ from operator import itemgetter
 from .._engines.base import Concern
 from .._engines.memory import MemoryTx
 from ..errors import LeaseLost
-from .record import ENDED, Record, numbered
+from .record import ENDED, Record, is_again, numbered
 
 _SEQ = itemgetter(0)
 
@@ -26,13 +26,17 @@ def head(tx: MemoryTx, run_id: str) -> int:
 
 
 def append(tx: MemoryTx, run_id: str, record: Record) -> int:
-    """Append; the journal position. The same position by the same claim is the same record."""
+    """Append; the journal position. The same position by the same claim is the same record, and so is the end that
+    nobody's claim gives a generation."""
     journal = tx.tables["journal"].get(run_id)
     if journal is None:
         journal = {}
         tx.put(tx.tables["journal"], run_id, journal)
     seq = record[0]
     if seq < 0:
+        if is_again(record, last := ending(tx, run_id)):
+            assert last is not None
+            return last.seq
         seq = max(journal, default=-1) + 1
         record = record._replace(seq=seq)
     elif seq in journal:

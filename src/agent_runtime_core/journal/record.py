@@ -76,6 +76,13 @@ def repeated(applied: Callable[..., int], tx: Any, run_id: str, record: Record) 
         raise LeaseLost(run_id, record.claim_id) from None
 
 
+def is_again(record: Record, last: Record | None) -> bool:
+    """Whether this end, under no claim, is the last one there: two may cancel a run at once."""
+    if record.kind != ENDED or record.claim_id or last is None:
+        return False
+    return not last.claim_id and last.attempt == record.attempt
+
+
 def with_start(info: str | None, start: Record) -> str:
     """The `info` of a DONE record that stands for the start of its step too, whose own record was never written."""
     began = start.info or "{}"

@@ -54,9 +54,26 @@ applied['journal.append'] = function(run, seq, nev, claim, kind, key)
   return seq
 end
 
+local function is_end(entry)
+  return string.sub(entry[2][4], 1, 8) == '["ended"'
+end
+
+-- The position of this end of a generation, under no claim, where it is the last one there.
+local function again(run, claim, kind, body)
+  if kind ~= 'ended' or claim ~= '' then return nil end
+  return backwards(run, '+', function(entry, _, at)
+    if is_end(entry) then
+      local there = cjson.decode(entry[2][4])
+      return there[5] == '' and there[4] == cjson.decode(body)[4] and at
+    end
+  end)
+end
+
 ops['journal.append'] = function(run, seq, nev, claim, kind, key, body)
   local place = head(run)
   if seq < 0 then
+    local there = again(run, claim, kind, body)
+    if there then return there end
     seq = place.seq + 1
   elseif seq <= place.seq then
     return applied['journal.append'](run, seq, nev, claim, kind, key)
@@ -101,7 +118,7 @@ end
 
 ops['journal.ending'] = function(run)
   local found = backwards(run, '+', function(entry, ev, seq)
-    if string.sub(entry[2][4], 1, 8) == '["ended"' then return record(entry, ev, seq) end
+    if is_end(entry) then return record(entry, ev, seq) end
   end)
   return raw(found or 'null')
 end

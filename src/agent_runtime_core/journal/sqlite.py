@@ -10,7 +10,7 @@ from zlib import compress, crc32, decompress
 from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..errors import LeaseLost, StorageCorrupt
-from .record import ENDED, Record
+from .record import ENDED, Record, is_again
 
 SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # characters of a result
 
@@ -98,8 +98,12 @@ def _unpacked(result: str | bytes | None) -> str | None:
 
 
 def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
-    """Append; the journal position. The same position by the same claim is the same record."""
+    """Append; the journal position. The same position by the same claim is the same record, and so is the end that
+    nobody's claim gives a generation."""
     if record.seq < 0:
+        if is_again(record, there := ending(tx, run_id)):
+            assert there is not None
+            return there.seq
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
     ev = next_sequence(tx, run_id)
@@ -174,7 +178,7 @@ def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Reco
     return [_read(run_id, row) for row in view.execute(_RECORDS, (run_id, after))]
 
 
-def ending(view: sqlite3.Connection, run_id: str) -> Record | None:
+def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
     last = view.execute(_LAST, (run_id,)).fetchone()
     if last is None:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from .._engines.base import Op
@@ -15,10 +15,21 @@ from ..ledger import BUSY_TRIES, missing
 from ..outcome import encode_result, payload_of
 from ..queue.base import RunQueue
 from ..queue.row import LIVE, RunRow
+from ..registry import Registry
 from ..status import RunStatus
+from .ending import Ending, said_at_end, tell_of_end
 
 
-async def cancel_tree(backends: Backends, row: RunRow) -> bool:
+class End(NamedTuple):
+    """One run that is cancelled under no claim, and the agent of it that has a say in that, with what it says."""
+
+    row: RunRow
+    result: RunResult
+    agent: Ending | None
+    said: list[Op]
+
+
+async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bool:
     """Cancel a run and what it called; False if it ended meanwhile, Moved if it is elsewhere by now."""
     queue = backends.queue
     tree = [row]
@@ -31,39 +42,54 @@ async def cancel_tree(backends: Backends, row: RunRow) -> bool:
             queue_ops.append(queue.post_op(each.run_id, "cancel", "", "null", f"cancel:{each.generation}"))
             continue
         queue_ops.append(Op("queue.end", (each.run_id, (each.status,), "cancelled", now, "cancel")))
-        result = RunResult(status=RunStatus.CANCELLED, run_id=UUID(each.run_id))
+        end = await _end(registry, each)
         if each is row and each.parent_id is not None:
-            queue_ops.append(_told_parent(queue, each, each.parent_id, result))
-        ends.append((each, result))
-    state_ops = [op for each, result in ends for op in _ended(each, result, now)]
+            queue_ops.append(_told_parent(queue, each, each.parent_id, end.result))
+        ends.append(end)
+    state_ops = [op for end in ends for op in _ended(backends, end, now)]
     first = (await _write_freely(backends, queue_ops, state_ops))[0]
-    if not _derives(backends):
-        for each, _ in ends:
-            await _published(backends, each, now)
+    for end in ends:
+        await _told(backends, end, now)
     return row.status != "running" or first[0] in LIVE
 
 
-async def _published(backends: Backends, row: RunRow, now: float) -> None:
+async def _end(registry: Registry, row: RunRow) -> End:
+    result, agent = RunResult(status=RunStatus.CANCELLED, run_id=UUID(row.run_id)), registry.get(row.agent)
+    if not isinstance(agent, Ending):
+        return End(row, result, None, [])
+    return End(row, result, agent, await said_at_end(agent, row, result))
+
+
+async def _told(backends: Backends, end: End, now: float) -> None:
+    """Publish what is not in the commit of the end itself, and let its agent hear of it."""
+    if not _derives(backends):
+        await _published(backends, end, now)
+    if end.agent is not None:
+        await tell_of_end(end.agent, end.row, end.result)
+
+
+async def _published(backends: Backends, end: End, now: float) -> None:
     """Nobody comes after this who could publish it: what is not answered is tried again, and is there once."""
     for _ in range(BUSY_TRIES):
         try:
-            await _publish(backends, row, now)
+            await _publish(backends, end, now)
         except StorageBusy:
             continue
         return
-    await _publish(backends, row, now)
+    await _publish(backends, end, now)
 
 
-async def _publish(backends: Backends, row: RunRow, now: float) -> None:
+async def _publish(backends: Backends, end: End, now: float) -> None:
     """The end of a run, and before it what a claim that gave the run back could not publish."""
+    row = end.row
     events = [] if not row.claimed_at else await missing(
         backends.bus, row.run_id, [each for each in await backends.state.records(row.run_id) if each.claim_id]
     )  # fmt: skip
     events.append((f"end:{row.generation}", "run.cancelled", "{}", now))
-    await backends.bus.commits.commit(None, [Op("events.publish", (row.run_id, tuple(events)))])
+    await backends.bus.commits.commit(None, [Op("events.publish", (row.run_id, tuple(events))), *end.said])
 
 
-async def cancelled_whole(backends: Backends, row: RunRow) -> None:
+async def cancelled_whole(backends: Backends, registry: Registry, row: RunRow) -> None:
     """Have it known everywhere that this run was cancelled: whoever did it may have got no answer half-way."""
     queue, state = backends.queue.commits, backends.state.commits
     if queue is state and _derives(backends):
@@ -71,23 +97,26 @@ async def cancelled_whole(backends: Backends, row: RunRow) -> None:
     ending = await backends.state.ending(row.run_id)
     if ending is not None and ending.attempt == row.generation and ending.claim_id:
         return  # by a claim, which says all of it itself
+    now, end = row.ended_at or backends.queue.clock.wall(), await _end(registry, row)
     if ending is None or ending.attempt < row.generation:
-        now = row.ended_at or backends.queue.clock.wall()
-        result = RunResult(status=RunStatus.CANCELLED, run_id=UUID(row.run_id))
-        await state.commit(None, _ended(row, result, now))
-    if not _derives(backends):
-        await _published(backends, row, row.ended_at or backends.queue.clock.wall())
+        await state.commit(None, _ended(backends, end, now))
+        await _told(backends, end, now)
+    elif not _derives(backends):
+        await _published(backends, end, now)
 
 
 def _told_parent(queue: RunQueue, row: RunRow, parent: str, result: RunResult) -> Op:
     return queue.post_op(parent, "child", row.run_id, encode(payload_of(result)), f"end:{row.run_id}:{row.generation}")
 
 
-def _ended(row: RunRow, result: RunResult, now: float) -> list[Op]:
+def _ended(backends: Backends, end: End, now: float) -> list[Op]:
+    """What the state's engine is told. Another cancel may do so too: the end of nobody's claim is there once."""
+    row = end.row
     record = Record(
-        -1, ENDED, "cancelled", attempt=row.generation, t=now, result=encode_result(result), info="{}", nev=1
+        -1, ENDED, "cancelled", attempt=row.generation, t=now, result=encode_result(end.result), info="{}", nev=1
     )
-    return [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
+    ops = [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
+    return [*ops, *end.said] if _derives(backends) else ops
 
 
 def _derives(backends: Backends) -> bool:

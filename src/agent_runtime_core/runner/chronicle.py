@@ -27,6 +27,7 @@ class Chronicle:
         named = cast("dict[str, Any]", decode(row.input)).get("conversation_id")
         self.conversation_id: UUID | None = conversation_id(named)
         self.history: History | None = None
+        self.ctx: Context | None = None
 
     async def fence(self, claim: Claim) -> None:
         """Have the claims before this one refused by every store that the run may write to."""
@@ -38,12 +39,13 @@ class Chronicle:
                 await claim.install(target)
 
     async def load(self, ctx: Context) -> None:
+        self.ctx = ctx
         if self.conversation_id is not None:
             self.history = History(self.stores.conversations, self.conversation_id, self.row, self.backends.queue.clock)
             await self.history.load(ctx)
 
     async def keep(self, result: RunResult) -> None:
-        if self.history is not None:
+        if self.history is not None and (self.ctx is None or self.ctx.remembered):
             await self.history.keep(result)
 
     async def tell(self, result: RunResult | None) -> None:

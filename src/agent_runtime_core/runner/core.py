@@ -463,10 +463,10 @@ class AgentRunner:
             row = await self._row(run_id)
             if row.status not in LIVE:
                 if row.status == "cancelled":
-                    await cancelled_whole(self.backends, row)
+                    await cancelled_whole(self.backends, self.registry, row)
                 break
             with contextlib.suppress(Moved):
-                recorded = await cancel_tree(self.backends, row)
+                recorded = await cancel_tree(self.backends, self.registry, row)
             if recorded:
                 break
         if not wait:

@@ -48,6 +48,7 @@ from ..retry import run_backoff
 from ..status import RunStatus
 from ..tools.deadline import let_go
 from ..waits import Chronicle, Place, Services
+from .ending import Ending, said_at_end, tell_of_end
 from .heart import Heart, Held
 from .settings import RunnerConfig
 
@@ -98,6 +99,7 @@ class Drive:
         make = services.chronicle
         self.chronicle: Chronicle | None = None if make is None else make(row)
         self.begun: bool = row.parked == 1  # whether this attempt is in the journal
+        self.ending: Ending | None = agent if isinstance(agent, Ending) else None
 
     def _ledger(self) -> Ledger:
         ledger = Ledger(self.row, *self.backends, self.clock)
@@ -520,9 +522,20 @@ class Drive:
         ops = self._tell_parent(result)
         if status is RunStatus.CANCELLED:
             ops += await self._cancel_children()
-        await self._settle_last(how, [record], ops)
+        events = [] if self.ending is None else await self._said(self.ending, result)
+        await self._settle_last(how, [record], ops, events)
         self.ended = result
         return result
+
+    async def _said(self, agent: Ending, result: RunResult) -> list[Op]:
+        """What the agent adds to this end, which it is told of."""
+        token = CLAIM.set(self._claim())
+        try:
+            said = await said_at_end(agent, self.row, result)
+            await tell_of_end(agent, self.row, result)
+        finally:
+            CLAIM.reset(token)
+        return said
 
     async def _cancel_children(self) -> list[Op]:
         """For those that came after whoever cancelled this run had looked for them."""
@@ -530,22 +543,25 @@ class Drive:
         live = [child for child in await queue.children(self.row.run_id) if child.status in LIVE]
         return [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
 
-    async def _settle_last(self, how: Settle, records: Sequence[Record], ops: list[Op]) -> None:
+    async def _settle_last(
+        self, how: Settle, records: Sequence[Record], ops: list[Op], events: Sequence[Op] = ()
+    ) -> None:
         """End the run, and in the same commit claim the next one for the worker, if it wants one."""
         self.leaving = True
         want = self.next_claim() if self.next_claim is not None else None
         if want is None:
-            await self.ledger.settle(how, records, ops)
+            await self.ledger.settle(how, records, ops, events=events)
             return
         try:
-            claimed = (await self.ledger.settle(how, records, [*ops, Op("queue.claim", (want,))]))[-1]
+            claim = Op("queue.claim", (want,))
+            claimed = (await self.ledger.settle(how, records, [*ops, claim], events=events))[-1]
         except (StorageBusy, asyncio.CancelledError) as error:
             # Whether the next one was claimed is not known: it goes back, and this end is made sure of.
             with contextlib.suppress(AgentRuntimeError):
                 await self.backends.queue.unclaim(want.tickets)
             if isinstance(error, asyncio.CancelledError):
                 raise
-            await self.ledger.settle(how, records, ops)
+            await self.ledger.settle(how, records, ops, events=events)
         else:
             assert self.start is not None
             self.start(claimed)
@@ -561,7 +577,8 @@ class Drive:
     async def _close(self, ended: Record) -> RunResult:
         """The journal is finished but the row is not: an earlier claim fell between the two."""
         result = decode_result(ended.result or "{}")
-        await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result))
+        events = [] if self.ending is None else await self._said(self.ending, result)
+        await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result), events=events)
         return result
 
 

@@ -29,11 +29,14 @@ class StateStore(ABC):
     What it guarantees, on every backend:
 
     1. The journal of a run is append-only: a position is written once; the same position by the same
-       claim is the same record, and repeating it changes nothing.
+       claim is the same record, and repeating it changes nothing. An end under no claim is there once for
+       each generation, however many write it at once.
     2. A write with a claim is refused with LeaseLost once that claim was superseded.
     3. What is read is not shared with what was written: everything goes through its encoding.
 
-    A backend brings two methods: `commit(guard, ops)` applies `journal.append(run_id, Record)`,
+    A backend brings two methods: `commit(guard, ops)` applies `journal.append(run_id, Record)` (at the next
+    position where `seq` is -1; where it is an end under no claim, and the last end is one of the same
+    `attempt` under no claim, it is that one),
     `state.checkpoint(run_id, text, mark, now)`, `state.status(run_id, text, now)` and
     `state.delete(run_id)`, and the fences `fence.install` and `fence.forget`, all or nothing, refusing
     with LeaseLost where `guard.token` is not the fence of `guard.key`, unless all of `ops` are found to

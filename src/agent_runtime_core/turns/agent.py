@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from .._engines.base import Op
 from ..context import Context
 from ..errors import NotConfigured, PlanningError, ProviderError, StepExecutionError, ToolFailed, UnknownTool
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..runner.drive import FINAL_ERRORS
-from ..status import RunStatus, StepStatus
+from ..runner.ending import Ending
+from ..runner.settings import RunInfo
+from ..status import RunStatus
 from .attempt import Attempt
-from .keeping import ended, save, saved
+from .keeping import as_ended, cancel_steps, end_of, save, saved
+from .logs import TurnLog
 from .parts import Parts
 
 #: Another attempt would only fail the same way: each step has been tried again by itself.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)
 
 
-class TurnAgent(AgentRuntime):
+class TurnAgent(AgentRuntime, Ending):
     """Carries out turns. `final_output` has `response`, `plan`, `steps` and `metrics`."""
 
     key: str = "turn"
@@ -51,14 +57,19 @@ class TurnAgent(AgentRuntime):
         turn.error = {"type": info.type, "message": info.message, "details": info.details}
         await save(parts, ctx, turn)
         await parts.hooks.call("on_error", turn, error)
-        if over:
-            await ended(parts, ctx, turn)
 
     async def cancel(self, ctx: RunContext) -> None:
         assert isinstance(ctx, Context)
         turn = await saved(self.parts, ctx)
         turn.status = RunStatus.CANCELLED
-        for step in turn.steps:
-            step.status = step.status if step.ended else StepStatus.CANCELLED
+        cancel_steps(turn)
         await save(self.parts, ctx, turn)
-        await ended(self.parts, ctx, turn)
+
+    async def ending(self, info: RunInfo, result: RunResult) -> Sequence[Op]:
+        turn = await as_ended(self.parts, info, result)
+        return [self.parts.topics.publication(end_of(self.parts, turn, info.generation))]
+
+    async def on_end(self, info: RunInfo, result: RunResult) -> None:
+        turn = await as_ended(self.parts, info, result)
+        TurnLog(turn.trace_id, turn.id).info("turn ended: %s", turn.status.value)
+        await self.parts.hooks.call("on_turn_end", turn)

@@ -29,7 +29,7 @@ from ..status import RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
 from .events import EventEnvelope, PlanRequest, StepEvent, TurnEvent
 from .instances import PersonalityInstance
-from .keeping import audited, ended, save, saved
+from .keeping import audited, save, saved
 from .logs import TurnLog
 from .parts import Parts
 from .planner import Planned
@@ -70,6 +70,7 @@ class Attempt:
         self.turn: Turn = turn
         chosen = await self._begin()
         self.chosen: Chosen = chosen
+        ctx.remembered = chosen.personality.memory.remember
         turn.status, turn.personality, turn.error = RunStatus.RUNNING, chosen.personality.name, None
         values = {**chosen.preferences, **ctx.params, "user_id": turn.user_id or ""}
         self.work: Work = parts.work(ctx, turn, chosen.personality, values)
@@ -252,7 +253,6 @@ class Attempt:
         turn.status = RunStatus.SUCCEEDED
         await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": turn.response})
         await self.save()
-        await ended(self.parts, ctx, turn)
         output = {
             "response": turn.response, "result": result, "plan": planned.plan.to_dict(),
             "steps": [step.to_dict() for step in turn.steps], "metrics": turn.metrics.to_dict(),

@@ -33,7 +33,10 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySettings:
-    """How much of a conversation a turn is given, and whether it becomes part of it; None is no limit."""
+    """How much of a conversation a turn is given, and whether it becomes part of it; None is no limit.
+
+    With `remember=False` nothing of the turn is stored in the conversation: neither what was asked nor the answer.
+    """
 
     history_messages: int = 50
     history_tokens: int | None = None

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._clock import aware
+from .._ids import trace_id
 from ..context import Context
+from ..interfaces import RunResult
+from ..runner.settings import RunInfo
+from ..status import RunStatus, StepStatus
 from .events import AuditEvent, EventEnvelope
-from .logs import TurnLog
+from .logs import log
 from .parts import Parts
 from .turn import Turn
 
@@ -42,10 +46,31 @@ def audited(parts: Parts, turn: Turn, action: str, details: dict[str, Any]) -> E
     return parts.topics.envelope(event, event_id=f"{action}:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id)
 
 
-async def ended(parts: Parts, ctx: Context, turn: Turn) -> None:
+async def as_ended(parts: Parts, info: RunInfo, result: RunResult) -> Turn:
+    """The turn of a run that ends so: as it was asked for where its store has nothing of it, or is away."""
+    try:
+        turn = await parts.contexts.get_turn(str(info.run_id))
+    except Exception as error:  # noqa: BLE001 - a store may fail in any way, and the end is told all the same
+        log.warning("turn %s cannot be read, its end is told without its steps: %s", info.run_id, error)
+        turn = None
+    turn = turn or turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
+    turn.status = result.status or RunStatus.FAILED
+    if (error_ := result.error) is not None:
+        turn.error = {"type": error_.type, "message": error_.message, "details": error_.details}
+    if turn.status is RunStatus.CANCELLED:
+        cancel_steps(turn)
+    return turn
+
+
+def cancel_steps(turn: Turn) -> None:
+    """Of a turn that was cancelled, no step goes on."""
+    for step in turn.steps:
+        step.status = step.status if step.ended else StepStatus.CANCELLED
+
+
+def end_of(parts: Parts, turn: Turn, generation: int) -> EventEnvelope:
+    """The event that tells how a turn ended: one for each generation of its run."""
     about = {"status": turn.status.value, "metrics": turn.metrics.to_dict(), "error": turn.error}
     event = AuditEvent(action=f"turn.{turn.status.value}", details=about)
-    mark = f"end:{turn.id}:{ctx.book.ledger.claim_id}"
-    await parts.topics.tell(event, event_id=mark, trace_id=turn.trace_id, turn_id=turn.id)
-    TurnLog(turn.trace_id, turn.id).info("turn ended: %s", turn.status.value)
-    await parts.hooks.call("on_turn_end", turn)
+    mark = f"end:{turn.id}:{generation}"
+    return parts.topics.envelope(event, event_id=mark, trace_id=turn.trace_id, turn_id=turn.id)

@@ -80,9 +80,16 @@ class TheirStore(StateStore):
                 raise LookupError(op.name)
         return None
 
+    def same_end(self, last: Record, record: Record) -> bool:
+        mine = (record.kind, record.claim_id, record.attempt)
+        return mine == ("ended", "", last.attempt) and not last.claim_id
+
     def append(self, run_id: str, record: Record) -> int:
         journal = self.store.journals.setdefault(run_id, [])
         if record.seq < 0:
+            last = next((each for each in reversed(journal) if each.kind == "ended"), None)
+            if last is not None and self.same_end(last, record):
+                return last.seq
             record = record._replace(seq=len(journal))
         if record.seq == len(journal):
             journal.append(record)

@@ -176,6 +176,18 @@ async def the_store_chooses_the_next_position_for_minus_one(make: Make) -> None:
 
 
 @CASES
+async def an_end_under_no_claim_is_there_once_for_each_generation(make: Make) -> None:
+    async with opened(make) as store:
+        end = record(-1, "cancelled", kind=ENDED, claim="")._replace(attempt=1, nev=1)
+        await append(store, record(0, "a"))
+        same([await append(store, end) for _ in range(2)], [[1], [1]], "the positions answered for one end")
+        same(await append(store, end._replace(attempt=2)), [2], "the position of the next generation's end")
+        by_claim = end._replace(seq=3, attempt=3, claim_id=OLD)
+        same(await append(store, by_claim, end._replace(attempt=3)), [3, 4], "an end beside one by a claim")
+        same([each.kind for each in await store.records(RUN)], [DONE, *[ENDED] * 4], "the journal")
+
+
+@CASES
 async def a_position_is_written_once(make: Make) -> None:
     async with opened(make) as store:
         await append(store, record(0, "a", result="1"))
