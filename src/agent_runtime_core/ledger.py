@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from ._clock import Clock
-from ._engines.base import INSTALL, Commits, Engine, Guard, Op
+from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
 from ._json import decode, encode
 from .errors import StorageBusy, StorageClosed
 from .events.base import EventBus
 from .journal.record import STARTED, Record, carries_start, count_events, event_id, expand
 from .queue.base import RunQueue
-from .queue.row import RunRow, Settle
+from .queue.row import LIVE, RunRow, Settle
 from .state.base import StateStore
 
 BUSY_TRIES = 2  # a write that was not answered in time is repeated: its operations know themselves
@@ -285,14 +285,21 @@ class Ledger:
         """Leave the run as `how` says, with the records and queue operations that belong to it; its row, their results.
 
         `events` are operations of the bus that go in behind the events of the records. Moved refuses it all where one
-        engine holds it all; elsewhere what went before is repeated or put right.
+        engine holds it all; elsewhere what went before is repeated or put right. Of the claim whose end it is,
+        nothing comes behind it, on any engine.
         """
         if self._torn and not self._derives:  # after an end, no claim comes to put it right
             await self._publish_missing(await self.state.records(self.run_id))
             self._torn = False
         self._notes = [op for op in self._notes if op.name != "state.status"]  # nobody can see it any more
-        state, own = self._with_events(records)
+        state, told = self._with_events(records)
         state.append(Op("state.status", (self.run_id, how.status, how.now)))
-        done = await self.write(state, [*own, *events], [Op("queue.settle", (self.run_id, how)), *ops])
+        told += events
+        if how.status not in LIVE:
+            if self._state is not self._queue:
+                state.append(behind(self.run_id, self.claim_id))
+            if self._bus not in (self._queue, self._state):
+                told.append(behind(self.run_id, self.claim_id))
+        done = await self.write(state, told, [Op("queue.settle", (self.run_id, how)), *ops])
         self._tell(records)
         return done[2]

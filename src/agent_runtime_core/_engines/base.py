@@ -154,4 +154,19 @@ def forget(tx: Any, key: str) -> None:
     tx.fence(key, None)
 
 
+def installed(tx: Any, key: str, token: str) -> bool:
+    """Whether that token, or a greater one, came to be the fence of `key`: its outcome."""
+    held = tx.fenced(key)
+    if held is None or held < token:
+        raise NotApplied
+    return True
+
+
 FENCE_OPS: Mapping[str, Callable[..., Any]] = {INSTALL: install, FORGET: forget}
+FENCE_APPLIED: Mapping[str, Callable[..., Any]] = {INSTALL: installed}
+
+
+def behind(key: str, token: str) -> Op:
+    """Have the claim `token` be over for `key`, and those before it: no write of theirs lands behind this one. Later
+    claims are greater."""
+    return Op(INSTALL, (key, f"{token}!"))

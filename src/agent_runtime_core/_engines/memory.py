@@ -11,7 +11,7 @@ from typing import Any
 
 from .._clock import SYSTEM, Clock
 from ..errors import LeaseLost, StorageClosed
-from .base import FENCE_OPS, Concern, Engine, Guard, NotApplied, Op
+from .base import FENCE_APPLIED, FENCE_OPS, Concern, Engine, Guard, NotApplied, Op
 
 _MISSING = object()
 _names = itertools.count()
@@ -79,7 +79,7 @@ class MemoryEngine(Engine):
         self._lock = threading.RLock()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
         self._closed = False
-        self.add(Concern("fence", FENCE_OPS))
+        self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED))
 
     def add(self, concern: Concern) -> None:
         self._ops.update(concern.ops)

@@ -93,7 +93,14 @@ ops['fence.install'] = function(key, token)
   return true
 end
 
+applied['fence.install'] = function(key, token)
+  local held = fenced(key)
+  if not held or held < token then not_applied() end
+  return true
+end
+
 ops['fence.forget'] = function(key)
   fence(key, nil)
   return null
 end
+

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
 from ..errors import InvalidArgument, StorageError
-from .base import FENCE_OPS, Concern, Guard, Op
+from .base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
 from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
 from .shared import SharedEngine
@@ -95,7 +95,7 @@ class SQLiteEngine(SharedEngine):
                 raise translate(error, path) from error
             self._bell = FileBell(self._presence, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
-            self.add(Concern("fence", FENCE_OPS, {}, (_FENCE_SCHEMA,)))
+            self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED, (_FENCE_SCHEMA,)))
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:

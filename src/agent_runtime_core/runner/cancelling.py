@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .._engines.base import Op
+from .._engines.base import Op, behind
 from .._json import encode
 from ..backends import Backends
 from ..errors import StorageBusy
@@ -32,9 +32,10 @@ class End(NamedTuple):
 async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bool:
     """Cancel a run and what it called; False if it ended meanwhile, Moved if it is elsewhere by now."""
     queue = backends.queue
-    tree = [row]
+    tree, earlier = [row], list[RunRow]()
     for each in tree:
-        tree += [child for child in await queue.children(each.run_id) if child.status in LIVE]
+        for child in await queue.children(each.run_id):
+            (tree if child.status in LIVE else earlier).append(child)
     now = queue.clock.wall()
     ends, queue_ops = [], []
     for each in tree:
@@ -50,6 +51,8 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
     first = (await _write_freely(backends, queue_ops, state_ops))[0]
     for end in ends:
         await _told(backends, end, now)
+    for each in earlier:  # by a cancel that may have got no answer half-way
+        await cancelled_whole(backends, registry, each)
     return row.status != "running" or first[0] in LIVE
 
 
@@ -86,14 +89,20 @@ async def _publish(backends: Backends, end: End, now: float) -> None:
         backends.bus, row.run_id, [each for each in await backends.state.records(row.run_id) if each.claim_id]
     )  # fmt: skip
     events.append((f"end:{row.generation}", "run.cancelled", "{}", now))
-    await backends.bus.commits.commit(None, [Op("events.publish", (row.run_id, tuple(events))), *end.said])
+    ops = [Op("events.publish", (row.run_id, tuple(events))), *end.said]
+    if row.claim_id and backends.bus.commits not in (backends.queue.commits, backends.state.commits):
+        ops.insert(0, behind(row.run_id, row.claim_id))
+    await backends.bus.commits.commit(None, ops)
 
 
 async def cancelled_whole(backends: Backends, registry: Registry, row: RunRow) -> None:
-    """Have it known everywhere that this run was cancelled: whoever did it may have got no answer half-way."""
+    """Have it known everywhere that this run, and what it called, was cancelled, if it was: whoever did it may have
+    got no answer half-way."""
     queue, state = backends.queue.commits, backends.state.commits
-    if queue is state and _derives(backends):
+    if row.status != "cancelled" or (queue is state and _derives(backends)):
         return
+    for child in await backends.queue.children(row.run_id):
+        await cancelled_whole(backends, registry, child)
     ending = await backends.state.ending(row.run_id)
     if ending is not None and ending.attempt == row.generation and ending.claim_id:
         return  # by a claim, which says all of it itself
@@ -110,12 +119,17 @@ def _told_parent(queue: RunQueue, row: RunRow, parent: str, result: RunResult) -
 
 
 def _ended(backends: Backends, end: End, now: float) -> list[Op]:
-    """What the state's engine is told. Another cancel may do so too: the end of nobody's claim is there once."""
+    """What the state's engine is told. Another cancel may do so too: the end of nobody's claim is there once.
+
+    No claim comes after this one whose fence would keep out what an earlier one is late with.
+    """
     row = end.row
     record = Record(
         -1, ENDED, "cancelled", attempt=row.generation, t=now, result=encode_result(end.result), info="{}", nev=1
     )
     ops = [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
+    if row.claim_id and backends.state.commits is not backends.queue.commits:
+        ops.insert(0, behind(row.run_id, row.claim_id))
     return [*ops, *end.said] if _derives(backends) else ops
 
 

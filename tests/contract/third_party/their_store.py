@@ -30,7 +30,7 @@ class TheirStore(StateStore):
         if guard is not None and self.store.claims.get(guard.key) != guard.token:
             if not all(self.landed(op) for op in ops):
                 raise LeaseLost(guard.key, guard.token)
-            return [op.args[1].seq if op.name == "journal.append" else None for op in ops]
+            return [op.args[1].seq if op.name == "journal.append" else op.name == "fence.install" or None for op in ops]
         before = copy.deepcopy(self.store)
         try:
             return [self.apply(op) for op in ops]
@@ -47,6 +47,8 @@ class TheirStore(StateStore):
                 return (row.checkpoint, row.mark, row.t) == (text, mark, now)
             case Op("state.status", (_, text, now)):
                 return (row.status, row.t) == (text, now)
+            case Op("fence.install", (key, token)):
+                return bool(self.store.claims.get(key, "") >= token)
         return False
 
     def there(self, run_id: str, record: Record) -> bool:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..._engines.base import FENCE_OPS, NotApplied
+from ..._engines.base import FENCE_APPLIED, FENCE_OPS, NotApplied
 from ...errors import StorageCorrupt, StorageError
 from .base import Absent, Changed, Document, Entry, behind, touched
 from .file_disk import Disk
@@ -327,6 +327,7 @@ OPS: Final[Mapping[str, Callable[..., Any]]] = {
     "documents.drop": drop,
 }
 APPLIED: Final[Mapping[str, Callable[..., Any]]] = {
+    **FENCE_APPLIED,
     "documents.put": was_put,
     "documents.add": was_added,
     "documents.touch": was_touched,

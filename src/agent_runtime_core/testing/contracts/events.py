@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from ..._engines.base import INSTALL, Op
+from ..._engines.base import INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
 from ...events.base import DELETE, Event, EventBus
 from .checks import PATIENCE, Cases, refused, same, turns
@@ -196,6 +196,22 @@ async def a_stale_claim_is_refused(make: Make) -> None:
         same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 1, "the claim that holds the run")
         same((await bus.publish(RUN, "tick", {})).sequence, 2, "an administrator's write")
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
+
+
+@CASES
+async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        ops = [bus.publishing(RUN, [("end", "run.succeeded", {})]), behind(str(RUN), "01A")]
+        guard = Guard(str(RUN), "01A")
+        same(await bus.commit(guard, ops), [[0], True], "the answer")
+        same(await bus.commit(guard, ops), [[0], True], "the answer to the repeat")
+        with refused(LeaseLost, "what comes behind the end"):
+            await bus.publish(RUN, "tick", {}, claim="01A")
+        with refused(LeaseLost, "the claim itself, carried here behind its end"):
+            await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
+        same(sequences(await bus.get_events(RUN)), [0], "the log")
 
 
 @CASES

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from ..._engines.base import FORGET, INSTALL, Guard, Op
+from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...journal.record import DONE, ENDED, STARTED, Record
 from ...state.base import StateRow, StateStore
@@ -291,6 +291,23 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
             with refused(LeaseLost, f"a repeat with {more.name} {more.args[1]!r:.40} added"):
                 await store.commits.commit(guard, [*ops, more])
         same(len(await store.records(RUN)), 2, "the length of the journal after that")
+
+
+@CASES
+async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, OLD)
+        ops = [Op("journal.append", (str(RUN), record(0, "succeeded", kind=ENDED)))]
+        ops += [Op("state.status", (str(RUN), "succeeded", 9.0)), behind(str(RUN), OLD)]
+        guard = Guard(str(RUN), OLD)
+        same(await store.commits.commit(guard, ops), [0, None, True], "the answer")
+        same(await store.commits.commit(guard, ops), [0, None, True], "the answer to the repeat")
+        with refused(LeaseLost, "what comes behind the end"):
+            await append(store, record(1, "late"), claim=OLD)
+        with refused(LeaseLost, "the claim itself, carried here behind its end"):
+            await install(store, OLD)
+        await install(store, NEW)
+        same(len(await store.records(RUN)), 1, "the length of the journal")
 
 
 @CASES
