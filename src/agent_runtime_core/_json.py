@@ -9,16 +9,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from ._refusals import MAX_DEPTH, foreign
-from ._tags import TAG, Tagging, oversize, revived
+from ._tags import MAX_PARTS, PART, TAG, Tagging, allowance, oversize, revived
 from .errors import UnserialisableResult
 
-MAX_BYTES: Final = 1024 * 1024
+MAX_BYTES: Final = PART * MAX_PARTS
+#: Of what has such values more than once in it, as the result of a run has an answer in its messages too.
+MAX_WHOLE: Final = 4 * MAX_BYTES
+#: Of a text that comes from outside and is parsed as JSON: a short one can take long.
+MAX_PARSED: Final = 1024 * 1024
 # Arguments may be larger than a result: only their digest is kept.
 _DIGEST_BYTES: Final = 8 * MAX_BYTES
 
 _WORD: Final = 2**63
 _BARE: Final = frozenset({bool, float, type(None)})
 _LOOK: Final = -(2**62)
+_ENTRY: Final = 5 * PART
+_ITEM: Final = 2 * PART
 _quote: Final = json.encoder.encode_basestring_ascii
 
 
@@ -55,10 +61,11 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     """ASCII JSON text of a tree of None, bool, int, float, str, list and dict, and of UUID, datetime, date, time,
     timedelta, Decimal, bytes, tuple, set, frozenset and registered types inside it.
 
-    Raises UnserialisableResult, with the path, for every value that would not come back as it is.
+    Raises UnserialisableResult, with the path, for every value that would not come back as it is, for a text of more
+    than `max_bytes`, and for a value of so many parts that it would take long.
     """
     write = _write_sorted if sort_keys else _write
-    left = _left((value,), MAX_DEPTH, max_bytes)
+    left = _left((value,), MAX_DEPTH, MAX_BYTES if max_bytes == MAX_BYTES else allowance(max_bytes))
     text = None
     if left >= 0:
         try:
@@ -83,7 +90,10 @@ def _tree_text(tree: object) -> str:
 
 
 def _left(items: Iterable[Any], depth: int, budget: int) -> int:
-    """What plain trees leave of the budget at most; _LOOK for one that the tagging pass must look at."""
+    """What plain trees leave of the budget at most; _LOOK for one that the tagging pass must look at.
+
+    Characters count one, parts PART for each byte around them.
+    """
     for item in items:
         kind = type(item)
         if kind is str:
@@ -94,7 +104,7 @@ def _left(items: Iterable[Any], depth: int, budget: int) -> int:
         elif kind is dict:
             if depth == 0 or TAG in item:
                 return _LOOK
-            budget -= 5 * len(item)
+            budget -= _ENTRY * len(item)
             for key in item:
                 if type(key) is not str:
                     return _LOOK
@@ -104,7 +114,7 @@ def _left(items: Iterable[Any], depth: int, budget: int) -> int:
         elif kind is list:
             if depth == 0:
                 return _LOOK
-            budget -= 2 * len(item)
+            budget -= _ITEM * len(item)
             if budget < 0 or (item and (budget := _left(item, depth - 1, budget)) < 0):
                 return budget
         elif kind not in _BARE:

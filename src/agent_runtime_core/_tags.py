@@ -17,6 +17,9 @@ from .errors import InvalidArgument, UnserialisableResult
 # The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
 # user's that holds "$" is itself written with a tag.
 TAG: Final = "$"
+#: Long texts take no time, many parts do: a byte around a part, or of a number, weighs as much as this many of text.
+PART: Final = 16
+MAX_PARTS: Final = 1024 * 1024  # bytes around parts in a value of usual size
 MAX_DIGITS: Final = 4300
 
 _INT_END: Final = 10**MAX_DIGITS
@@ -43,27 +46,35 @@ class _Registry:
 REGISTRY: Final = _Registry()
 
 
+def allowance(max_bytes: int) -> int:
+    """What a value may weigh whose text may have so many bytes; no text that has no more is refused for its weight,
+    unless more than MAX_PARTS of them, and a PARTth of them all, are around parts."""
+    return max(max_bytes, PART * min(max_bytes, MAX_PARTS))
+
+
 def oversize(max_bytes: int) -> UnserialisableResult:
-    return refused(None, f"larger than {max_bytes:,} bytes as JSON: store it elsewhere, return where it is")
+    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts"
+    return refused(None, f"{why}: store it elsewhere, return where it is")
 
 
 class Tagging:
     """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none."""
 
     def __init__(self, max_bytes: int, text: Callable[[object], str]) -> None:
-        self.max_bytes = self.left = max_bytes
+        self.max_bytes = max_bytes
+        self.left = allowance(max_bytes)
         self.text = text
 
-    def spend(self, size: int) -> None:
+    def spend(self, size: int, weight: int = PART) -> None:
         # A lower bound of the text, so that a bomb of shared parts ends early; encode() measures the text itself.
-        self.left -= size
+        self.left -= size * weight
         if self.left < 0:
             raise oversize(self.max_bytes)
 
     def of(self, value: Any, at: At | None) -> object:
         kind = type(value)
         if kind is str:
-            self.spend(len(value))
+            self.spend(len(value), 1)
             return value
         if value is None or kind is bool:
             return value
@@ -95,7 +106,7 @@ class Tagging:
                     f"the key {short(key)} is {a_kind(type(key))}: JSON keys are str, so write them as str yourself"
                 )
                 raise refused(here.parent, reason)
-            self.spend(len(key))
+            self.spend(len(key), 1)
             here.step = key
             tree[key] = self.of(item, here)
         return tree
@@ -147,14 +158,16 @@ class Tagging:
     def of_decimal(self, value: Any, at: At | None) -> object:
         if not value.is_finite():
             raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
-        return self.of(str(value), at)
+        return self.of_text(value, at)
 
     def of_bytes(self, value: Any, at: At | None) -> object:
-        self.spend(len(value) * 4 // 3)
+        self.spend(len(value) * 4 // 3, 1)
         return binascii.b2a_base64(value, newline=False).decode("ascii")
 
     def of_text(self, value: Any, at: At | None) -> object:
-        return self.of(str(value), at)
+        text = str(value)
+        self.spend(len(text))
+        return text
 
 
 _TAGGING: Final[dict[type, tuple[str, Callable[[Tagging, Any, At | None], object]]]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 from uuid import UUID
 
-from ._json import decode, encode
+from ._json import MAX_WHOLE, decode, encode
 from .interfaces import ErrorInfo, RunResult
 from .status import RunStatus
 
@@ -49,7 +49,7 @@ def result_of(payload: dict[str, Any]) -> RunResult:
 
 
 def encode_result(result: RunResult) -> str:
-    return encode(payload_of(result))
+    return encode(payload_of(result), max_bytes=MAX_WHOLE)
 
 
 def decode_result(text: str) -> RunResult:

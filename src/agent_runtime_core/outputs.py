@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ._json import MAX_PARSED
 from .errors import InvalidArgument, UnserialisableResult
 from .schema import misfit
 from .tools.forms import schema_of, typed
@@ -31,6 +32,8 @@ class Output:
 
     def problem(self, text: str) -> str | None:
         """Why the text is not what was asked for, or None."""
+        if len(text) > MAX_PARSED:
+            return f"it has {len(text):,} characters, {MAX_PARSED:,} are the most"
         try:
             found = _read(text)
         except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from ._clock import Clock
 from ._engines.base import Op
 from ._ids import child_run_id, step_id
-from ._json import decode, encode
+from ._json import MAX_WHOLE, decode, encode
 from .attempts import Happened
 from .book import FRAME, Book
 from .errors import InvalidArgument, RunFailed, WaitTimeout
@@ -211,7 +211,7 @@ class Waits:
     async def _end(self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False) -> Record:
         book = self._book
         info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
-        record = book.noted(name, key, encode(value), encode(info) if info else None)
+        record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None)
         await self._ledger.append(record)
         book.done[name, key] = record
         if mail is not None:

@@ -340,6 +340,15 @@ class KeepsDeleted(TheirBus):
         return None if op.name == "events.delete" else super().apply(op)
 
 
+class TrimsTheLast(TheirBus):
+    def apply(self, op: Op) -> Any:
+        if op.name == "events.trim":
+            log = self.store.logs.get(op.args[0], [])
+            self.store.logs[op.args[0]] = [event for event in log if event.sequence >= op.args[1]]
+            return len(log) - len(self.store.logs[op.args[0]])
+        return super().apply(op)
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -351,6 +360,7 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (ForgetsTypes, events.payloads_come_back_as_they_were),
     (TornPage, events.a_long_log_is_read_whole),
     (KeepsDeleted, events.a_deleted_run_is_gone),
+    (TrimsTheLast, events.a_log_that_is_trimmed_goes_on),
 ]
 
 # -- state stores
@@ -393,6 +403,11 @@ class AbsorbsOtherClaims(TheirStore):
 class AppendsRepeats(TheirStore):
     def append(self, run_id: str, record: Record) -> int:
         return super().append(run_id, record._replace(seq=-1))
+
+
+class TwoEnds(TheirStore):
+    def same_end(self, last: Record, record: Record) -> bool:
+        return False
 
 
 class AnyClaimInstalled(TheirStore):
@@ -458,6 +473,7 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (OverwritesHistory, state.a_position_is_written_once),
     (AbsorbsOtherClaims, state.a_position_is_written_once),
     (AppendsRepeats, state.a_position_is_written_once),
+    (TwoEnds, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (AnyClaimInstalled, state.only_a_greater_claim_is_installed),
     (NewestFirst, state.a_journal_is_read_in_order),
     (InclusiveRecords, state.a_journal_is_read_in_order),

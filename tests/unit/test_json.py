@@ -308,8 +308,18 @@ def test_oversize_is_measured_on_the_text() -> None:
         assert len(encode(value, max_bytes=size)) == size
         error = refused(value, max_bytes=size - 1)
         assert (error.path, "larger than" in error.reason) == ("$", True)
-    assert len(encode("x" * (_json.MAX_BYTES - 2))) == 1024 * 1024
+    assert len(encode("x" * (_json.MAX_BYTES - 2))) == 16 * 1024 * 1024
     refused("x" * (_json.MAX_BYTES - 1))
+
+
+def test_long_texts_weigh_little_and_parts_much() -> None:
+    answer = [{"role": "assistant", "content": "x" * (10 * 2**20)}, *[{"n": n} for n in range(1000)]]
+    assert decode(encode(answer)) == answer
+    for plain in ([0] * (2**19 - 1), {f"{n:06d}": n % 10 for n in range(87_000)}, [10**4000] * 260):
+        assert 2**20 - 2**17 < len(encode(plain)) <= 2**20, "as large as a value of small parts may be"
+    keys = {f"{n:06d}": 0 for n in range(2**18)}
+    for many in ([0] * (2**19 + 1), keys, [10**4000] * 300, [UUID(int=1)] * 30_000):
+        assert "of too many parts" in refused(many).reason
 
 
 def _deep(levels: int) -> object:

@@ -264,8 +264,8 @@ async def test_hearing_of_its_own_end_does_not_cancel_the_block(
         held.append((self, each))
         hold(self, each)
 
-    async def looked_at(self: Ledger, *args: Any) -> list[Any]:
-        answers = await settle(self, *args)
+    async def looked_at(self: Ledger, *args: Any, **events: Any) -> list[Any]:
+        answers = await settle(self, *args, **events)
         for heart, each in held:
             await heart._look([each])
         return answers

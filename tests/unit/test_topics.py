@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._clock import aware
 from agent_runtime_core.errors import InvalidArgument, InvalidTurn, StorageBusy
 from agent_runtime_core.interfaces import TraceSink
 from agent_runtime_core.tracing.tracer import Tracer
@@ -137,3 +138,56 @@ async def test_events_of_several_topics_are_published_together(place: Path | Non
             (RESULTS, 0), (AUDIT, 0), (RESULTS, 1), (AUDIT, 1), (RESULTS, 0),
         ]  # fmt: skip
         assert await topics.publish_all([]) == []
+
+
+async def _offsets(topics: EventPublisherSubscriber, topic: str = AUDIT) -> list[int | None]:
+    return [each.offset async for each in topics.subscribe(topic, 0, follow=False)]
+
+
+async def test_old_events_are_trimmed_and_offsets_go_on(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        topics = _topics(rig)
+        for number in range(10):
+            await topics.tell(AuditEvent(action=f"a{number}"))
+            rig.clock.advance(10)  # type: ignore[attr-defined]
+        await topics.tell(StepResultChunk(step_number=1))
+        now = rig.clock.wall()
+        assert await topics.trim(AUDIT, before=now - 65) == 4
+        assert await _offsets(topics) == [4, 5, 6, 7, 8, 9]
+        assert await topics.trim(AUDIT, before=aware(now - 45)) == 2
+        assert await topics.trim(keep=3) == 1
+        assert await _offsets(topics) == [7, 8, 9]
+        assert await _offsets(topics, RESULTS) == [0]
+        assert await topics.trim(AUDIT, before=now + 1) == 2
+        assert await topics.trim(AUDIT, keep=0) == 0
+        assert (await topics.tell(AuditEvent(action="next"))).offset == 10
+        assert await _offsets(_topics(rig)) == [9, 10]
+        assert await topics.trim(TURNS, keep=0) == 0
+
+
+async def test_many_events_are_trimmed_in_several_commits() -> None:
+    async with Rig() as rig:
+        topics = _topics(rig)
+        await topics.publish_all([topics.envelope(AuditEvent(action="a")) for _ in range(2500)])
+        assert await topics.trim(keep=10) == 2490
+        assert await _offsets(topics) == [*range(2490, 2500)]
+
+
+async def test_a_consumer_whose_place_is_gone_goes_on_at_the_first_event_there_is(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        topics = _topics(rig)
+        for name in "abcdef":
+            await topics.tell(AuditEvent(action=name))
+        await topics.commit(AUDIT, "me", 0)
+        assert await topics.trim(keep=2) == 4
+        assert (await topics.stats())[AUDIT].lag == {"me": 2}
+        following = topics.subscribe(AUDIT, consumer="me")
+        assert [each.offset for each in await _some(following, 2)] == [4, 5]
+        await following.aclose()
+
+
+@pytest.mark.parametrize("options", [{}, {"before": 1.0, "keep": 1}, {"keep": -1}, {"keep": True}, {"keep": 1.5}])
+async def test_what_to_trim_is_said_in_one_way(options: dict[str, Any]) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match="keep="):
+            await _topics(rig).trim(**options)

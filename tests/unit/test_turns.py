@@ -14,6 +14,7 @@ import pytest
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
+    InvalidArgument,
     InvalidTurn,
     PlanningError,
     ProviderUnavailable,
@@ -616,6 +617,22 @@ async def test_an_end_is_told_though_the_store_of_turns_is_away(monkeypatch: pyt
         monkeypatch.setattr(house.stores.memory, "get", away)
         assert await manager.cancel("t")
         assert await ends(manager) == [("turn.cancelled", None)]
+
+
+async def test_the_trail_of_old_turns_is_deleted_and_goes_on(place: Path | None) -> None:
+    async with House(place) as house:
+        manager = house.manager()
+        await manager.run_turn(SUM)
+        house.clock.advance(100)  # type: ignore[attr-defined]
+        turn = await manager.run_turn(SUM)
+        told = {topic: len(await trail(manager, topic)) for topic in (TURNS, STEPS, RESULTS, AUDIT)}
+        assert await manager.vacuum(older_than=50) == sum(told.values()) // 2
+        for topic, count in told.items():
+            left = await trail(manager, topic)
+            assert {each.turn_id for each in left} == {turn.id}
+            assert [each.offset for each in left] == [*range(count // 2, count)]
+        with pytest.raises(InvalidArgument, match="older_than=-1"):
+            await manager.vacuum(older_than=-1)
 
 
 async def test_a_turn_is_streamed_to_its_end() -> None:

@@ -21,6 +21,7 @@ from .feed import Hub
 
 PUBLISH = "events.publish"
 DELETE = "events.delete"
+TRIM = "events.trim"
 
 _PAGE = 2048  # rows read at once where the caller wants all
 _LONGEST_NAME = 255
@@ -119,7 +120,9 @@ class EventBus(ABC):
       stored for its `key`, nothing is written: LeaseLost, unless each op finds that it was applied before
       (for a publish: all its event ids are there), which returns the old results. The ops are
       `events.publish` (run_id, ((event_id, type, payload, t), …)) -> list of sequences, in one go the next
-      ones of the run except for ids it already has; `events.delete` (run_id,) -> None;
+      ones of the run except for ids it already has; `events.delete` (run_id,) -> None; `events.trim`
+      (run_id, sequence) -> how many published events before that sequence are deleted, with their ids: the last
+      one there is stays, and sequences go on;
       `fence.install` (key, token) -> True, refused with LeaseLost when the stored token is greater;
       `fence.forget` (key,) -> None.
     * `_rows(run_id, since, limit)`: stored events at or after `since`, sorted, at most `limit`.

@@ -12,7 +12,7 @@ from .._engines.memory import MemoryTx
 from ..journal import memory as journal
 from ..journal.record import Record
 from .backed import BackedBus
-from .base import DELETE, PUBLISH, StoredEvent, merged
+from .base import DELETE, PUBLISH, TRIM, StoredEvent, merged
 
 _CLEAR = "events.clear"
 
@@ -45,6 +45,16 @@ def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["event_ids"], run_id)
 
 
+def trim(tx: MemoryTx, run_id: str, sequence: int) -> int:
+    stored, ids = _of(tx, "events", run_id), _of(tx, "event_ids", run_id)
+    last = max(stored, default=0)
+    gone = [number for number in stored if number < min(sequence, last)]
+    for number in gone:
+        tx.drop(ids, stored[number].event_id)
+        tx.drop(stored, number)
+    return len(gone)
+
+
 def clear(tx: MemoryTx) -> None:
     for run_id in [*tx.tables["events"]]:
         delete(tx, run_id)
@@ -70,7 +80,7 @@ def _of(tx: MemoryTx, table: str, run_id: str) -> dict[Any, Any]:
 
 CONCERN = Concern(
     "events",
-    {PUBLISH: publish, DELETE: delete, _CLEAR: clear},
+    {PUBLISH: publish, DELETE: delete, TRIM: trim, _CLEAR: clear},
     {PUBLISH: published},
     tables=("events", "event_ids"),
 )

@@ -42,6 +42,20 @@ ops['events.delete'] = function(run)
   return null
 end
 
+-- Of the events before that number all but the last one there is go, with their ids.
+ops['events.trim'] = function(run, number)
+  local key, gone = P .. 'events:' .. run, 0
+  local last = call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+  if not last then return 0 end
+  local first_kept = string.format('%d-0', math.min(number, position(last) - 1) + 1)
+  for _, entry in ipairs(call('XRANGE', key, '-', '(' .. first_kept)) do
+    write('HDEL', P .. 'ids:' .. run, cjson.decode(entry[2][2])[4])
+    gone = gone + 1
+  end
+  if gone > 0 then write('XTRIM', key, 'MINID', first_kept) end
+  return gone
+end
+
 ops['events.heads'] = function(runs)
   local found = {}
   for i, run in ipairs(runs) do found[i] = head(run).ev end

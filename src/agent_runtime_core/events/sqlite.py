@@ -12,11 +12,16 @@ from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
 from ..journal.record import Record
 from .backed import BackedBus
-from .base import DELETE, PUBLISH, StoredEvent, merged
+from .base import DELETE, PUBLISH, TRIM, StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"
 _ROWS = "SELECT seq, type, payload, t, event_id FROM arc_events WHERE run_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
+
+# The last one tells which number comes next.
+_TRIM = (
+    "DELETE FROM arc_events WHERE run_id = ? AND seq < ? AND seq < (SELECT max(seq) FROM arc_events WHERE run_id = ?)"
+)
 
 Row = tuple[str, str, str, float]
 
@@ -46,6 +51,10 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_events WHERE run_id = ?", (run_id,))
 
 
+def trim(tx: SQLiteTx, run_id: str, sequence: int) -> int:
+    return tx.execute(_TRIM, (run_id, sequence, run_id)).rowcount
+
+
 def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
     stored = [StoredEvent._make(row) for row in view.execute(_ROWS, (run_id, since, limit))]
     return merged(stored, journal.boundaries(view, run_id, since, limit), limit)
@@ -55,7 +64,12 @@ def heads(view: sqlite3.Connection, run_ids: Sequence[str]) -> list[int]:
     return [journal.head(view, run_id) for run_id in run_ids]
 
 
-CONCERN = Concern("events", {PUBLISH: publish, DELETE: delete}, {PUBLISH: published}, lengthy={DELETE: always})
+CONCERN = Concern(
+    "events",
+    {PUBLISH: publish, DELETE: delete, TRIM: trim},
+    {PUBLISH: published},
+    lengthy={DELETE: always, TRIM: always},
+)
 
 
 class SQLiteEventBus(OnSQLite, BackedBus):

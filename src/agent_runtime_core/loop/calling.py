@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, cast
 
-from .._json import encode
+from .._json import MAX_PARSED, encode
 from ..attempts import PLAIN_POLICY, Policy
 from ..context import UNRECORDED, Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed
@@ -222,6 +222,8 @@ class Calling:
 def _args(call: ToolCallDict) -> dict[str, Any]:
     """The arguments as a dict, empty where they are none: what is told of a call, not what it is run with."""
     given = call.arguments
+    if isinstance(given, str) and len(given) > MAX_PARSED:  # it is refused, and not run
+        return {}
     try:
         found = _READ.decode(given) if isinstance(given, str) and given.strip() else given
     except (ValueError, RecursionError):

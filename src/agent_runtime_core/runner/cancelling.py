@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from .._engines.base import Op, behind
-from .._json import encode
 from ..backends import Backends
 from ..errors import StorageBusy
 from ..interfaces import RunResult
 from ..journal.record import ENDED, Record
 from ..ledger import BUSY_TRIES, missing
-from ..outcome import encode_result, payload_of
+from ..outcome import encode_result
 from ..queue.base import RunQueue
 from ..queue.row import LIVE, RunRow
 from ..registry import Registry
@@ -115,7 +114,7 @@ async def cancelled_whole(backends: Backends, registry: Registry, row: RunRow) -
 
 
 def _told_parent(queue: RunQueue, row: RunRow, parent: str, result: RunResult) -> Op:
-    return queue.post_op(parent, "child", row.run_id, encode(payload_of(result)), f"end:{row.run_id}:{row.generation}")
+    return queue.post_op(parent, "child", row.run_id, encode_result(result), f"end:{row.run_id}:{row.generation}")
 
 
 def _ended(backends: Backends, end: End, now: float) -> list[Op]:

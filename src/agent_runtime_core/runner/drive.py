@@ -41,7 +41,7 @@ from ..errors import (
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
 from ..ledger import Ledger
-from ..outcome import decode_result, encode_result, error_payload, payload_of
+from ..outcome import decode_result, encode_result, error_payload
 from ..persistence.claim import CLAIM, Claim
 from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
 from ..retry import run_backoff
@@ -570,7 +570,7 @@ class Drive:
         row = self.row
         if row.parent_id is None:
             return []
-        payload = encode(payload_of(result))
+        payload = encode_result(result)
         msg_id = f"end:{row.run_id}:{row.generation}"
         return [self.backends.queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id)]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, Final, NoReturn, cast
 
-from .._json import MAX_BYTES
+from .._json import MAX_PARSED
 from .._refusals import MAX_DEPTH
 from ..errors import BadArguments
 from ..schema import fits_plainly, misfits
@@ -65,8 +65,8 @@ def _read(text: str) -> Any:
         size = len(text.encode())
     except UnicodeEncodeError as error:
         raise BadArguments(f"the arguments are no JSON: half a surrogate pair at character {error.start}") from None
-    if size > MAX_BYTES:
-        raise BadArguments(f"the arguments have {size} bytes, {MAX_BYTES} are the most: send less")
+    if size > MAX_PARSED:
+        raise BadArguments(f"the arguments have {size} bytes, {MAX_PARSED} are the most: send less")
     try:
         return _STRICT.decode(text)
     except BadArguments:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock
-from .._json import decode, encode
+from .._json import MAX_WHOLE, decode, encode
 from ..context import conversation_id as as_conversation
 from ..errors import LeaseLost
 from ..persistence.chat import chat_of
@@ -22,6 +22,7 @@ from .turn import Turn
 T = TypeVar("T")
 
 TRIES = 3
+MAX_CACHED = 16 * 1024 * 1024  # characters of answers that are kept
 #: Of the keys in the memory store.
 PREFIX = f"{RESERVED}turn/"
 
@@ -38,7 +39,7 @@ class ContextManager:
     """Reads and writes turns, and reads what they need, in the stores of a PersistenceManager.
 
     A read that fails is tried three times, with growing pauses; then the last answer is given again, marked as
-    stale, or the error raised where there was none. The last `cached` answers are kept for that.
+    stale, or the error raised where there was none. The last `cached` answers are kept for that, 16 MiB at most.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ContextManager:
         self._stores, self._clock, self._most = persistence, clock, cached
         self._backoff = backoff or Backoff(base=0.05, factor=4.0, jitter="none")
         self._cache: OrderedDict[str, str] = OrderedDict()
+        self._size = 0  # of all texts there
 
     # -- turns
 
@@ -82,7 +84,7 @@ class ContextManager:
 
     async def forget_turn(self, turn_id: str) -> bool:
         """Delete what was saved of the turn; whether there was anything."""
-        self._cache.pop(PREFIX + turn_id, None)
+        self._size -= len(self._cache.pop(PREFIX + turn_id, ""))
         return await self._stores().memory.delete(PREFIX + turn_id)
 
     # -- what a turn is told
@@ -133,10 +135,11 @@ class ContextManager:
 
     def _keep(self, key: str, value: Any) -> None:
         # A text: nobody who got the value can change what is kept.
-        self._cache[key] = encode(value)
-        self._cache.move_to_end(key)
-        while len(self._cache) > self._most:
-            self._cache.popitem(last=False)
+        text = encode(value, max_bytes=MAX_WHOLE)
+        self._size += len(text) - len(self._cache.pop(key, ""))
+        self._cache[key] = text
+        while self._cache and (len(self._cache) > self._most or self._size > MAX_CACHED):
+            self._size -= len(self._cache.popitem(last=False)[1])
 
     def _cached(self, key: str) -> Any:
         return decode(self._cache[key])

@@ -197,6 +197,20 @@ class TurnManager:
         await self.runner.discard(info.run_id)
         await self.contexts.forget_turn(str(info.run_id))
 
+    async def vacuum(self, older_than: float) -> int:
+        """Delete the events of all topics that are older than so many seconds, and give space back; how many.
+
+        Keep them for longer than a turn may last: what a turn that is taken up again has told is only known to have
+        been told while it is there. The runs of turns are deleted by `runner.vacuum`.
+        """
+        if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= 0:
+            raise InvalidArgument(f"older_than={older_than!r} cannot be used: it is a number of seconds of at least 0")
+        gone = await self.topics.trim(before=self.runner.queue.clock.wall() - older_than)
+        compact = getattr(self.runner.event_bus.commits, "compact", None)
+        if gone and compact is not None:
+            await compact()
+        return gone
+
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
     ) -> AsyncGenerator[Event, None]:

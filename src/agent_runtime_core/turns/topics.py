@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as _dt
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -15,7 +16,7 @@ from .._clock import aware
 from .._engines.base import Op
 from .._ids import new_ulid
 from ..errors import InvalidArgument, InvalidTurn
-from ..events.base import Event, EventBus
+from ..events.base import TRIM, Event, EventBus
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
 from .events import TOPICS, EventEnvelope, Payload
@@ -23,6 +24,7 @@ from .logs import log
 
 # Part of every store that has a topic: another value would lose them.
 _TOPICS = UUID("1d5e0f6a-9c2b-5a71-8f34-6b0f7c1a2e95")
+_AT_ONCE = 1000  # events deleted in one commit
 _KEPT = 1024  # latencies of a topic that percentiles are taken of
 
 
@@ -37,7 +39,7 @@ class _Counters:
 class TopicStats:
     """Counters of one topic in this process; latencies are milliseconds, None before the first.
 
-    `lag` is how many events each consumer named here has not committed yet, whichever process does.
+    `lag` is how many events there are that a consumer named here has not committed yet, whichever process does.
     """
 
     published: int
@@ -170,6 +172,49 @@ class EventPublisherSubscriber:
         self._consumers[self._known(topic)].add(consumer)
         await self._state.save_checkpoint(self._place(topic, consumer), {"offset": offset + 1})
 
+    # -- deleting
+
+    async def trim(
+        self, topic: str | None = None, *, before: _dt.datetime | float | None = None, keep: int | None = None
+    ) -> int:
+        """Delete old events of a topic, or of all; how many. Offsets go on.
+
+        `before` a time (aware, or seconds since the epoch), or all but the last `keep`. The last event of a topic
+        stays in any case. A consumer whose place is gone goes on at the first event there is; an event id that was
+        deleted may be published again.
+        """
+        if (before is None) == (keep is None):
+            raise InvalidArgument(f"trim wants either before= or keep=, not before={before!r} and keep={keep!r}")
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
+            raise InvalidArgument(f"keep={keep!r} cannot be used: it is a number of events of at least 0")
+        topics = TOPICS if topic is None else (topic,)
+        return sum([await self._trimmed(self._log(each), before, keep) for each in topics])
+
+    async def _trimmed(self, log_id: UUID, before: _dt.datetime | float | None, keep: int | None) -> int:
+        first, head = await self._first(log_id), await self._bus.head(log_id)
+        if before is None:
+            end = head - (keep or 0)
+        else:
+            end = await self._since(log_id, before if isinstance(before, _dt.datetime) else aware(before), first, head)
+        gone = 0
+        for start in range(first, end, _AT_ONCE):
+            op = Op(TRIM, (str(log_id), min(start + _AT_ONCE, end)))
+            gone += (await self._bus.commit(None, [op]))[0]
+        return gone
+
+    async def _since(self, log_id: UUID, moment: _dt.datetime, low: int, high: int) -> int:
+        """The first offset from that moment on: events stand there in the order of time."""
+        while low < high:
+            middle = (low + high) // 2
+            [event] = await self._bus.get_events(log_id, middle, 1)
+            low, high = (middle + 1, high) if event.timestamp < moment else (low, middle)
+        return low
+
+    async def _first(self, log_id: UUID) -> int:
+        """The offset of the first event there is."""
+        found = await self._bus.get_events(log_id, 0, 1)
+        return found[0].sequence if found else 0
+
     # -- looking
 
     async def stats(self) -> dict[str, TopicStats]:
@@ -178,12 +223,13 @@ class EventPublisherSubscriber:
 
     async def _stats(self, topic: str) -> TopicStats:
         counters, names = self._counters[topic], sorted(self._consumers[topic])
-        head = await self._bus.head(self._log(topic)) if names else 0
+        log_id = self._log(topic)
+        first, head = (await self._first(log_id), await self._bus.head(log_id)) if names else (0, 0)
         offsets = await asyncio.gather(*(self.offset(topic, name) for name in names))
         took = sorted(counters.took)
         return TopicStats(
             counters.published, counters.errors, _percentile(took, 0.5), _percentile(took, 0.95),
-            took[-1] if took else None, {name: head - at for name, at in zip(names, offsets, strict=True)},
+            took[-1] if took else None, {name: head - max(at, first) for name, at in zip(names, offsets, strict=True)},
         )  # fmt: skip
 
     def _known(self, topic: str) -> str:

@@ -54,6 +54,10 @@ class TheirBus(EventBus):
                 return self.append(key, rows)
             case Op("events.delete"):
                 store.logs.pop(key, None)
+            case Op("events.trim", (_, sequence)):
+                log = store.logs.get(key, [])
+                store.logs[key] = [event for event in log if event.sequence >= sequence or event is log[-1]]
+                return len(log) - len(store.logs[key])
             case Op("fence.install", (_, token)):
                 if store.claims.get(key, "") > token:
                     raise LeaseLost(key, token)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..._json import decode, encode
+from ..._json import MAX_WHOLE, decode, encode
 from ...errors import InvalidArgument
 from ..base.memory import MemoryStore
 from ..documents.base import Document, Entry
@@ -52,4 +52,4 @@ class StoredMemory(Home, MemoryStore):
 
 
 def _entry(key: str, value: Any) -> Entry:
-    return Entry(key, encode(value), rank=0.0)
+    return Entry(key, encode(value, max_bytes=MAX_WHOLE), rank=0.0)

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from ..._engines.base import INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
-from ...events.base import DELETE, Event, EventBus
+from ...events.base import DELETE, TRIM, Event, EventBus
 from .checks import PATIENCE, Cases, refused, same, turns
 
 Make = Callable[[], EventBus]
@@ -234,6 +234,31 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await bus.get_events(RUN), [], "the log of a deleted run")
         same(await bus.published(RUN), frozenset(), "its published ids")
         same(len(await bus.get_events(OTHER)), 1, "the log of another run")
+
+
+@CASES
+async def a_log_that_is_trimmed_goes_on(make: Make) -> None:
+    async def trimmed(before: int, run_id: UUID = RUN) -> int:
+        gone: int = (await bus.commit(None, [Op(TRIM, (str(run_id), before))]))[0]
+        return gone
+
+    async with opened(make) as bus:
+        await fill(bus, 5)
+        await fill(bus, 2, run_id=OTHER)
+        same(await trimmed(3), 3, "how many events are deleted")
+        same(sequences(await bus.get_events(RUN)), [3, 4], "the log")
+        same(await bus.published(RUN), frozenset({"e3", "e4"}), "its published ids")
+        same(await trimmed(3), 0, "how many events a repeat deletes")
+        same(await trimmed(100), 1, "how many are deleted where all are older")
+        same(sequences(await bus.get_events(RUN)), [4], "the log, whose last event stays")
+        same((await bus.publish(RUN, "tick", {}, event_id="e0")).sequence, 5, "an id that was deleted, published again")
+        same((await bus.publish(RUN, "tick", {}, event_id="e4")).sequence, 4, "an id that is there, published again")
+        follower = bus.subscribe(RUN, 1)
+        same(sequences(await take(follower, 2)), [4, 5], "a follower whose place is gone")
+        await follower.aclose()
+        same(sequences(await bus.get_events(OTHER)), [0, 1], "the log of another run")
+        same(await trimmed(9, UUID(int=1)), 0, "how many events of an unknown run are deleted")
+        same(await bus.head(UUID(int=1)), 0, "the head of an unknown run")
 
 
 @CASES
