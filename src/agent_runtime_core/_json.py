@@ -12,7 +12,10 @@ from ._refusals import MAX_DEPTH, foreign
 from ._tags import MAX_PARTS, PART, TAG, Tagging, allowance, oversize, revived
 from .errors import UnserialisableResult
 
+#: Of a value that is written: a message, an answer of a model, an event.
 MAX_BYTES: Final = PART * MAX_PARTS
+#: Of a step's result, unless the step says more.
+MAX_RESULT: Final = 1024 * 1024
 #: Of what has such values more than once in it, as the result of a run has an answer in its messages too.
 MAX_WHOLE: Final = 4 * MAX_BYTES
 #: Of a text that comes from outside and is parsed as JSON: a short one can take long.
@@ -20,6 +23,7 @@ MAX_PARSED: Final = 1024 * 1024
 # Arguments may be larger than a result: only their digest is kept.
 _DIGEST_BYTES: Final = 8 * MAX_BYTES
 
+_USUAL: Final = frozenset({MAX_RESULT, MAX_BYTES})  # of which allowance() makes the same
 _WORD: Final = 2**63
 _BARE: Final = frozenset({bool, float, type(None)})
 _LOOK: Final = -(2**62)
@@ -65,7 +69,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     than `max_bytes`, and for a value of so many parts that it would take long.
     """
     write = _write_sorted if sort_keys else _write
-    left = _left((value,), MAX_DEPTH, MAX_BYTES if max_bytes == MAX_BYTES else allowance(max_bytes))
+    left = _left((value,), MAX_DEPTH, MAX_BYTES if max_bytes in _USUAL else allowance(max_bytes))
     text = None
     if left >= 0:
         try:

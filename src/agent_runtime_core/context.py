@@ -12,8 +12,9 @@ from weakref import ref
 
 from ._clock import Clock, aware
 from ._forms import codec_for
+from ._hints import returns_of
 from ._ids import trace_id
-from ._json import arguments_digest, decode, digest, encode
+from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
@@ -217,6 +218,7 @@ class Context:
         returns: Any = None,
         on_changed_input: str = "use",
         description: str | None = None,
+        max_result_bytes: int = MAX_RESULT,
     ) -> Any:
         """The recorded result of `fn(*args)`, run only if there is no record of it yet.
 
@@ -232,7 +234,9 @@ class Context:
         if on_changed_input not in ("use", "raise"):
             raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {on_changed_input!r}")
         how = callee(fn)
-        to_text, from_text = (how.encode, how.decode) if returns is None else codec_for(returns)
+        to_text, from_text = how.encode, how.decode
+        if returns is not None or max_result_bytes != MAX_RESULT:
+            to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, key)
         if record is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_runtime_core._forms import codec_for, convert, register_type
 from agent_runtime_core._hints import returns_of
-from agent_runtime_core._json import decode, encode
+from agent_runtime_core._json import decode
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from tests.unit.codec_values import (
     QUICK,
@@ -161,8 +161,22 @@ def test_an_annotated_result_is_plain_json_in_the_store() -> None:
     [None, Any, int, dict, list[int], dict[str, Any], dict[str, list[int]], str | None, int | str, tuple[int, ...],
      set[str], object, UUID, type(None), Literal["a"], Ids, tuple[int, int] | list[int], Annotated[int, []]],
 )  # fmt: skip
-def test_an_annotation_that_adds_nothing_gives_the_bare_functions(annotation: object) -> None:
-    assert codec_for(annotation) == (encode, decode)
+def test_an_annotation_that_adds_nothing_gives_the_same_functions(annotation: object) -> None:
+    assert codec_for(annotation) == (codec_for(None)[0], decode)
+
+
+def test_a_result_may_be_as_large_as_is_said() -> None:
+    long, longer = "x" * 2**20, "x" * (2**24 - 1)
+    for annotation in (None, list[Point]):
+        with pytest.raises(UnserialisableResult, match="larger than 1,048,576 bytes"):
+            codec_for(annotation)[0]([long] if annotation is None else [Point(long)])  # type: ignore[arg-type]
+    write, read = codec_for(None, 2**24)
+    assert read(write(long)) == long
+    with pytest.raises(UnserialisableResult, match="larger than 16,777,216 bytes"):
+        write(longer)
+    for wrong in (0, -1, 2**24 + 1, True, 1e6, "1"):
+        with pytest.raises(InvalidArgument, match="max_result_bytes is a number of 1 to 16,777,216 bytes, not"):
+            codec_for(None, wrong)  # type: ignore[arg-type]
 
 
 def test_codecs_keep_the_limit_and_want_the_type_itself() -> None:

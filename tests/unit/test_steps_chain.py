@@ -282,6 +282,28 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
         await rig.value(body)
 
 
+async def test_a_large_result_is_kept_where_the_step_says_so(place: Path | None) -> None:
+    long = "x" * 2**20
+
+    async def fn(*_: Any) -> str:
+        return long
+
+    async def body(ctx: Any) -> None:
+        executor = StepExecutor(ctx)
+        for small in (executor.run([Step("a", fn)]), ctx.step("b", fn), executor.map("c", fn, [1])):
+            with pytest.raises(UnserialisableResult, match="larger than 1,048,576 bytes"):
+                await small
+        more: dict[str, Any] = {"max_result_bytes": 2**21}
+        assert await executor.run([Step("d", fn, **more)]) == {"d": long}
+        assert await ctx.step("e", fn, **more) == long
+        assert await executor.map("f", fn, [1], **more) == [long]
+
+    async with Rig(place) as rig:
+        await rig.value(body)
+    with pytest.raises(InvalidArgument, match="max_result_bytes"):
+        Step("a", fn, max_result_bytes=0)
+
+
 async def test_checkpoint_false_commits_with_the_next_checkpointed_step(place: Path | None) -> None:
     calls = Calls()
     async with Rig(place) as rig:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from .._ids import step_id
+from .._json import MAX_BYTES, MAX_RESULT
 from .._load import load
 from ..attempts import InDoubt
 from ..book import Book
@@ -245,6 +246,7 @@ class _Execution:
         return self.tries(
             step_name(planned), fn, description=planned.reasoning or None,
             depends_on=[_name(each) for each in planned.needs if each in here], on_in_doubt=self._in_doubt(planned),
+            max_result_bytes=MAX_BYTES if planned.kind is StepKind.LLM_CALL else MAX_RESULT,
         )  # fmt: skip
 
     async def _do(self, planned: PlanStep, given: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from .._json import MAX_RESULT
 from ..attempts import InDoubt, Policy, RetryOn
 from ..book import Book
 from ..errors import InvalidArgument
@@ -104,6 +105,7 @@ class StepExecutor:
         backoff: Delay | None = None,
         on_in_doubt: InDoubt = "retry",
         returns: Any = None,
+        max_result_bytes: int = MAX_RESULT,
     ) -> list[Any]:
         """`fn(item)` for every item, some at once, each recorded by itself; the results in the items' order.
 
@@ -119,4 +121,4 @@ class StepExecutor:
         book = self._book
         if book is None:
             return await PlainFanOut(self).run(name, fn, listed, keys, policy)
-        return await FanOut(self, book).run(name, fn, listed, keys, policy, returns)
+        return await FanOut(self, book).run(name, fn, listed, keys, policy, returns, max_result_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._forms import codec_for
+from .._hints import returns_of
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
 from ..book import Book
@@ -26,14 +27,21 @@ class FanOut:
         self.failed: BaseException | None = None
 
     async def run(
-        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        items: list[Any],
+        keys: list[str],
+        policy: Policy,
+        returns: Any,
+        max_result_bytes: int,
     ) -> list[Any]:
         self.fn: Callable[..., Any] = fn
         self.items: list[Any] = items
         self.policy: Policy = policy
         self.how: Callee = callee(fn)
-        self.codec: tuple[Callable[[object], str], Callable[[str], object]] = (
-            (self.how.encode, self.how.decode) if returns is None else codec_for(returns)
+        self.codec: tuple[Callable[[object], str], Callable[[str], object]] = codec_for(
+            returns_of(fn) if returns is None else returns, max_result_bytes
         )
         self.keys: list[str] = [f"m:{key}" for key in keys]
         self.name = name

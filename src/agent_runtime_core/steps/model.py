@@ -9,7 +9,9 @@ from typing import Any
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
+from .._hints import returns_of
 from .._ids import run_uuid
+from .._json import MAX_RESULT
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
 from ..errors import InvalidArgument
 from ..retry import Delay
@@ -25,7 +27,8 @@ class Step:
     With `checkpoint=False` its record commits with the next checkpointed step; until then it runs
     again on resume. `on_in_doubt` is asked when an earlier process began the step and never recorded
     its end: "retry", "fail", "review", or a function that answers None or Happened(result).
-    `returns` names the type to rebuild, where the annotation of `fn` does not.
+    `returns` names the type to rebuild, where the annotation of `fn` does not. A result has at most
+    `max_result_bytes` as JSON (1 MiB; 16 MiB are the most).
     `depends_on` names the steps of the same list whose results it needs: a list in which any step has
     some is a graph, whose steps run side by side.
     """
@@ -42,6 +45,7 @@ class Step:
     backoff: Delay | None = field(default=None, kw_only=True)
     on_in_doubt: InDoubt = field(default="retry", kw_only=True)
     returns: Any = field(default=None, kw_only=True)
+    max_result_bytes: int = field(default=MAX_RESULT, kw_only=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -50,6 +54,8 @@ class Step:
             raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
         self.depends_on = self._names(self.depends_on)
         self.policy()
+        if self.max_result_bytes != MAX_RESULT:
+            codec_for(None, self.max_result_bytes)
 
     def _names(self, given: Any) -> tuple[str, ...]:
         names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (None,)
@@ -61,12 +67,13 @@ class Step:
 
     def callee(self) -> Callee:
         """How its function is called, looked at once."""
-        given = (self.fn, self.returns)
+        given = (self.fn, self.returns, self.max_result_bytes)
         known: tuple[Any, Callee] | None = self.__dict__.get("_callee")
         if known is None or known[0] != given:
             how = callee(self.fn)
-            if self.returns is not None:
-                to_text, from_text = codec_for(self.returns)
+            if given[1:] != (None, MAX_RESULT):
+                annotation = returns_of(self.fn) if self.returns is None else self.returns
+                to_text, from_text = codec_for(annotation, self.max_result_bytes)
                 how = replace(how, encode=to_text, decode=from_text)
             known = self.__dict__["_callee"] = (given, how)
         return known[1]
