@@ -640,7 +640,7 @@ def test_without_a_key() -> None:
 
 def test_where_the_key_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(**options: Any) -> Any:
-        return AnthropicClient(**options)._wire._unbound[0].api_key  # type: ignore[attr-defined]
+        return AnthropicClient(**options)._wire._clients.first.api_key  # type: ignore[attr-defined]
 
     monkeypatch.setenv("ANTHROPIC_API_KEY", "from-environment")
     assert key() == "from-environment"
@@ -705,7 +705,7 @@ def test_one_client_in_two_loops_keeps_their_connections_apart() -> None:
     loops = [asyncio.new_event_loop() for _ in range(2)]
 
     async def own() -> list[Any]:
-        return [wire._client() for _ in range(2)]
+        return [wire._clients.here() for _ in range(2)]
 
     (first, again), (second, _) = [loop.run_until_complete(own()) for loop in loops]
     for loop in loops:
