@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._json import encode
-from ..errors import LimitExceeded, OutputMismatch
+from ..errors import InvalidArgument, LimitExceeded, OutputMismatch
 from ..interfaces import LLMClient, RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..llm._tries import RETRY_BUDGET, RetryBudget
@@ -46,8 +46,10 @@ async def run_turn_loop(
     LimitExceeded carries a RunResult with what there is. UnknownPrice: a limit in USD without one in
     tokens, and no price.
     """
-    said = [dict(each) for each in (ctx.input_messages if messages is None else messages)]
+    said = _messages(ctx.input_messages if messages is None else messages)
     tools = ctx.tools if tools is None else tools
+    if not hasattr(tools, "to_openai_format"):
+        raise InvalidArgument(f"tools are a ToolRegistry, not {tools!r:.80}: register them in one")
     talk = Talk(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
     output = None if output_type is None else Output(output_type)
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}
@@ -60,6 +62,17 @@ async def run_turn_loop(
         return await _Loop(talk, asking, output).run()
     finally:
         RETRY_BUDGET.reset(token)
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    """Copies of the messages that a conversation begins with."""
+    no_list = isinstance(given, (str, bytes, Mapping))
+    messages = [] if no_list else list(given)
+    if no_list or not all(isinstance(each, Mapping) for each in messages):
+        raise InvalidArgument(
+            f"messages are a list of dicts, as [{{'role': 'user', 'content': 'Hello!'}}], not {given!r:.80}"
+        )
+    return [dict(each) for each in messages]
 
 
 class _Loop:
@@ -117,6 +130,7 @@ class _Loop:
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
             await self.calling.run(key, calls)
+        talk.not_late()
         talk.end_turn()
         if self.calling.child is not None:
             return self._handed_off(self.calling.child)
