@@ -718,3 +718,5 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anthropic", None)
     with pytest.raises(MissingDependency, match=r"AnthropicClient needs .*agent-runtime-core\[anthropic\]"):
         AnthropicClient(KEY)
+    with pytest.raises(MissingDependency, match="anthropic"):  # which is said before that there is no key
+        AnthropicClient()

@@ -229,6 +229,7 @@ class AnthropicClient(ChatClient):
         for name, instead in (("max_retries", "retries=Retries(tries=...)"), ("timeout", "timeouts=Timeouts(...)")):
             if name in options:
                 raise InvalidArgument(f"{name}={options[name]!r} is the SDK's own, which is off here: give {instead}")
+        load("anthropic", needed_by=type(self).__name__)
         if not any(options.get(name) for name in _OTHER_KEYS):
             here = is_loopback(base_url or os.environ.get("ANTHROPIC_BASE_URL") or "")
             api_key = api_key or get_config().get_anthropic_api_key() or (_NO_KEY if here else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._json import encode
 from ..errors import InvalidArgument, LimitExceeded, OutputMismatch
-from ..interfaces import LLMClient, RunResult, ToolCallDict
+from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
 from ..llm._tries import RETRY_BUDGET, RetryBudget
 from ..outputs import Output
@@ -46,7 +46,7 @@ async def run_turn_loop(
     LimitExceeded carries a RunResult with what there is. UnknownPrice: a limit in USD without one in
     tokens, and no price.
     """
-    said = _messages(ctx.input_messages if messages is None else messages)
+    said = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
     if not hasattr(tools, "to_openai_format"):
         raise InvalidArgument(f"tools are a ToolRegistry, not {tools!r:.80}: register them in one")
@@ -62,17 +62,6 @@ async def run_turn_loop(
         return await _Loop(talk, asking, output).run()
     finally:
         RETRY_BUDGET.reset(token)
-
-
-def _messages(given: Any) -> list[dict[str, Any]]:
-    """Copies of the messages that a conversation begins with."""
-    no_list = isinstance(given, (str, bytes, Mapping))
-    messages = [] if no_list else list(given)
-    if no_list or not all(isinstance(each, Mapping) for each in messages):
-        raise InvalidArgument(
-            f"messages are a list of dicts, as [{{'role': 'user', 'content': 'Hello!'}}], not {given!r:.80}"
-        )
-    return [dict(each) for each in messages]
 
 
 class _Loop:
