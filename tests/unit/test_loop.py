@@ -99,6 +99,19 @@ async def test_an_answer_without_a_tool_call_ends_it(kind: str, tmp_path: Path) 
     }  # fmt: skip
 
 
+async def test_an_answer_in_parts_is_its_text(tmp_path: Path) -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "h"},
+        {"text": "i"},
+    ]
+    message = {"role": "assistant", "content": parts}
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Scripted(message))
+    assert done.text == "hi"
+    assert done.messages[-1] == message
+
+
 @KINDS
 async def test_tools_are_run_and_their_results_go_back(kind: str, tmp_path: Path) -> None:
     client = Scripted(asks(call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": 3, "b": 4}, "c2")), "3 and 7")

@@ -92,7 +92,7 @@ class _Loop:
     def _partial(self) -> RunResult:
         talk = self.talk
         messages = talk.messages
-        said = [m.get("content") for m in messages if m.get("role") == "assistant" and m.get("content")]
+        said = [_text(m["content"]) for m in messages if m.get("role") == "assistant" and m.get("content")]
         return RunResult(
             final_output={"response": said[-1] if said else None},
             final_messages=list(messages),
@@ -128,8 +128,7 @@ class _Loop:
 
     def _answered(self, message: Mapping[str, Any]) -> LoopResult | None:
         talk = self.talk
-        text = message.get("content")
-        text = text if isinstance(text, str) else "" if text is None else str(text)
+        text = _text(message.get("content"))
         if self.output is None:
             return self._ended(TurnState.YIELDING, text)
         problem = self.output.problem(text)
@@ -149,3 +148,10 @@ class _Loop:
         text = said if isinstance(said, str) else encode(said)
         self.talk.messages.append({"role": "assistant", "content": text})
         return self._ended(TurnState.HANDED_OFF, text, None, None if isinstance(said, str) else said)
+
+
+def _text(content: Any) -> str:
+    """The text of an answer, which some servers send in parts; those that are no text are left out."""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else "" if content is None else str(content)
