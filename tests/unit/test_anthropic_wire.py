@@ -638,6 +638,17 @@ def test_without_a_key() -> None:
     assert issubclass(AnthropicConfigurationError, ValueError)
 
 
+@pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
+def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AnthropicConfigurationError, match="characters that no key has") as caught:
+        AnthropicClient(key)
+    assert "ary" not in str(caught.value)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", " \n")
+    with pytest.raises(AnthropicConfigurationError, match="has no key"):
+        AnthropicClient()
+    assert AnthropicClient("canary\r\n")._wire._clients.first.api_key == "canary"  # type: ignore[attr-defined]
+
+
 def test_where_the_key_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(**options: Any) -> Any:
         return AnthropicClient(**options)._wire._clients.first.api_key  # type: ignore[attr-defined]

@@ -740,6 +740,17 @@ def test_one_client_serves_one_loop_after_another(patient: str) -> None:
         assert first.run(twice()) == ["4", "4"]
 
 
+@pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
+def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OpenAIConfigurationError, match="characters that no key has") as caught:
+        OpenAIClient(key)
+    assert "ary" not in str(caught.value)
+    monkeypatch.setenv("OPENAI_API_KEY", " \n")
+    with pytest.raises(OpenAIConfigurationError, match="has no key"):
+        OpenAIClient()
+    assert OpenAIClient("canary\r\n")._wire._clients.first.api_key == "canary"  # type: ignore[attr-defined]
+
+
 def test_no_key_is_told_when_the_client_is_made() -> None:
     with pytest.raises(OpenAIConfigurationError, match="OPENAI_API_KEY"):
         OpenAIClient()

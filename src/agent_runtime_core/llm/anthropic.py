@@ -20,7 +20,7 @@ from ._anthropic_options import options_of, tools_of
 from ._breaker import Breakers
 from ._by_loop import ByLoop
 from ._chat import ChatClient
-from ._configured import AnthropicConfigurationError
+from ._configured import AnthropicConfigurationError, usable
 from ._openai_errors import of_status, translated, without_keys
 from ._tries import Retries
 from ._wire import Answer, Piece, Request, Timeouts, Wire
@@ -232,7 +232,9 @@ class AnthropicClient(ChatClient):
         load("anthropic", needed_by=type(self).__name__)
         if not any(options.get(name) for name in _OTHER_KEYS):
             here = is_loopback(base_url or os.environ.get("ANTHROPIC_BASE_URL") or "")
-            api_key = api_key or get_config().get_anthropic_api_key() or (_NO_KEY if here else None)
+            api_key = usable(
+                api_key or get_config().get_anthropic_api_key(), AnthropicConfigurationError, PROVIDER
+            ) or (_NO_KEY if here else None)
             if not api_key:
                 raise AnthropicConfigurationError(
                     "AnthropicClient has no key: pass api_key=, or set it with configure(anthropic_api_key=...) or "

@@ -18,7 +18,7 @@ from ..errors import InvalidArgument, MissingDependency, NotSupported, ProviderE
 from ._assembly import Assembly, plain_text
 from ._by_loop import ByLoop
 from ._chat import ChatClient
-from ._configured import OpenAIConfigurationError
+from ._configured import OpenAIConfigurationError, usable
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, incoming, outgoing, usage_of
 from ._wire import Answer, Piece, Request, Timeouts, Wire
@@ -57,7 +57,8 @@ class OpenAIClient(ChatClient):
         sdk: Any = load("openai", needed_by=type(self).__name__)
         config = get_config()
         endpoint = base_url or os.environ.get("OPENAI_BASE_URL") or _ENDPOINT
-        key = api_key or config.get_openai_api_key() or (_NO_KEY if is_loopback(endpoint) else None)
+        key = usable(api_key or config.get_openai_api_key(), OpenAIConfigurationError, OpenAIWire.provider)
+        key = key or (_NO_KEY if is_loopback(endpoint) else None)
         if key is None:
             raise OpenAIConfigurationError(
                 "OpenAIClient has no key: give api_key=, configure(openai_api_key=...) or set OPENAI_API_KEY",
