@@ -125,7 +125,8 @@ class ToolCallingAgent(AgentRuntime):
         said: Any = done.text
         if self.output_type is not None and done.output is not None:
             said = done.plain_output
-        await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": done.text})
+        if done.text is not None:
+            await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": done.text})
         return RunResult(
             final_output={"response": said}, final_messages=done.messages[1:], usage=done.usage,
             artifacts={"state": done.state.value} if done.state.value != "yielding" else {},

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from ._clock import Clock
 from ._engines.memory import MemoryEngine
 from ._engines.redis_url import redacted
-from .config import RuntimeConfig
+from .config import RuntimeConfig, check_setting
 from .errors import InvalidArgument
 from .events import get_event_bus
 from .events.base import EventBus
@@ -42,7 +42,11 @@ class Backends(NamedTuple):
 
 
 def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
-    """What tells these trace sinks, and the configured ones, of runs; None where there is nobody to tell."""
+    """What tells these trace sinks, and the configured ones, of runs; None where there is nobody to tell.
+
+    InvalidArgument: one of them is no sink.
+    """
+    check_setting("trace_sinks", "trace_sinks", sinks)
     named = [get_trace_sink(sink) if isinstance(sink, str) else sink for sink in (*sinks, *config.trace_sinks)]
     if config.tracing_backend is not None:
         named.append(get_trace_sink(config.tracing_backend))

@@ -206,7 +206,10 @@ _PRICES_WANTED = (
 
 def _are_sinks(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(
-        (isinstance(each, str) and each) or hasattr(each, "trace") or hasattr(each, "log_event") for each in value
+        (isinstance(each, str) and each)
+        # A class in place of an instance could be called, and nobody would hear of it.
+        or (not isinstance(each, type) and (hasattr(each, "trace") or hasattr(each, "log_event")))
+        for each in value
     )
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
-from .errors import NotSupported, RunFailed
+from .errors import InvalidArgument, NotSupported, RunFailed
 from .event_types import EventType
 from .retry import Delay
 from .status import RunStatus
@@ -46,6 +46,17 @@ class Message(TypedDict, total=False):
     tool_call_id: str
     tool_calls: list[dict[str, Any]]
     metadata: dict[str, Any]
+
+
+def messages_in(given: Any) -> list[Any]:
+    """The messages of a conversation in a list of their own; InvalidArgument if they are none."""
+    no_list = isinstance(given, (str, bytes, Mapping))
+    messages = [] if no_list else list(given)
+    if no_list or not all(isinstance(each, Mapping) for each in messages):
+        raise InvalidArgument(
+            f"messages are a list of dicts, as [{{'role': 'user', 'content': 'Hello!'}}], not {given!r:.80}"
+        )
+    return messages
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import CircuitOpen
+from agent_runtime_core.errors import CircuitOpen, RateLimited
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
@@ -79,3 +79,36 @@ async def test_in_place_it_waits(kind: str, tmp_path: Path) -> None:
         assert (await runner.get_run("r")).attempt == 1
     assert ran == ["a"]
     assert len(client.asked) == 4
+
+
+async def test_a_provider_that_says_how_long_it_is_asked_too_much_is_waited_for(kind: str, tmp_path: Path) -> None:
+    clock, ran = VirtualClock(), list[str]()
+    refused = [RateLimited("slow down", retry_after=90.0) for _ in range(2)]
+    client = Scripted(asks(call("note", {"text": "a"})), *refused, "done")
+    async with store(kind, tmp_path, clock) as here:
+        here.agent("a", agent(client, ran))
+        runner = here.runner(settings(max_retries=1))
+        run_id = await runner.submit("a", INPUT)
+        for _ in refused:
+            assert await runner.run_once()
+            info = await runner.get_run(run_id)
+            assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "RateLimited")
+            assert info.scheduled_at is not None
+            assert info.scheduled_at.timestamp() - clock.wall() >= 90.0
+            clock.advance(90.0 * 1.2 + 1)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": "done"}
+        assert (await runner.get_run(run_id)).attempt == 1
+    assert ran == ["a"]
+    assert len(client.asked) == 4
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 301.0])
+async def test_else_that_is_a_failure(kind: str, seconds: float | None, tmp_path: Path) -> None:
+    clock, client = VirtualClock(), Scripted(RateLimited("slow down", retry_after=seconds), "done")
+    async with store(kind, tmp_path, clock) as here:
+        here.agent("a", agent(client, []))
+        runner = here.runner(settings(max_retries=1))
+        run_id = await runner.submit("a", INPUT)
+        assert await runner.run_once()
+        assert (await runner.get_run(run_id)).status is RunStatus.FAILED

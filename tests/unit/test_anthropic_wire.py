@@ -638,9 +638,20 @@ def test_without_a_key() -> None:
     assert issubclass(AnthropicConfigurationError, ValueError)
 
 
+@pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
+def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AnthropicConfigurationError, match="characters that no key has") as caught:
+        AnthropicClient(key)
+    assert "ary" not in str(caught.value)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", " \n")
+    with pytest.raises(AnthropicConfigurationError, match="has no key"):
+        AnthropicClient()
+    assert AnthropicClient("canary\r\n")._wire._clients.first.api_key == "canary"  # type: ignore[attr-defined]
+
+
 def test_where_the_key_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     def key(**options: Any) -> Any:
-        return AnthropicClient(**options)._wire._unbound[0].api_key  # type: ignore[attr-defined]
+        return AnthropicClient(**options)._wire._clients.first.api_key  # type: ignore[attr-defined]
 
     monkeypatch.setenv("ANTHROPIC_API_KEY", "from-environment")
     assert key() == "from-environment"
@@ -705,7 +716,7 @@ def test_one_client_in_two_loops_keeps_their_connections_apart() -> None:
     loops = [asyncio.new_event_loop() for _ in range(2)]
 
     async def own() -> list[Any]:
-        return [wire._client() for _ in range(2)]
+        return [wire._clients.here() for _ in range(2)]
 
     (first, again), (second, _) = [loop.run_until_complete(own()) for loop in loops]
     for loop in loops:
@@ -718,3 +729,5 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anthropic", None)
     with pytest.raises(MissingDependency, match=r"AnthropicClient needs .*agent-runtime-core\[anthropic\]"):
         AnthropicClient(KEY)
+    with pytest.raises(MissingDependency, match="anthropic"):  # which is said before that there is no key
+        AnthropicClient()

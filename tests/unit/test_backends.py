@@ -13,6 +13,7 @@ from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
 from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
+from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
 from agent_runtime_core.testing.clock import VirtualClock
 
@@ -112,3 +113,11 @@ def test_the_configured_sinks_are_told_too() -> None:
         assert traced(config, (), clock) is not None
     with pytest.raises(InvalidArgument, match="no trace sink is called 'langfuze'; did you mean 'langfuse'"):
         traced(RuntimeConfig(trace_sinks=["langfuze"]), (), clock)
+
+
+@pytest.mark.parametrize("wrong", ["langfuse", [5], [Heard], Heard()], ids=repr)
+def test_what_is_no_list_of_sinks_is_refused(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="trace sinks, or their names, in a list"):
+        AgentRunner(trace_sinks=wrong)
+    with pytest.raises(InvalidArgument, match="trace sinks, or their names, in a list"):
+        configure(trace_sinks=wrong)

@@ -254,6 +254,13 @@ async def test_a_miss_is_loud_and_shows_the_nearest_difference() -> None:
     assert "was already played" in await miss(replay, "What is the weather in Rome?")
 
 
+async def test_a_miss_can_be_printed_whatever_was_asked() -> None:
+    client = ReplayLLMClient([{"request": {"messages": [{"content": "\ud800 alone"}]}, "response": {"message": {}}}])
+    with pytest.raises(CassetteMiss) as caught:
+        await client.generate([{"content": "\udfff alone"}])
+    assert all(each in str(caught.value).encode().decode() for each in ("\\ud800 alone", "\\udfff alone"))
+
+
 async def test_the_nearest_is_the_longest_common_history() -> None:
     turns = [{"role": role, "content": f"{role} {n}"} for n in range(5) for role in ("user", "assistant")]
     recorded = [

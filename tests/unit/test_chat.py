@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -441,6 +442,31 @@ async def test_a_run_has_one_budget_of_retries_for_all_its_calls() -> None:
 def test_retries_that_make_no_sense_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}="):
         Retries(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["connect", "first_byte", "between_chunks", "total"])
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, True, "10", None])
+def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
+    with pytest.raises(InvalidArgument, match=f"{name}={seconds!r} is no number of seconds above 0"):
+        Timeouts(**{name: seconds})
+    assert getattr(Timeouts(**{name: math.inf}), name) == math.inf
+
+
+@pytest.mark.parametrize("wrong", ["hello", {"role": "user", "content": "hello"}, ["hello"], [None]], ids=repr)
+async def test_what_is_no_message_is_not_sent(wrong: Any) -> None:
+    client, wire, _ = _client(ANSWER)
+    for ask in (client.generate, client.count_tokens, lambda messages: anext(client.stream(messages))):
+        with pytest.raises(InvalidArgument, match="messages are a list of dicts"):
+            await ask(wrong)
+    assert wire.asked == []
+
+
+@pytest.mark.parametrize("wrong", ["hello", b"hello", [1], [None]], ids=repr)
+async def test_one_text_is_not_taken_for_a_list_of_letters(wrong: Any) -> None:
+    client, wire, _ = _client(ANSWER)
+    with pytest.raises(InvalidArgument, match="texts are a list of texts"):
+        await client.embed(wrong)
+    assert wire.asked == []
 
 
 # Limits of time, and letting go.

@@ -18,6 +18,7 @@ from agent_runtime_core.errors import (
     InvalidArgument,
     MissingDependency,
     ModelNotFound,
+    NotConfigured,
     NotSupported,
     ProviderError,
     ProviderTimeout,
@@ -81,6 +82,12 @@ def test_an_option_that_would_fight_with_ours_is_refused(option: str) -> None:
     options: dict[str, Any] = {option: 3}
     with pytest.raises(InvalidArgument, match=f"{option}=3"):
         LiteLLMClient("m", **options)
+
+
+def test_a_key_that_no_request_can_carry_is_refused() -> None:
+    with pytest.raises(NotConfigured, match="characters that no key has"):
+        LiteLLMClient("m", api_key="can\nary")
+    assert LiteLLMClient("m", api_key="canary\n")._wire._options["api_key"] == "canary"  # type: ignore[attr-defined]
 
 
 async def test_what_litellm_makes_up() -> None:

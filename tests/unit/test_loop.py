@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,12 @@ from agent_runtime_core.config import configure
 from agent_runtime_core.errors import (
     CircuitOpen,
     InvalidArgument,
+    LeaseLost,
     LimitExceeded,
     OutputMismatch,
     RateLimited,
     StepCancelledError,
+    StreamCut,
     UnknownPrice,
 )
 from agent_runtime_core.interfaces import AgentRuntime, LLMResponse, LLMStreamChunk, RunContext, RunResult
@@ -94,6 +97,19 @@ async def test_an_answer_without_a_tool_call_ends_it(kind: str, tmp_path: Path) 
     assert done.usage == {
         "prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120, "turns": 1, "tool_calls": 0
     }  # fmt: skip
+
+
+async def test_an_answer_in_parts_is_its_text(tmp_path: Path) -> None:
+    parts = [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "h"},
+        {"text": "i"},
+    ]
+    message = {"role": "assistant", "content": parts}
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Scripted(message))
+    assert done.text == "hi"
+    assert done.messages[-1] == message
 
 
 @KINDS
@@ -213,6 +229,98 @@ async def test_a_client_without_a_stream_is_asked_for_the_whole(tmp_path: Path) 
     async with context("memory", tmp_path) as ctx:
         done = await run_turn_loop(ctx, Whole("hi"), stream=True)
     assert done.text == "hi"
+
+
+class _Coroutine(Scripted):
+    """A stream that is a coroutine: by `has`, one that gives the pieces, or says that there is none."""
+
+    has = True
+
+    async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:  # type: ignore[override]
+        if not self.has:
+            raise NotImplementedError
+        return super().stream(messages, **options)
+
+
+class _Missing(Scripted):
+    stream = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [_Coroutine, type("Without", (_Coroutine,), {"has": False}), _Missing])
+async def test_a_stream_that_is_no_generator(kind: type[Scripted], tmp_path: Path) -> None:
+    client = kind(asks(call("add", {"a": 1, "b": 2})), "three")
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, registry(add), stream=True)
+    assert (done.text, done.tool_calls) == ("three", 1)
+
+
+class Pieces(Scripted):
+    """Streams the pieces of each answer as they are written."""
+
+    def __init__(self, *answers: list[LLMStreamChunk]) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.closed = 0
+
+    async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
+        try:
+            for piece in self.answers.pop(0):
+                yield piece
+        finally:
+            self.closed += 1
+
+
+async def test_tool_calls_of_a_stream_may_come_before_its_last_piece(tmp_path: Path) -> None:
+    two = [call("add", {"a": 1, "b": 2}, "c1"), call("add", {"a": 3, "b": 4}, "c2")]
+    client = Pieces(
+        [
+            *(LLMStreamChunk(tool_calls=[each]) for each in two),
+            LLMStreamChunk(usage={"total_tokens": 7}, finish_reason="x"),
+        ],
+        [LLMStreamChunk("ten"), LLMStreamChunk(finish_reason="stop")],
+    )
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, registry(add), stream=True)
+    assert [m["content"] for m in done.messages if m["role"] == "tool"] == ["3", "7"]
+    assert (done.text, done.usage["total_tokens"]) == ("ten", 7)
+
+
+async def test_tool_calls_of_a_stream_that_did_not_finish_are_not_run(tmp_path: Path) -> None:
+    client = Pieces([LLMStreamChunk("let me"), LLMStreamChunk(tool_calls=[call("add", {"a": 1, "b": 2})])])
+    ctx = MockRunContext(HELLO)
+    with pytest.raises(StreamCut, match="without a finish_reason"):
+        await run_turn_loop(ctx, client, registry(add), stream=True)
+    assert ctx.get_events("tool.call") == []
+
+
+async def test_a_stream_is_closed_when_nobody_can_be_told_of_it() -> None:
+    class Deaf(MockRunContext):
+        async def emit(self, event_type: Any, payload: dict[str, Any]) -> None:
+            raise LeaseLost("r")
+
+    client = Pieces([LLMStreamChunk("a", finish_reason="stop"), LLMStreamChunk("b")])
+    with pytest.raises(LeaseLost) as caught:
+        await run_turn_loop(Deaf(HELLO), client, stream=True)
+    assert caught.value.__traceback__ is not None  # which keeps the generator alive
+    assert client.closed == 1
+
+
+async def test_a_client_may_tell_no_usage(tmp_path: Path) -> None:
+    silent = LLMResponse({"role": "assistant", "content": "hi"}, None)  # type: ignore[arg-type]
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Scripted(silent))
+    assert (done.text, done.usage) == ("hi", {"turns": 1, "tool_calls": 0})
+
+
+@pytest.mark.parametrize("messages", ["hello", b"hello", {"role": "user"}, ["hello"], [1]], ids=repr)
+async def test_messages_that_are_none_are_refused(messages: Any) -> None:
+    with pytest.raises(InvalidArgument, match="messages are a list of dicts"):
+        await run_turn_loop(MockRunContext(messages), Scripted("never"))
+
+
+async def test_tools_that_are_no_registry_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="tools are a ToolRegistry"):
+        await run_turn_loop(MockRunContext(HELLO), Scripted("never"), [Tool.from_function(add)])  # type: ignore[arg-type]
 
 
 async def test_the_messages_that_are_sent_may_be_trimmed_and_the_history_stays(tmp_path: Path) -> None:
@@ -407,6 +515,54 @@ async def test_a_limit_in_usd_needs_a_price_or_a_limit_in_tokens(tmp_path: Path)
     assert len(client.asked) == 2
 
 
+async def test_a_limit_in_usd_holds_where_the_answer_names_another_model(tmp_path: Path) -> None:
+    configure(model_prices={"scripted-1": {"input": 10_000, "output": 10_000}})
+    answer = LLMResponse(
+        asks(call("add", {"a": 1, "b": 1})), {"prompt_tokens": 100, "completion_tokens": 20}, "alias-9"
+    )
+    client = Scripted(say=lambda messages: answer)
+    async with context("memory", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match="max_cost_usd=2"):
+            await run_turn_loop(ctx, client, registry(add), {"max_cost_usd": 2, "max_turns": 9})
+    assert len(client.asked) == 2
+
+
+@pytest.mark.parametrize(("limit", "most"), [("max_tokens", 2000), ("max_cost_usd", 20)])
+async def test_an_answer_whose_usage_nobody_tells_is_counted_by_its_length(
+    limit: str, most: int, tmp_path: Path
+) -> None:
+    configure(model_prices={"scripted-1": {"input": 10_000, "output": 10_000}})
+    answer = LLMResponse(asks(call("add", {"a": 1, "b": 1}), content="x" * 3000))
+    client = Scripted(say=lambda messages: answer)
+    async with context("memory", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match=limit) as caught:
+            await run_turn_loop(ctx, client, registry(add), {limit: most, "max_turns": 9})
+    assert len(client.asked) == 2  # of about 1000 tokens, and of 1000 more with the first one among its messages
+    assert isinstance(caught.value.result, RunResult)
+    assert 3000 <= caught.value.result.usage["total_tokens"] < 3300
+
+
+async def test_what_does_not_listen_to_a_time_limit_is_told_of_and_comes_too_late(tmp_path: Path) -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            return "late"
+        return "never"
+
+    class Stubborn(Scripted):
+        async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+            self.asked.append(messages)
+            return LLMResponse({"role": "assistant", "content": await stubborn()})
+
+    for client in (Scripted(asks(call("stubborn")), "x"), Stubborn()):
+        with pytest.raises(LimitExceeded, match=r"turn_timeout=0\.05") as caught:
+            await run_turn_loop(MockRunContext(HELLO), client, registry(stubborn), {"turn_timeout": 0.05})
+        assert len(client.asked) == 1
+        assert isinstance(caught.value.result, RunResult)
+        assert caught.value.result.final_messages[-1]["content"] == "late"
+
+
 async def test_the_runner_and_the_run_may_be_stricter_and_a_limit_ends_the_run_failed(tmp_path: Path) -> None:
     class Agent(AgentRuntime):
         key = "a"
@@ -456,6 +612,40 @@ async def test_a_token_ends_it_between_calls_and_in_the_middle_of_one(tmp_path: 
         asyncio.get_running_loop().call_later(0.01, token.cancel)
         done = await run_turn_loop(ctx, client, cancellation=token)
         assert (done.state, len(client.asked)) == (TurnState.CANCELLED, 1)
+
+
+async def test_any_thread_may_cancel_a_token_and_several_loops_may_heed_it() -> None:
+    token = CancellationToken()
+    clients = [Scripted("never", pause=30) for _ in range(2)]
+
+    async def heeding(client: Scripted) -> TurnState:
+        async with asyncio.timeout(10):
+            return (await run_turn_loop(MockRunContext(HELLO), client, cancellation=token)).state
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(asyncio.run, heeding(client)) for client in clients]
+        while not all(client.asked for client in clients):  # noqa: ASYNC110 - they are in other loops
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(token.cancel)
+        assert [end.result() for end in ends] == [TurnState.CANCELLED] * 2
+    assert await heeding(Scripted("never")) is TurnState.CANCELLED
+
+
+async def test_a_token_ends_the_wait_for_an_approval(tmp_path: Path) -> None:
+    token = CancellationToken()
+    tools = registry(Tool.from_function(add, requires_confirmation=True))
+    states: list[TurnState] = []
+
+    def heard(state: TurnState) -> None:
+        states.append(state)
+        if state is TurnState.WAITING:
+            asyncio.get_running_loop().call_later(0.01, token.cancel)
+
+    async with context("sqlite", tmp_path) as ctx, asyncio.timeout(10):
+        client = Scripted(asks(call("add", {"a": 1, "b": 2})))
+        done = await run_turn_loop(ctx, client, tools, cancellation=token, hooks=Hooks(on_state=heard))
+    assert states[-2:] == [TurnState.WAITING, TurnState.CANCELLED]
+    assert in_pairs(done.messages)
 
 
 async def test_a_cancelled_run_asks_no_more() -> None:
@@ -599,6 +789,36 @@ async def test_another_agent_is_a_tool_and_uses_what_is_left(inline: bool, tmp_p
     assert result.usage["total_tokens"] == 120 + 8 * 120
 
 
+@pytest.mark.parametrize("arguments", ['{"task": ', "[]", "{}", '{"task": 5}', '{"task": null}'])
+async def test_an_agent_is_not_run_with_arguments_that_do_not_fit(arguments: str, tmp_path: Path) -> None:
+    runs: list[Any] = []
+
+    class Child(AgentRuntime):
+        key = "child"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            runs.append(ctx.input_messages)
+            return RunResult({"response": "done"})
+
+    class Parent(AgentRuntime):
+        key = "parent"
+        fails = True
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            client = Scripted(*([asks(call("child", arguments))] if self.fails else []), "as you like")
+            done = await run_turn_loop(ctx, client, registry(agent_tool(Child())))
+            if self.fails:
+                self.fails = False
+                raise ConnectionError
+            return RunResult({"tool": done.messages[2]["content"]})
+
+    config = RunnerConfig(retry_backoff_base=0)
+    async with AgentRunner.open(tmp_path / "runs.db", config=config) as runner:
+        result = await runner.execute(Parent(), "r", {"messages": HELLO})
+    assert result.final_output["tool"].startswith("Error: tool 'child': ")
+    assert runs == []
+
+
 async def test_a_child_that_used_up_its_part_leaves_the_rest_to_its_parent(tmp_path: Path) -> None:
     endless = helper(lambda: Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1}))))
     tools = ToolRegistry()
@@ -692,6 +912,15 @@ async def test_a_child_is_counted_again_and_run_once(handoff: bool, tmp_path: Pa
     assert result.final_output["state"] == ("handed_off" if handoff else "yielding")
     assert result.final_output["response"] == ("from the child" if handoff else "from the parent")
     assert result.usage["total_tokens"] == (240 if handoff else 360)
+
+
+async def test_a_person_may_change_a_call_that_is_written_flat() -> None:
+    flat = {"id": "1", "name": "add", "arguments": '{"a": 1, "b": 2}'}
+    ctx = MockRunContext(HELLO)
+    ctx.signal("tool:add", {"approved": True, "arguments": {"a": 5, "b": 6}})
+    tools = registry(Tool.from_function(add, requires_confirmation=True))
+    done = await run_turn_loop(ctx, Scripted(asks(flat), "eleven"), tools)
+    assert done.messages[2]["content"] == "11"
 
 
 async def test_a_recorded_call_is_not_asked_about_afterwards(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import asyncio
 import json
 import logging
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -690,6 +693,62 @@ async def test_tokens_of_other_models_are_not_guessed(monkeypatch: pytest.Monkey
     with pytest.raises(NotSupported, match="tiktoken"):
         await client.count_tokens(ASK)
     await client.close()
+
+
+@pytest.fixture
+def patient() -> Iterator[str]:
+    """The URL of a server that keeps its connections open, and outlives the loops of a test."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            body = json.dumps(completion({"content": "4"})).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_one_client_serves_one_loop_after_another(patient: str) -> None:
+    client = OpenAIClient(KEY, base_url=patient, retries=ONCE)
+
+    async def twice() -> list[Any]:
+        found = [(await client.generate(ASK)).message["content"] for _ in range(2)]
+        await client.close()
+        return found
+
+    async def unclosed() -> Any:
+        return (await client.generate(ASK)).message["content"]
+
+    with asyncio.Runner() as first:
+        assert first.run(unclosed()) == "4"
+        with ThreadPoolExecutor(1) as another:
+            assert another.submit(asyncio.run, twice()).result() == ["4", "4"]
+        assert first.run(twice()) == ["4", "4"]
+
+
+@pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
+def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OpenAIConfigurationError, match="characters that no key has") as caught:
+        OpenAIClient(key)
+    assert "ary" not in str(caught.value)
+    monkeypatch.setenv("OPENAI_API_KEY", " \n")
+    with pytest.raises(OpenAIConfigurationError, match="has no key"):
+        OpenAIClient()
+    assert OpenAIClient("canary\r\n")._wire._clients.first.api_key == "canary"  # type: ignore[attr-defined]
 
 
 def test_no_key_is_told_when_the_client_is_made() -> None:

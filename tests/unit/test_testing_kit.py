@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
-from agent_runtime_core.interfaces import AgentRuntime, EventType, RunContext, RunResult, Tool, ToolRegistry
+from agent_runtime_core.errors import InvalidArgument, LimitExceeded, NotSupported, RunFailed, UnknownAgent, WaitTimeout
+from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, EventType, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.registry import register_runtime
 from agent_runtime_core.testing import MockRunContext, create_test_context, run_agent_test
 
@@ -134,6 +134,34 @@ async def test_call_runs_another_agent_in_a_context_of_its_own() -> None:
     assert ctx.events == []
     with pytest.raises(UnknownAgent, match="'nobody'"):
         await ctx.call("nobody", {})
+
+
+class Failing(AgentRuntime):
+    key = "failing"
+
+    def __init__(self, end: RunResult | Exception) -> None:
+        self.end = end
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self.end
+
+
+async def test_an_agent_that_fails_fails_its_call_as_in_a_real_run() -> None:
+    partial = RunResult({"response": "half"})
+    limit = LimitExceeded("max_turns", 1, 1)
+    limit.result = RunResult({"response": "half"})
+    told = RunResult({"response": "half"}, error=ErrorInfo("LimitExceeded", "max_turns=1 is reached"))
+    for end, why in (
+        (ValueError("broken"), "ValueError: broken"),
+        (limit, "LimitExceeded: max_turns=1"),
+        (told, "LimitExceeded: max_turns=1"),
+    ):
+        with pytest.raises(RunFailed, match=why) as caught:
+            await MockRunContext().call(Failing(end), {})
+        assert isinstance(caught.value.result, RunResult)
+        assert caught.value.result.final_output == ({} if isinstance(end, ValueError) else partial.final_output)
 
 
 async def test_what_the_double_cannot_do_it_says() -> None:

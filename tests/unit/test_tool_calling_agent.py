@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import InvalidArgument
-from agent_runtime_core.interfaces import LLMClient, RunContext, RunResult
+from agent_runtime_core.interfaces import LLMClient, LLMResponse, RunContext, RunResult
 from agent_runtime_core.llm import use_llm_client
+from agent_runtime_core.loop import CancellationToken
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import MockRunContext
@@ -141,3 +143,22 @@ async def test_its_model_and_temperature_are_asked_for() -> None:
     client = script()
     await agent(client, model="m-1", temperature=0.3).run(MockRunContext(HELLO))
     assert (client.options[0]["model"], client.options[0]["temperature"]) == ("m-1", 0.3)
+
+
+async def test_a_loop_that_a_token_ended_says_nothing() -> None:
+    token = CancellationToken()
+    token.cancel()
+    ctx = MockRunContext(HELLO)
+    result = await agent(script(), cancellation=lambda self, ctx: token).run(ctx)
+    assert (result.final_output, result.artifacts) == ({"response": None}, {"state": "cancelled"})
+    assert ctx.get_events() == []
+
+
+async def test_the_client_gets_what_it_is_asked_by_name() -> None:
+    client = AsyncMock()
+    client.generate.return_value = LLMResponse({"role": "assistant", "content": "21 degrees"})
+    await agent(client, model="m", temperature=0.5).run(MockRunContext(HELLO))
+    given = client.generate.call_args.kwargs
+    assert given["messages"][1:2] == HELLO
+    assert [tool["function"]["name"] for tool in given["tools"]] == ["weather"]
+    assert (given["model"], given["temperature"]) == ("m", 0.5)

@@ -495,3 +495,11 @@ async def test_a_tool_that_fails_has_no_result_event() -> None:
     with pytest.raises(UnknownTool):
         await ToolRegistry().execute_with_events(SimpleNamespace(id="c", name="x", arguments={}), ctx)
     assert [event for event, _ in ctx.events] == ["tool.call"]
+
+
+@pytest.mark.parametrize("wrong", [get_weather, "get_weather", {"type": "function"}, None])
+def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
+    tools = ToolRegistry()
+    with pytest.raises(InvalidArgument, match=r"register takes a Tool, .*Tool\.from_function"):
+        tools.register(wrong)
+    assert tools.list_tools() == []

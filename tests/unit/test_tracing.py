@@ -521,6 +521,7 @@ tracer.close()
 def test_the_configured_sink() -> None:
     assert type(get_trace_sink()) is NoopTraceSink
     assert type(get_trace_sink("noop")) is NoopTraceSink
+    assert type(get_trace_sink(backend="noop")) is NoopTraceSink
     configure(langfuse_enabled=True)
     with pytest.raises(NotConfigured, match="langfuse_public_key"):
         get_trace_sink()

@@ -18,7 +18,7 @@ from ..errors import (
     ProviderTimeout,
     StreamCut,
 )
-from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ._breaker import SHARED, Breakers
 from ._explain import explained
 from ._prices import cost_usd, price_of
@@ -138,6 +138,8 @@ class ChatClient(LLMClient):
         )
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
+        if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
+            raise InvalidArgument(f"texts are a list of texts, not {texts!r:.80}")
         tries = self._tries(model or "")
         return await self._persist(
             tries, lambda: self._asked(tries, lambda: self._wire.embed(texts, model, self._timeouts))
@@ -150,10 +152,10 @@ class ChatClient(LLMClient):
         )
 
     async def count_tokens(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> int:
-        model = self.default_model
+        model, sent = self.default_model, messages_in(messages)
         tries = self._tries(model)
         return await self._persist(
-            tries, lambda: self._asked(tries, lambda: self._wire.count_tokens(messages, tools, model, self._timeouts))
+            tries, lambda: self._asked(tries, lambda: self._wire.count_tokens(sent, tools, model, self._timeouts))
         )
 
     async def close(self) -> None:
@@ -177,7 +179,7 @@ class ChatClient(LLMClient):
             )
         if not messages:
             raise InvalidArgument("messages=[] asks nothing: give at least one message")
-        return Request(list(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
+        return Request(messages_in(messages), name, tools or None, temperature, max_tokens, extra, self._timeouts)
 
     def _tries(self, model: str) -> Tries:
         key = (self._wire.provider, self._wire.endpoint, model)

@@ -7,17 +7,25 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import NotSupported, ProviderError
+from ..errors import InvalidArgument, NotSupported, ProviderError
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Seconds: to connect, until the first byte of an answer, between two pieces of one, and for all of it."""
+    """Seconds: to connect, until the first byte of an answer, between two pieces of one, and for all of it.
+
+    math.inf is no limit.
+    """
 
     connect: float = 10.0
     first_byte: float = 120.0
     between_chunks: float = 60.0
     total: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name, seconds in vars(self).items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise InvalidArgument(f"{name}={seconds!r} is no number of seconds above 0: math.inf is no limit")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import logging
 import os
-import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +18,9 @@ from ._anthropic_answer import Assembly, answer_of
 from ._anthropic_format import PROVIDER, conversation_of
 from ._anthropic_options import options_of, tools_of
 from ._breaker import Breakers
+from ._by_loop import ByLoop
 from ._chat import ChatClient
-from ._configured import AnthropicConfigurationError
+from ._configured import AnthropicConfigurationError, usable
 from ._openai_errors import of_status, translated, without_keys
 from ._tries import Retries
 from ._wire import Answer, Piece, Request, Timeouts, Wire
@@ -78,10 +78,8 @@ class AnthropicWire(Wire):
         self._sampling = sampling
         self._injected = http_client is not None
         self._options = {**options, "api_key": api_key, "base_url": base_url, "http_client": http_client}
-        # A connection belongs to the loop it was made in, and a client may be used from several.
-        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
-        first = self._made()
-        self._unbound = [first]
+        self._clients = ByLoop(self._made, shared=self._injected)
+        first = self._clients.first
         url = str(first.base_url)
         self.remote: bool = not self._injected and not is_loopback(url)
         #: Whom breakers are about; an injected transport may lead anywhere.
@@ -97,7 +95,7 @@ class AnthropicWire(Wire):
                     if piece.answer is not None:
                         return piece.answer
             raise StreamCut("the answer ended before it was finished", provider=PROVIDER, model=request.model)
-        found = await self._client().messages.create(**arguments)
+        found = await self._clients.here().messages.create(**arguments)
         whole = self._dict(found)
         if not whole.get("stop_reason"):
             raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
@@ -105,7 +103,7 @@ class AnthropicWire(Wire):
 
     async def pour(self, request: Request) -> AsyncGenerator[Piece, None]:
         assembly = Assembly()
-        events = await self._client().messages.create(**self._arguments(request), stream=True)
+        events = await self._clients.here().messages.create(**self._arguments(request), stream=True)
         try:
             async for event in events:
                 # Also where there is no text: whoever waits is told that the answer is still coming.
@@ -128,7 +126,7 @@ class AnthropicWire(Wire):
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
         said = _prompt(messages, tools)
-        counted = await self._client().messages.count_tokens(**said, model=model, timeout=self._timeout(timeouts))
+        counted = await self._clients.here().messages.count_tokens(**said, model=model, timeout=self._timeout(timeouts))
         return int(counted.input_tokens)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
@@ -146,10 +144,7 @@ class AnthropicWire(Wire):
         return of_status(status, evidence, said, PROVIDER, model, kind, dict(error.response.headers))
 
     async def close(self) -> None:
-        mine = [*self._unbound, self._clients.pop(asyncio.get_running_loop(), None)]
-        if not self._injected:
-            for client in filter(None, mine):
-                await client.close()
+        await self._clients.close()
 
     def _dict(self, told: Any) -> dict[str, Any]:
         """What the provider sent, all of it; nothing where that was no object."""
@@ -161,19 +156,6 @@ class AnthropicWire(Wire):
     def _made(self) -> Any:
         given = {name: value for name, value in self._options.items() if value is not None}
         return self._sdk.AsyncAnthropic(**given, max_retries=0)
-
-    def _client(self) -> Any:
-        if self._injected:
-            return self._unbound[0]
-        loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            try:
-                client = self._unbound.pop()
-            except IndexError:
-                client = self._made()
-            self._clients[loop] = client
-        return client
 
     def _timeout(self, timeouts: Timeouts) -> Any:
         return self._sdk.Timeout(None, connect=timeouts.connect)
@@ -247,9 +229,12 @@ class AnthropicClient(ChatClient):
         for name, instead in (("max_retries", "retries=Retries(tries=...)"), ("timeout", "timeouts=Timeouts(...)")):
             if name in options:
                 raise InvalidArgument(f"{name}={options[name]!r} is the SDK's own, which is off here: give {instead}")
+        load("anthropic", needed_by=type(self).__name__)
         if not any(options.get(name) for name in _OTHER_KEYS):
             here = is_loopback(base_url or os.environ.get("ANTHROPIC_BASE_URL") or "")
-            api_key = api_key or get_config().get_anthropic_api_key() or (_NO_KEY if here else None)
+            api_key = usable(
+                api_key or get_config().get_anthropic_api_key(), AnthropicConfigurationError, PROVIDER
+            ) or (_NO_KEY if here else None)
             if not api_key:
                 raise AnthropicConfigurationError(
                     "AnthropicClient has no key: pass api_key=, or set it with configure(anthropic_api_key=...) or "

@@ -19,6 +19,7 @@ from ..errors import (
 )
 from ._assembly import Assembly
 from ._chat import ChatClient
+from ._configured import usable
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing
 from ._wire import Answer, Piece, Request, Timeouts, Wire
@@ -50,6 +51,8 @@ class LiteLLMClient(ChatClient):
             load("litellm", needed_by=type(self).__name__)
         if base_url is not None:
             options["api_base"] = base_url
+        if "api_key" in options:
+            options["api_key"] = usable(options["api_key"], NotConfigured, LiteLLMWire.provider)
         wire = LiteLLMWire(options)
         super().__init__(wire, default_model=default_model or get_config().default_model, **chat)
         self._litellm = wire

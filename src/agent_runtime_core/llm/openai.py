@@ -8,7 +8,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,8 +16,9 @@ from .._load import load
 from ..config import get_config
 from ..errors import InvalidArgument, MissingDependency, NotSupported, ProviderError, ProviderUnavailable, StreamCut
 from ._assembly import Assembly, plain_text
+from ._by_loop import ByLoop
 from ._chat import ChatClient
-from ._configured import OpenAIConfigurationError
+from ._configured import OpenAIConfigurationError, usable
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, incoming, outgoing, usage_of
 from ._wire import Answer, Piece, Request, Timeouts, Wire
@@ -56,16 +57,20 @@ class OpenAIClient(ChatClient):
         sdk: Any = load("openai", needed_by=type(self).__name__)
         config = get_config()
         endpoint = base_url or os.environ.get("OPENAI_BASE_URL") or _ENDPOINT
-        key = api_key or config.get_openai_api_key() or (_NO_KEY if is_loopback(endpoint) else None)
+        key = usable(api_key or config.get_openai_api_key(), OpenAIConfigurationError, OpenAIWire.provider)
+        key = key or (_NO_KEY if is_loopback(endpoint) else None)
         if key is None:
             raise OpenAIConfigurationError(
                 "OpenAIClient has no key: give api_key=, configure(openai_api_key=...) or set OPENAI_API_KEY",
                 provider=OpenAIWire.provider,
             )
-        client = sdk.AsyncOpenAI(api_key=key, organization=organization, base_url=endpoint, max_retries=0, **options)
+
+        def make() -> Any:
+            return sdk.AsyncOpenAI(api_key=key, organization=organization, base_url=endpoint, max_retries=0, **options)
+
         if default_model is None:
             default_model = config.default_model if config.model_provider == OpenAIWire.provider else _MODEL
-        wire = OpenAIWire(sdk, client, endpoint, injected="http_client" in options)
+        wire = OpenAIWire(sdk, make, endpoint, injected=options.get("http_client") is not None)
         super().__init__(wire, default_model=default_model, **chat)
 
 
@@ -92,22 +97,23 @@ class OpenAIWire(Wire):
 
     provider = "openai"
 
-    def __init__(self, sdk: Any, client: Any, endpoint: str, *, injected: bool = False) -> None:
-        self._sdk, self._client = sdk, client
+    def __init__(self, sdk: Any, make: Callable[[], Any], endpoint: str, *, injected: bool = False) -> None:
+        self._sdk = sdk
+        self._clients = ByLoop(make, shared=injected)
         host = urlsplit(endpoint).hostname or ""
         self._own = host == "openai.com" or host.endswith(".openai.com")
-        self._parameters = set(inspect.signature(client.chat.completions.create).parameters)
+        self._parameters = set(inspect.signature(self._clients.first.chat.completions.create).parameters)
         #: With an injected transport nobody knows who answers, so no breaker is shared.
         self.endpoint: str = "" if injected else endpoint
         self.remote: bool = not (injected or is_loopback(endpoint))
 
     async def ask(self, request: Request) -> Answer:
-        raw = await self._client.chat.completions.create(**self._asked(request))
+        raw = await self._clients.here().chat.completions.create(**self._asked(request))
         told = as_dict(raw)
         return answer_of(told, self.provider, request, raw)
 
     async def pour(self, request: Request) -> AsyncIterator[Piece]:
-        stream = await self._client.chat.completions.create(**self._asked(request, stream=True))
+        stream = await self._clients.here().chat.completions.create(**self._asked(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         try:
             async for chunk in stream:
@@ -123,19 +129,19 @@ class OpenAIWire(Wire):
             yield Piece(answer=answer)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:
-        return translated(error, self.provider, model, (self._sdk.__name__,), self._client.api_key)
+        return translated(error, self.provider, model, (self._sdk.__name__,), self._clients.first.api_key)
 
     async def embed(self, texts: Sequence[str], model: str | None, timeouts: Timeouts) -> list[list[float]]:
         if not texts:
             return []
-        told = await self._client.embeddings.create(
+        told = await self._clients.here().embeddings.create(
             model=model or _EMBEDDING_MODEL, input=list(texts), timeout=self._timeout(timeouts)
         )
         return vectors(told, len(texts), self.provider)
 
     async def moderate(self, text: str, model: str | None, timeouts: Timeouts) -> dict[str, Any]:
         chosen = {"model": model} if model else {}
-        told = await self._client.moderations.create(input=text, timeout=self._timeout(timeouts), **chosen)
+        told = await self._clients.here().moderations.create(input=text, timeout=self._timeout(timeouts), **chosen)
         results = as_dict(told).get("results")
         if not results:
             raise ProviderUnavailable("the answer holds no verdict", provider=self.provider, model=model or "")
@@ -150,7 +156,7 @@ class OpenAIWire(Wire):
         return await asyncio.to_thread(_counted, outgoing(messages, self.provider), tools, model)
 
     async def close(self) -> None:
-        await self._client.close()
+        await self._clients.close()
 
     def _asked(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
         asked: dict[str, Any] = {

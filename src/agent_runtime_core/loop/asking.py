@@ -10,9 +10,10 @@ from typing import Any, cast
 from .._clock import Clock
 from ..config import get_config
 from ..context import UNRECORDED
-from ..errors import InvalidArgument, LimitExceeded, NotSupported, UnknownPrice
+from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, UnknownPrice
 from ..event_types import EventType
-from ..interfaces import LLMResponse, LLMStreamChunk
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..limits import tokens_of
 from ..llm._prices import cost_usd, price_of
 from .state import TurnState
 from .talk import Talk
@@ -43,7 +44,7 @@ class Asking:
         limits, config = talk.budget.strictest, get_config()
         if limits.max_cost_usd is None or limits.max_tokens is not None:
             return
-        model = self.model or getattr(talk.client, "default_model", None) or config.default_model
+        model = self._wanted() or config.default_model
         if price_of(model, config.model_prices) is None:
             raise UnknownPrice(
                 f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
@@ -79,7 +80,7 @@ class Asking:
         talk.said = []
         response = cast("dict[str, Any]", recorded)
         if not talk.steps.copied("model", key):
-            talk.budget.used(response["usage"], response["cost_usd"])
+            talk.budget.used(*self._spent(response, guess - self._most()))
         self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
         return response
 
@@ -88,31 +89,48 @@ class Asking:
         limits = self.talk.budget.strictest
         if limits.max_tokens is None and limits.max_cost_usd is None:
             return None
-        answer = self.max_tokens or _ANSWER
-        cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer}, self.model)
+        answer = self._most()
+        cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer})
         return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": cost}
 
     def _doubted(self, reserved: Mapping[str, Any]) -> None:
         """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
         self.talk.budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
 
-    def _cost(self, usage: Mapping[str, Any], model: str | None) -> float | None:
-        talk = self.talk
+    def _spent(self, response: Mapping[str, Any], prompt: int) -> tuple[Mapping[str, Any], float | None]:
+        """What a call took; where a limit needs that and nobody told, a guess by the length of the texts."""
+        usage, cost = response["usage"], response["cost_usd"]
+        limits = self.talk.budget.strictest
+        if tokens_of(usage) or (limits.max_tokens is None and limits.max_cost_usd is None):
+            return usage, cost
+        answer = _tokens_in(response["message"])
+        usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+        return usage, self._cost(usage, response["model"]) if cost is None else cost
+
+    def _wanted(self) -> str:
+        """The model that is asked for, as far as anybody says."""
+        return self.model or getattr(self.talk.client, "default_model", None) or ""
+
+    def _most(self) -> int:
+        return self.max_tokens or _ANSWER
+
+    def _cost(self, usage: Mapping[str, Any], answered: str = "") -> float | None:
         config = get_config()
-        limited = talk.budget.strictest.max_cost_usd is not None
+        limited = self.talk.budget.strictest.max_cost_usd is not None
         if not config.model_prices and not limited:
             return None
-        return cost_usd(usage, model or getattr(talk.client, "default_model", "") or "", config.model_prices)
+        # The limit went by the model that was asked for; some servers know it by another name.
+        names = [name for name in (self._wanted(), answered) if name] + ([config.default_model] if limited else [])
+        priced = [name for name in names if price_of(name, config.model_prices) is not None]
+        return cost_usd(usage, (priced or names or [""])[0], config.model_prices)
 
     def _guess(self) -> int:
         """Tokens that this call is likely to have at most, the answer included."""
         talk = self.talk
         for message in talk.messages[self.counted :]:
-            content = message.get("content")
-            size = len(content) if isinstance(content, str) else len(str(content))
-            self.guess += (size + len(str(message.get("tool_calls") or ""))) // CHARS_A_TOKEN + 4
+            self.guess += _tokens_in(message)
         self.counted = len(talk.messages)
-        return self.guess + (self.max_tokens or _ANSWER)
+        return self.guess + self._most()
 
     async def _trimmed(self) -> list[dict[str, Any]]:
         talk = self.talk
@@ -177,58 +195,83 @@ class Asking:
             )  # fmt: skip
 
     async def _asked(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        client, options = self.talk.client, {"tools": self.definitions, **self.options}
         if self.stream:
-            response = await self._streamed(messages)
+            response = await streamed(client, messages, options, self._tell, self.talk.clock)
         else:
-            response = await self.talk.client.generate(messages, tools=self.definitions, **self.options)
+            response = await client.generate(messages=messages, **options)
         message = _with_ids(response.message)
+        usage = response.usage or {}
         cost = response.cost_usd
         if cost is None:
-            cost = self._cost(response.usage, response.model or self.model)
+            cost = self._cost(usage, response.model)
         return {
             "message": message,
-            "usage": {name: value for name, value in response.usage.items() if isinstance(value, (int, float))},
+            "usage": {name: value for name, value in usage.items() if isinstance(value, (int, float))},
             "model": response.model,
             "finish_reason": response.finish_reason,
             "cost_usd": cost,
         }
 
-    async def _streamed(self, messages: list[dict[str, Any]]) -> LLMResponse:
-        """The whole answer, told in pieces as it comes; all at once by a client that has no stream."""
-        talk = self.talk
-        try:
-            pieces = talk.client.stream(messages, tools=self.definitions, **self.options)
-            return await poured(pieces, self._tell, talk.clock, self.model)
-        except (NotImplementedError, NotSupported):
-            return await talk.client.generate(messages, tools=self.definitions, **self.options)
-
     async def _tell(self, delta: str) -> None:
         await self.talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
 
 
-async def poured(
+async def streamed(
+    client: LLMClient, messages: list[Any], options: Mapping[str, Any], tell: Callable[[str], Awaitable[None]],
+    clock: Clock,
+) -> LLMResponse:  # fmt: skip
+    """The whole answer, told in pieces as it comes; all at once by a client that has no stream."""
+    stream: Any = getattr(client, "stream", None)
+    if stream is not None:
+        try:
+            pieces = stream(messages=messages, **options)
+            # Somebody's own client may have no generator: a coroutine gives its pieces, or raises that it has none.
+            if inspect.isawaitable(pieces):
+                pieces = await pieces
+            return await _poured(pieces, tell, clock, options.get("model"))
+        except (NotImplementedError, NotSupported):
+            pass
+    return await client.generate(messages=messages, **options)
+
+
+async def _poured(
     pieces: AsyncIterator[LLMStreamChunk], tell: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
 ) -> LLMResponse:
-    """The whole answer of a stream, `tell` being awaited with each stretch of its text as it comes."""
     buffered, told, text = "", clock.boot(), ""
-    response: LLMResponse | None = None
-    calls: list[Any] | None = None
-    finish, usage = "", dict[str, Any]()
-    async for piece in pieces:
-        buffered += piece.delta
-        text += piece.delta
-        if piece.finish_reason is not None:
-            response, calls, finish = piece.response, piece.tool_calls, piece.finish_reason
-            usage = piece.usage or {}
-        if buffered and (piece.finish_reason is not None or clock.boot() - told >= DELTA_EVERY):
+    last = LLMStreamChunk()
+    calls: list[Any] = []
+    usage = dict[str, Any]()
+    try:
+        async for piece in pieces:
+            buffered += piece.delta
+            text += piece.delta
+            calls += piece.tool_calls or ()
+            usage = piece.usage or usage
+            if piece.finish_reason is not None:
+                last = piece
+            if buffered and (piece.finish_reason is not None or clock.boot() - told >= DELTA_EVERY):
+                await tell(buffered)
+                buffered, told = "", clock.boot()
+        if buffered:
             await tell(buffered)
-            buffered, told = "", clock.boot()
-    if response is not None:
-        return response
+    finally:
+        if close := getattr(pieces, "aclose", None):
+            await close()
+    if last.response is not None:
+        return last.response
     message: dict[str, Any] = {"role": "assistant", "content": text or None}
     if calls:
+        if last.finish_reason is None:
+            raise StreamCut("the stream asked for tools and ended without a finish_reason; nothing of it counts")
         message["tool_calls"] = [dict(call) for call in calls]
-    return LLMResponse(message, usage, model or "", finish)
+    return LLMResponse(message, usage, model or "", last.finish_reason or "")
+
+
+def _tokens_in(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    size = len(content) if isinstance(content, str) else len(str(content))
+    return (size + len(str(message.get("tool_calls") or ""))) // CHARS_A_TOKEN + 4
 
 
 def _ranges(places: Sequence[int]) -> list[list[int]]:

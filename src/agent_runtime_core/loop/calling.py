@@ -14,7 +14,8 @@ from ..errors import InvalidArgument, LimitExceeded, RunFailed
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
-from ..tools.calls import ToolAnswer, answer_call
+from ..tools.arguments import BadArguments, check_arguments, read_arguments
+from ..tools.calls import BAD_ARGUMENTS, UNKNOWN_TOOL, ToolAnswer, answer_call
 from ..tools.tool import Tool
 from .state import TurnState
 from .talk import Talk
@@ -103,7 +104,7 @@ class Calling:
         refusal = None
         if recorded is UNRECORDED and tool is not None and tool.requires_confirmation:
             refusal = await self._confirmed(key, call)
-        if tool is not None and agent and refusal is None and not _was_refused(recorded):
+        if tool is not None and agent and refusal is None and _may_begin(call, tool, recorded):
             return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
         if recorded is not UNRECORDED:
             # Calls that ran side by side took as long as the longest of them.
@@ -139,13 +140,13 @@ class Calling:
         details = {"tool_name": call.name, "tool_args": _args(call), "tool_call_id": call.id}
         talk.pause()
         known_by = {"key": key} if isinstance(talk.ctx, Context) else {}
-        answer = await talk.ctx.approve(f"tool:{call.name}", details, **known_by)
+        answer = await talk.unless_cancelled(talk.ctx.approve(f"tool:{call.name}", details, **known_by))
         talk.go_on()
         talk.state(TurnState.TOOL_EXECUTION)
         if isinstance(answer, Mapping):
             if answer.get("approved"):
                 if isinstance(answer.get("arguments"), Mapping):
-                    call["function"] = {**call["function"], "arguments": encode(dict(answer["arguments"]))}
+                    call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
                 return None
             return str(answer.get("reason") or "denied")
         return None if answer is True else "denied" if answer in (False, None) else str(answer)
@@ -211,7 +212,7 @@ class Calling:
         return cast(RunResult, await talk.ctx.call(agent, input_))
 
     def _count_malformed(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        bad = all(answer.get("error") in ("bad_arguments", "unknown_tool") for answer in answers.values())
+        bad = all(answer.get("error") in (BAD_ARGUMENTS, UNKNOWN_TOOL) for answer in answers.values())
         self.malformed = self.malformed + 1 if bad else 0
         if self.malformed >= MALFORMED:
             raise LimitExceeded(
@@ -252,8 +253,15 @@ def _plain(answer: ToolAnswer) -> dict[str, Any]:
     return plain
 
 
-def _was_refused(recorded: Any) -> bool:
-    return isinstance(recorded, Mapping) and recorded.get("error") == "refused"
+def _may_begin(call: ToolCallDict, tool: Tool, recorded: Any) -> bool:
+    """Whether the agent of a call was asked for something, and nobody refused that."""
+    if isinstance(recorded, Mapping):
+        return recorded.get("error") not in ("refused", BAD_ARGUMENTS)
+    try:
+        check_arguments(tool.parameters, read_arguments(call.arguments))
+    except BadArguments:
+        return False
+    return True
 
 
 def _agent(tool: Tool) -> Any:

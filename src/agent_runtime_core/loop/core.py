@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._json import encode
-from ..errors import LimitExceeded, OutputMismatch
-from ..interfaces import LLMClient, RunResult, ToolCallDict
+from ..errors import InvalidArgument, LimitExceeded, OutputMismatch
+from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
 from ..llm._tries import RETRY_BUDGET, RetryBudget
 from ..outputs import Output
@@ -46,8 +46,10 @@ async def run_turn_loop(
     LimitExceeded carries a RunResult with what there is. UnknownPrice: a limit in USD without one in
     tokens, and no price.
     """
-    said = [dict(each) for each in (ctx.input_messages if messages is None else messages)]
+    said = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
+    if not hasattr(tools, "to_openai_format"):
+        raise InvalidArgument(f"tools are a ToolRegistry, not {tools!r:.80}: register them in one")
     talk = Talk(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
     output = None if output_type is None else Output(output_type)
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}
@@ -90,7 +92,7 @@ class _Loop:
     def _partial(self) -> RunResult:
         talk = self.talk
         messages = talk.messages
-        said = [m.get("content") for m in messages if m.get("role") == "assistant" and m.get("content")]
+        said = [_text(m["content"]) for m in messages if m.get("role") == "assistant" and m.get("content")]
         return RunResult(
             final_output={"response": said[-1] if said else None},
             final_messages=list(messages),
@@ -117,6 +119,7 @@ class _Loop:
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]
         if calls:
             await self.calling.run(key, calls)
+        talk.not_late()
         talk.end_turn()
         if self.calling.child is not None:
             return self._handed_off(self.calling.child)
@@ -125,8 +128,7 @@ class _Loop:
 
     def _answered(self, message: Mapping[str, Any]) -> LoopResult | None:
         talk = self.talk
-        text = message.get("content")
-        text = text if isinstance(text, str) else "" if text is None else str(text)
+        text = _text(message.get("content"))
         if self.output is None:
             return self._ended(TurnState.YIELDING, text)
         problem = self.output.problem(text)
@@ -146,3 +148,10 @@ class _Loop:
         text = said if isinstance(said, str) else encode(said)
         self.talk.messages.append({"role": "assistant", "content": text})
         return self._ended(TurnState.HANDED_OFF, text, None, None if isinstance(said, str) else said)
+
+
+def _text(content: Any) -> str:
+    """The text of an answer, which some servers send in parts; those that are no text are left out."""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text")) for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else "" if content is None else str(content)

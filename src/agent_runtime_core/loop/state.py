@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,20 +26,37 @@ class TurnState(str, Enum):  # noqa: UP042 (as the other enums of the public fac
 
 
 class CancellationToken:
-    """Ends a loop from outside: between two calls, or in the middle of one."""
+    """Ends a loop from outside: between two calls, or in the middle of one. Any thread may cancel it."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
+        self._cancelled = False
+        self._lock = threading.Lock()
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def cancel(self) -> None:
-        self._event.set()
+        with self._lock:
+            self._cancelled = True
+            waiting = list(self._waiting)
+        for loop, event in waiting:
+            with contextlib.suppress(RuntimeError):  # that loop is closed, and nobody waits there
+                loop.call_soon_threadsafe(event.set)
 
     @property
     def cancelled(self) -> bool:
-        return self._event.is_set()
+        return self._cancelled
 
     async def wait(self) -> None:
-        await self._event.wait()
+        """Return once it is cancelled."""
+        mine = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            if self._cancelled:
+                return
+            self._waiting.add(mine)
+        try:
+            await mine[1].wait()
+        finally:
+            with self._lock:
+                self._waiting.discard(mine)
 
 
 @dataclass

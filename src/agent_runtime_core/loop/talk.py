@@ -10,7 +10,7 @@ from typing import Any
 from .._clock import SYSTEM, Clock
 from ..attempts import PLAIN_POLICY, Policy
 from ..context import UNRECORDED, Context
-from ..errors import StepCancelledError
+from ..errors import LimitExceeded, StepCancelledError
 from ..event_types import EventType
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
@@ -78,6 +78,7 @@ class Talk:
         self.name: str = ctx.book.occurrence("l", "loop") if durable else ""
         self._since = 0.0  # when this stretch of work began
         self._turn = 0.0  # seconds of this turn before that
+        self._late: LimitExceeded | None = None  # the time limit that something outlasted without minding it
 
     @property
     def traced(self) -> bool:
@@ -93,6 +94,12 @@ class Talk:
             raise Cancelled
         if self.ctx.cancelled():
             raise StepCancelledError(what)
+        self.not_late()
+
+    def not_late(self) -> None:
+        """LimitExceeded if something of this turn came after its time."""
+        if self._late is not None:
+            raise self._late
 
     # -- time
 
@@ -117,7 +124,10 @@ class Talk:
         self.budget.worked(seconds)
 
     async def in_time(self, work: Awaitable[Any]) -> Any:
-        """Its result, unless a time limit or the token comes first."""
+        """Its result, unless a time limit or the token comes first.
+
+        Work that does not listen to being cancelled keeps its result; the next `not_late` tells of it.
+        """
         token = self.cancellation
         if token is None and not self.budget.timed:
             return await work
@@ -126,12 +136,20 @@ class Talk:
         limit: AbstractAsyncContextManager[Any] = nullcontext() if left is None else asyncio.timeout(max(left, 0))
         try:
             async with limit:
-                return await (work if token is None else _until(token, work))
+                result = await self.unless_cancelled(work)
+            if isinstance(limit, asyncio.Timeout) and limit.expired():
+                now = self.clock.boot() - self._since
+                self._late = self.budget.late(now, self._turn + now)
+            return result
         except TimeoutError:
             if isinstance(limit, asyncio.Timeout) and limit.expired():
                 now = self.clock.boot() - self._since
                 raise self.budget.late(now, self._turn + now) from None
             raise
+
+    async def unless_cancelled(self, work: Awaitable[Any]) -> Any:
+        """Its result, unless the token comes first."""
+        return await (work if self.cancellation is None else _until(self.cancellation, work))
 
 
 async def _until(token: CancellationToken, work: Awaitable[Any]) -> Any:

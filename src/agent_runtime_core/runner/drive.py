@@ -31,6 +31,7 @@ from ..errors import (
     OutputMismatch,
     Postponed,
     ProviderError,
+    RateLimited,
     StepCancelledError,
     StepInDoubt,
     StorageBusy,
@@ -416,7 +417,12 @@ class Drive:
         if isinstance(error, StepCancelledError) and self.place.cancelled:
             return await self._cancelled(ctx)
         if isinstance(error, Postponed):
-            return await self._postponed(error)
+            return await self._postponed(error, error.after)
+        if isinstance(error, RateLimited) and error.retriable:
+            # Asked for longer than any attempt is waited for, it is a failure: `execute` would wait in its place.
+            after = error.retry_after or 0.0
+            if 0 < after <= self.config.retry_backoff_max:
+                return await self._postponed(error, after)
         info: ErrorInfo | None = None
         hook = getattr(self.agent, "on_error", None)
         if hook is not None:
@@ -431,10 +437,10 @@ class Drive:
         partial = error.result if isinstance(error, LimitExceeded | OutputMismatch) else None
         return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
 
-    async def _postponed(self, error: Postponed) -> Any:
+    async def _postponed(self, error: BaseException, seconds: float) -> Any:
         """Take the run up again later, as if this attempt had never been."""
         # Not all those put off by the same failure at the same moment.
-        after = error.after * (1 + self.clock.random.uniform(0, POSTPONED_APART))
+        after = seconds * (1 + self.clock.random.uniform(0, POSTPONED_APART))
         log.info("%s is taken up again in %g s: %s", self._what, after, error)
         if self.inline:
             await self._renew(stalls=self.row.stalls)

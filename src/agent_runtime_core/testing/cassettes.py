@@ -318,7 +318,9 @@ def _compared(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str
 
 
 def _pretty(tree: Any) -> str:
-    return json.dumps(tree, indent=2, ensure_ascii=False, sort_keys=True)
+    text = json.dumps(tree, indent=2, ensure_ascii=False, sort_keys=True)
+    # A lone surrogate would keep the whole text from being printed.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _lines(request: Mapping[str, Any]) -> list[str]:

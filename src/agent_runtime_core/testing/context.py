@@ -16,7 +16,7 @@ from .._clock import SYSTEM, Clock, aware
 from .._ids import run_uuid, trace_id
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
 from ..event_types import EventType
-from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..llm import _used, use_llm_client
 from ..llm._chat import forbid_remote
 from ..persistence.manager import PersistenceManager
@@ -134,7 +134,7 @@ class MockRunContext:
         return await self.wait_for_signal(name, timeout=timeout)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any]) -> RunResult:
-        """Run the agent now, in a MockRunContext of its own."""
+        """Run the agent now, in a MockRunContext of its own; RunFailed if it fails, as in a real run."""
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:
             raise UnknownAgent(f"no agent {agent!r} is registered: register_runtime(...) first")
@@ -145,7 +145,14 @@ class MockRunContext:
             tool_registry=_tools_of(found),
             clock=self._clock,
         )
-        return await found.run(child)
+        try:
+            result = await found.run(child)
+        except Exception as error:  # noqa: BLE001 - it is what ends the child, as in a real run
+            partial = getattr(error, "result", None)
+            result = partial if isinstance(partial, RunResult) else RunResult()
+            result.error = ErrorInfo(type(error).__name__, str(error), retriable=False)
+            return result.raise_for_status()
+        return result.raise_for_status()
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         raise NotSupported("MockRunContext has no database: test a transaction with a runner on a SQLite file")

@@ -23,16 +23,16 @@ _LAZY = {
 } | {dotted.partition(":")[2]: dotted for dotted in TRACING.values()}
 
 
-def get_trace_sink(name: str | None = None, **options: Any) -> TraceSink:
+def get_trace_sink(backend: str | None = None, **options: Any) -> TraceSink:
     """A trace sink by its name, or by `"their_package.module:Class"`; `options` go to its constructor.
 
     None is the configured tracing_backend, else "langfuse" where langfuse_enabled is set, else "noop".
     InvalidArgument (a ValueError): there is no such sink.
     """
-    if name is None:
+    if backend is None:
         config = get_config()
-        name = config.tracing_backend or ("langfuse" if config.langfuse_enabled else "noop")
-    sink: TraceSink = pick(TRACING, name, package=__name__, what="trace sink")(**options)
+        backend = config.tracing_backend or ("langfuse" if config.langfuse_enabled else "noop")
+    sink: TraceSink = pick(TRACING, backend, package=__name__, what="trace sink")(**options)
     return sink
 
 

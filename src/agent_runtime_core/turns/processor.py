@@ -19,7 +19,7 @@ from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._breaker import Breakers
 from ..llm._prices import cost_usd
-from ..loop.asking import poured
+from ..loop.asking import streamed
 from ..planning.plan import PlanStep
 from ..status import StepStatus
 from .events import AuditEvent, StepResultChunk
@@ -228,10 +228,7 @@ class TurnClient(LLMClient):
         async def tell(delta: str) -> None:
             await self.processor.told(self.work, running, delta)
 
-        try:
-            return await poured(self.client.stream(sent, **options), tell, self.work.ctx.clock, options.get("model"))
-        except (NotImplementedError, NotSupported):
-            return await self.client.generate(sent, **options)
+        return await streamed(self.client, sent, options, tell, self.work.ctx.clock)
 
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
