@@ -50,6 +50,8 @@ def header_entry(key: str, header: Header, now: float) -> Entry:
 
 def group_of(agent_key: str | None) -> str:
     """What the conversations of one agent are found by."""
+    if not isinstance(agent_key, str | None):
+        raise InvalidArgument(f"an agent_key is a string, not {agent_key!r:.60}")
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
@@ -118,6 +120,8 @@ class Held(NamedTuple):
 def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
     """The documents of its messages by their keys, in order."""
     entries: dict[str, Entry] = {}
+    if not isinstance(conversation.messages, list | tuple):
+        raise InvalidArgument(f"the messages of conversation {key} are a list, not {conversation.messages!r:.60}")
     for message in conversation.messages:
         entry = message_entry(key, message)
         if entry.key in entries:

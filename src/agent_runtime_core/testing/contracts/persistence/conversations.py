@@ -599,6 +599,11 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
         await tried("two messages of one id", InvalidArgument, lambda: store.save(twice))
         odd = dataclasses.replace(conversation, metadata={"x": object()})
         await tried("metadata without JSON form", UnserialisableResult, lambda: store.save(odd))
+        odd = dataclasses.replace(conversation, agent_key=5)  # type: ignore[arg-type]
+        await tried("an agent that is none", InvalidArgument, lambda: store.save(odd))
+        await tried("a list of an agent that is none", InvalidArgument, lambda: store.list_conversations(agent_key=5))
+        none = dataclasses.replace(conversation, messages=None)  # type: ignore[arg-type]
+        await tried("messages that are none", InvalidArgument, lambda: store.save(none))
         await tried("a conversation that is none", InvalidArgument, lambda: store.save("hello"))
         await tried("an id that is none", InvalidArgument, lambda: store.get("../x"))
         await tried("a limit below 0", InvalidArgument, lambda: store.get_messages(conversation.id, limit=-1))
