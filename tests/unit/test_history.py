@@ -96,6 +96,35 @@ async def test_the_prompt_is_the_agents_own_affair(talk: Talk) -> None:
     assert [role for role, _ in await talk.kept()] == ["user", "assistant"] * 2
 
 
+async def test_a_prompt_that_is_stored_stays_and_repeats_nothing(talk: Talk) -> None:
+    prompt = ConversationMessage(role="system", content="be kind")
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=[prompt]))
+    for each in ("one", "two", "three"):
+        await talk.run(said("user", each))
+    assert [each["content"] for each in talk.heard[1]] == ["be kind", "one", "answer 1", "two"]
+    assert [role for role, _ in await talk.kept()] == ["system", *["user", "assistant"] * 3]
+    await talk.run(*talk.heard[2], said("assistant", "answer 3"), said("user", "four"))
+    assert [each["content"] for each in talk.heard[3]][:2] == ["be kind", "one"]
+    assert [content for _, content in await talk.kept()][-3:] == ["answer 3", "four", "answer 4"]
+
+
+@pytest.mark.parametrize("front", [[], [said("system", "what came before: ...")]])
+async def test_an_agent_may_give_the_end_of_a_long_history(talk: Talk, front: list[Any]) -> None:
+    talk.give = lambda ctx, text: RunResult({}, [*front, *ctx.input_messages[-3:], said("assistant", text)])
+    for each in ("one", "two", "three"):
+        await talk.run(said("user", each))
+    contents = [content for _, content in await talk.kept()]
+    assert contents == ["one", "answer 1", "two", "answer 2", "three", "answer 3"]
+
+
+async def test_an_answer_that_is_the_same_again_is_kept_again(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({}, [said("assistant", "yes")])
+    await talk.run(said("user", "one"))
+    await talk.run()
+    await talk.run(said("user", "one"))
+    assert [content for _, content in await talk.kept()] == ["one", "yes", "yes", "one", "yes"]
+
+
 async def test_an_agent_may_give_only_what_is_new(talk: Talk) -> None:
     talk.give = lambda ctx, text: RunResult({}, [said("assistant", text)])
     await talk.run(said("user", "one"))

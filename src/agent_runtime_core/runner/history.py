@@ -33,7 +33,7 @@ class History:
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
-        self._loaded: list[dict[str, Any]] = []
+        self._loaded: list[Mapping[str, Any]] = []  # without the prompts in front of it
         self._given: list[Any] = []  # of the input, what is not in the conversation yet
         self._pin: dict[str, str | None] = {}
         self._stored = False  # whether there is such a conversation
@@ -50,10 +50,11 @@ class History:
 
         self._pin = await ctx.pinned("history", newest)
         leaf = self._pin["leaf"]
-        if stored is not None and leaf is not None:
-            self._loaded = [chat_of(each) for each in history(stored.messages, leaf=UUID(leaf))]
+        kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
+        before, self._loaded = _split([chat_of(each) for each in kept])
         prompts, said = _split(ctx.input_messages)
         self._given = _beyond(said, self._loaded)
+        prompts += [each for each in before if not any(same_chat(each, one) for one in prompts)]
         ctx.input_messages = [*prompts, *self._loaded, *self._given]
 
     async def keep(self, result: RunResult) -> None:
@@ -71,12 +72,8 @@ class History:
             said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
             answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
             return [*self._given, *answer]
-        whole = [*self._loaded, *self._given]
-        if _begins(told, whole):
-            return told[len(self._loaded) :]
-        if _begins(told, self._given):
-            return told
-        return [*self._given, *told]
+        known = _overlap([*self._loaded, *self._given], told, len(self._given))
+        return [*self._given, *told] if known is None else told[known - len(self._given) :]
 
     def _message(self, chat: Mapping[str, Any], number: int) -> Any:
         branch, parent = self._pin["branch"], None
@@ -102,6 +99,18 @@ def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]
 
 def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> bool:
     return len(messages) >= len(start) and all(map(same_chat, messages, start))
+
+
+def _overlap(known: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], least: int) -> int | None:
+    """How many messages at the end of `known` are told again at first, `least` of them or more; None: not so many.
+
+    Whoever tells the end of a long history again has something to add: one message that is the same is another one.
+    """
+    for count in range(min(len(known), len(told)), least - 1, -1):
+        adds = count < len(told) or count in (len(known), least)
+        if adds and _begins(told, known[len(known) - count :]):
+            return count
+    return None
 
 
 def _beyond(messages: list[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

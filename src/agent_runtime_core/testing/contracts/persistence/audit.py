@@ -231,11 +231,11 @@ async def what_could_not_be_read_again_is_refused(make: Make) -> None:
     async with opened(make) as store:
         metric = PerformanceMetric(name="a", value=1.0)
         await store.record_metric(metric)
-        bad: Any
+        texts: list[Any] = ["no.such", None, 7]
         writes: list[tuple[Any, Any]] = [
-            *((store.log_event, AuditEntry(event_type=bad)) for bad in ("no.such", None, 7)),
-            *((store.log_error, ErrorRecord(severity=bad)) for bad in ("fatal", None, 7)),
-            *((store.record_metric, dataclasses.replace(metric, id=new_id(), tags=bad)) for bad in (None, ["a"])),
+            *((store.log_event, AuditEntry(event_type=bad)) for bad in texts),
+            *((store.log_error, ErrorRecord(severity=bad)) for bad in texts),
+            *((store.record_metric, dataclasses.replace(metric, id=new_id(), tags=bad)) for bad in texts),
             *((write, bad) for write in (store.log_event, store.log_error, store.record_metric) for bad in ("a", None)),
         ]
         for write, bad in writes:
