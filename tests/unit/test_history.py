@@ -125,6 +125,67 @@ async def test_an_answer_that_is_the_same_again_is_kept_again(talk: Talk) -> Non
     assert [content for _, content in await talk.kept()] == ["one", "yes", "yes", "one", "yes"]
 
 
+# -- long histories
+
+
+def long() -> list[ConversationMessage]:
+    """More than a record may hold."""
+    roles = ["user", "assistant"] * 60
+    return [ConversationMessage(role=role, content=f"{n} " + "x" * 10_000) for n, role in enumerate(roles)]
+
+
+async def test_a_conversation_of_any_length_goes_on(talk: Talk) -> None:
+    before = [ConversationMessage(role="system", content="be kind"), *long()]
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=before))
+    for number in (1, 2):
+        result = await talk.run(said("user", "more"))
+        assert result.status is RunStatus.SUCCEEDED, result.error
+        assert [each["content"] for each in result.final_messages][-2:] == ["more", f"answer {number}"]
+        assert len(await talk.kept()) == len(result.final_messages) == 121 + 2 * number
+        assert result.run_id is not None
+        assert await talk.runner.wait(result.run_id) == result, "the record gives all of it again"
+        record = await talk.runner.state_store.ending(str(result.run_id))
+        assert record is not None
+        assert record.result is not None
+        assert len(record.result) < 2000
+
+
+async def test_a_result_whose_history_is_gone_is_without_it(talk: Talk, caplog: pytest.LogCaptureFixture) -> None:
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=long()))
+    result = await talk.run(said("user", "more"))
+    assert result.run_id is not None
+    await talk.stores.conversations.delete(CHAT)
+    again = await talk.runner.wait(result.run_id)
+    assert again.final_messages == [said("user", "more"), said("assistant", "answer 1")]
+    assert again.final_output == result.final_output
+    assert "is without it" in caplog.text
+
+
+async def test_a_parent_is_told_what_is_new(talk: Talk) -> None:
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=long()))
+
+    async def ask(ctx: Any) -> RunResult:
+        more = {"messages": [said("user", "more")], "conversation_id": str(CHAT)}
+        return RunResult({}, (await ctx.call("a", more)).final_messages)
+
+    talk.agents.register(Agent("parent", ask))
+    result = await talk.runner.execute("parent")
+    assert result.final_messages == [said("user", "more"), said("assistant", "answer 1")], result.error
+    runner = AgentRunner(*talk.runner.backends, settings(park_after=0), persistence=talk.stores, registry=talk.agents)
+    run_id = await runner.submit("parent")
+    while await runner.run_once():
+        pass
+    result = await runner.wait(run_id)
+    assert result.final_messages == [said("user", "more"), said("assistant", "answer 2")], result.error
+
+
+async def test_what_cannot_be_recorded_is_not_kept(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({"response": object()}, [said("assistant", text)])
+    result = await talk.run(said("user", "one"))
+    assert result.status is RunStatus.FAILED
+    assert await talk.kept() == []
+
+
 async def test_an_agent_may_give_only_what_is_new(talk: Talk) -> None:
     talk.give = lambda ctx, text: RunResult({}, [said("assistant", text)])
     await talk.run(said("user", "one"))

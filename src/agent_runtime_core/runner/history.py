@@ -7,20 +7,28 @@ messages are offered again, and are there already.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID, uuid5
 
 from .._clock import Clock, aware
-from .._json import decode
+from .._json import decode, encode
 from ..context import Context
+from ..errors import InvalidArgument
 from ..interfaces import RunResult
+from ..outcome import Before, encode_result
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.branching import history
 from ..persistence.chat import chat_of, message_of, same_chat
 from ..persistence.models import Conversation
 from ..queue.row import RunRow
 from .forking import FORKED_FROM
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+SHORT = 64 * 1024  # bytes of JSON: a history up to that is recorded in the result as well
+_ANY = 1 << 40
 
 
 class History:
@@ -59,12 +67,23 @@ class History:
 
     async def keep(self, result: RunResult) -> None:
         """Append what this run said and heard beyond what was loaded."""
+        encode_result(result, self.before(result))  # what cannot be recorded must not be kept either
         said = self._new(result)
         if not said:
             return
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
         await self.store.append(self.conversation_id, [self._message(each, n) for n, each in enumerate(said)])
+
+    def before(self, result: RunResult) -> Before | None:
+        """The messages of a result that are the history as it was loaded, where they are many."""
+        leaf, count = self._pin.get("leaf"), len(self._loaded)
+        at = len(_split(result.final_messages)[0])
+        if leaf is None or result.final_messages[at : at + count] != self._loaded:
+            return None
+        if len(encode(self._loaded, max_bytes=_ANY)) <= SHORT:
+            return None
+        return Before(str(self.conversation_id), leaf, at, count)
 
     def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
         _, told = _split(result.final_messages)
@@ -87,6 +106,24 @@ class History:
             branch_id=None if branch is None else UUID(branch),
             parent_message_id=None if parent is None else UUID(parent),
         )
+
+
+async def recall(store: ConversationStore, result: RunResult, before: Before) -> RunResult:
+    """The result with the messages that its record names, if the conversation still has them."""
+    stored = await store.get(UUID(before.conversation_id))
+    try:
+        path = [] if stored is None else history(stored.messages, leaf=UUID(before.leaf))
+    except InvalidArgument:
+        path = []
+    known = _split([chat_of(each) for each in path])[1]
+    if len(known) == before.messages:
+        result.final_messages[before.at : before.at] = known
+    else:
+        log.warning(
+            "conversation %s is not what run %s went on with: its result is without it",
+            before.conversation_id, result.run_id,
+        )  # fmt: skip
+    return result
 
 
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
