@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 from uuid import UUID
 
-from .._json import decode, encode
+from .._json import decode
+from .forms import value_text
 from .models import ConversationMessage, ToolCall
 
 RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
@@ -17,9 +18,9 @@ _FIELDS = ("role", "content", "tool_calls", "tool_call_id")
 
 def chat_of(message: ConversationMessage) -> dict[str, Any]:
     """The message in OpenAI's chat format."""
-    raw = message.metadata.get(RAW)
+    raw = (message.metadata or {}).get(RAW)  # other people's stores may give None
     if isinstance(raw, dict):
-        return cast("dict[str, Any]", decode(encode(raw)))
+        return cast("dict[str, Any]", decode(value_text(raw)))
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         chat["tool_calls"] = [_call_of(each) for each in message.tool_calls]

@@ -14,7 +14,7 @@ from ..._json import digest
 from ...errors import InvalidArgument
 from ..content import text_in
 from ..documents.base import Document, Entry, Table
-from ..forms import model_of, text_of
+from ..forms import LARGEST, model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .keys import escaped, id_text
 from .order import ranks_for
@@ -55,7 +55,7 @@ def group_of(agent_key: str | None) -> str:
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
-def message_entry(conversation: str, message: ConversationMessage) -> Entry:
+def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = LARGEST) -> Entry:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
@@ -67,7 +67,7 @@ def message_entry(conversation: str, message: ConversationMessage) -> Entry:
             f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
             f"not {message.tool_calls!r:.60}"
         )
-    return Entry(key, text_of(message), conversation, words=text_in(message.content))
+    return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
 
 
 def read_back(header: Document, messages: Sequence[Document]) -> Conversation:

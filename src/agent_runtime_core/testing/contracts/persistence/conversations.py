@@ -573,6 +573,20 @@ async def values_are_kept_as_they_are_and_are_no_aliases(make: Make) -> None:
 
 
 @ours
+async def a_message_may_hold_a_picture(make: Make) -> None:
+    async with opened(make) as store:
+        conversation = await talk(store, "one")
+        picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}]
+        await store.add_message(conversation.id, message(picture))
+        found = await store.get(conversation.id)
+        same(found.messages[-1].content == picture, True, "whether the picture came back")
+        found.title = "changed"
+        await store.save(found)
+        with refused(UnserialisableResult, "a message of more than 16 MiB"):
+            await store.add_message(conversation.id, message("x" * 17 * 1024 * 1024))
+
+
+@ours
 async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
