@@ -101,6 +101,11 @@ class AgentRunner:
         persistence: PersistenceManager | None = None,
         registry: Registry = DEFAULT,
     ) -> None:
+        if persistence is not None and not hasattr(persistence, "homes"):
+            raise InvalidArgument(
+                f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
+                "or PersistenceManager.open(path_or_url)"
+            )
         settings = get_config()
         self.config: RunnerConfig = config or RunnerConfig.of(settings)
         self.backends: Backends = configured(
