@@ -638,6 +638,26 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
 
 
 @ours
+async def a_session_that_is_used_loses_no_message(make: Make) -> None:
+    clock = VirtualClock()
+    async with opened(make, clock=clock, session_id="s", session_ttl=100.0) as store:
+        conversation = Conversation(messages=[message("first")])
+        await store.save(conversation, Scope.SESSION)
+        told = ["first"]
+        for n in range(10):
+            clock.advance(40)
+            await store.add_message(conversation.id, message(str(n)), Scope.SESSION)
+            told.append(str(n))
+        for _ in range(4):
+            clock.advance(40)
+            found = await store.get(conversation.id, Scope.SESSION)
+            found.title = f"at {clock.wall()}"
+            await store.save(found, Scope.SESSION)
+        found = await store.get(conversation.id, Scope.SESSION)
+        same([each.content for each in found.messages], told, "what was said in the session")
+
+
+@ours
 async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "q1", "a1")
