@@ -17,6 +17,7 @@ from agent_runtime_core.persistence import (
     InMemoryConversationStore,
     PersistenceConfig,
     PersistenceManager,
+    ToolCall,
 )
 from agent_runtime_core.portal import call
 from agent_runtime_core.registry import Registry
@@ -123,6 +124,49 @@ async def test_an_answer_that_is_the_same_again_is_kept_again(talk: Talk) -> Non
     await talk.run()
     await talk.run(said("user", "one"))
     assert [content for _, content in await talk.kept()] == ["one", "yes", "yes", "one", "yes"]
+
+
+# -- histories that a provider would refuse
+
+
+def calls(*ids: str) -> ConversationMessage:
+    return ConversationMessage(role="assistant", tool_calls=[ToolCall(id=each, name="look") for each in ids])
+
+
+def result_of(call_id: str) -> ConversationMessage:
+    return ConversationMessage(role="tool", content=f"of {call_id}", tool_call_id=call_id)
+
+
+async def test_a_call_without_a_result_is_told_with_one(talk: Talk) -> None:
+    stored = [
+        result_of("nobody's"), calls("a", "b"), result_of("b"), ConversationMessage(role="user", content="well?"),
+        result_of("a"), calls("a"),
+    ]  # fmt: skip
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=stored))
+    for number in (1, 2):
+        await talk.run(said("user", "go on"))
+        assert len(await talk.kept()) == len(stored) + 2 * number
+    told = [(each["role"], each.get("tool_call_id"), each["content"]) for each in talk.heard[1]]
+    missing = "Error: no result of this call is known"
+    assert told == [
+        ("assistant", None, ""), ("tool", "b", "of b"), ("tool", "a", missing), ("user", None, "well?"),
+        ("assistant", None, ""), ("tool", "a", missing),
+        ("user", None, "go on"), ("assistant", None, "answer 1"), ("user", None, "go on"),
+    ]  # fmt: skip
+
+
+async def test_a_result_may_come_with_the_next_run(talk: Talk) -> None:
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=[*long()[:20], calls("a", "b")]))
+    given = [{"role": "tool", "tool_call_id": "b", "content": "of b"}, said("user", "go on")]
+    result = await talk.run(*given)
+    missing = {"role": "tool", "tool_call_id": "a", "content": "Error: no result of this call is known"}
+    assert talk.heard[0][-3:] == [missing, *given]
+    assert result.run_id is not None
+    assert await talk.runner.wait(result.run_id) == result
+    await talk.run(
+        *[each for each in talk.heard[0] if each != missing], said("assistant", "answer 1"), said("user", "x")
+    )
+    assert [content for _, content in await talk.kept()][-5:] == ["of b", "go on", "answer 1", "x", "answer 2"]
 
 
 # -- long histories

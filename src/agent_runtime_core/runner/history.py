@@ -20,7 +20,7 @@ from ..interfaces import RunResult
 from ..outcome import Before, encode_result
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.branching import history
-from ..persistence.chat import chat_of, message_of, same_chat
+from ..persistence.chat import chat_of, message_of, paired, same_chat
 from ..persistence.models import Conversation
 from ..queue.row import RunRow
 from .forking import FORKED_FROM
@@ -59,9 +59,12 @@ class History:
         self._pin = await ctx.pinned("history", newest)
         leaf = self._pin["leaf"]
         kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
-        before, self._loaded = _split([chat_of(each) for each in kept])
+        before, there = _split([chat_of(each) for each in kept])
         prompts, said = _split(ctx.input_messages)
-        self._given = _beyond(said, self._loaded)
+        self._given = _beyond(said, there)
+        self._loaded = paired(there, self._given)
+        if self._given is said:
+            self._given = _beyond(said, self._loaded)
         prompts += [each for each in before if not any(same_chat(each, one) for one in prompts)]
         ctx.input_messages = [*prompts, *self._loaded, *self._given]
 
@@ -115,7 +118,7 @@ async def recall(store: ConversationStore, result: RunResult, before: Before) ->
         path = [] if stored is None else history(stored.messages, leaf=UUID(before.leaf))
     except InvalidArgument:
         path = []
-    known = _split([chat_of(each) for each in path])[1]
+    known = paired(_split([chat_of(each) for each in path])[1], result.final_messages[before.at :])
     if len(known) == before.messages:
         result.final_messages[before.at : before.at] = known
     else:
