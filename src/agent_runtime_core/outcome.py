@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from ._json import MAX_WHOLE, decode, encode
 from .interfaces import ErrorInfo, RunResult
 from .status import RunStatus
+
+
+class Before(NamedTuple):
+    """Of a result's messages, those that its conversation keeps already: so many `messages` behind the first `at`.
+
+    They end with the message `leaf`. A record names them, so that it does not grow with the conversation.
+    """
+
+    conversation_id: str
+    leaf: str
+    at: int
+    messages: int
 
 
 def error_payload(error: ErrorInfo | None) -> dict[str, Any] | None:
@@ -22,20 +34,25 @@ def error_payload(error: ErrorInfo | None) -> dict[str, Any] | None:
     }
 
 
-def payload_of(result: RunResult) -> dict[str, Any]:
-    return {
+def payload_of(result: RunResult, before: Before | None = None) -> dict[str, Any]:
+    """What is recorded of a result; without the messages of `before`, which are named in their place."""
+    messages = result.final_messages
+    if before is not None:
+        messages = [*messages[: before.at], *messages[before.at + before.messages :]]
+    payload = {
         "status": None if result.status is None else result.status.value,
         "run_id": None if result.run_id is None else str(result.run_id),
         "final_output": result.final_output,
-        "final_messages": result.final_messages,
+        "final_messages": messages,
         "usage": result.usage,
         "artifacts": result.artifacts,
         "error": error_payload(result.error),
     }
+    return payload if before is None else {**payload, "before": before._asdict()}
 
 
 def result_of(payload: dict[str, Any]) -> RunResult:
-    """The inverse of `payload_of`."""
+    """The inverse of `payload_of`, without the messages that it names."""
     error, status, run_id = payload.get("error"), payload.get("status"), payload.get("run_id")
     return RunResult(
         final_output=payload.get("final_output") or {},
@@ -48,9 +65,15 @@ def result_of(payload: dict[str, Any]) -> RunResult:
     )
 
 
-def encode_result(result: RunResult) -> str:
-    return encode(payload_of(result), max_bytes=MAX_WHOLE)
+def encode_result(result: RunResult, before: Before | None = None) -> str:
+    return encode(payload_of(result, before), max_bytes=MAX_WHOLE)
 
 
 def decode_result(text: str) -> RunResult:
     return result_of(cast("dict[str, Any]", decode(text)))
+
+
+def before_of(text: str) -> Before | None:
+    """The messages that a recorded result names."""
+    told = cast("dict[str, Any]", decode(text)).get("before") if '"before":' in text else None
+    return None if told is None else Before(**told)

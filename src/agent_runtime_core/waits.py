@@ -19,7 +19,7 @@ from .errors import InvalidArgument, RunFailed, WaitTimeout
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
 from .limits import RunLimits
-from .outcome import payload_of, result_of
+from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
 from .queue.row import Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
@@ -42,6 +42,12 @@ class Chronicle(Protocol):
 
     async def keep(self, result: RunResult) -> None:
         """Append what the run said; it has not ended yet, and may come here again."""
+
+    def before(self, result: RunResult) -> Before | None:
+        """The messages of a result that need not be recorded."""
+
+    async def recall(self, text: str) -> RunResult:
+        """A recorded result, with the messages that it names."""
 
     async def tell(self, result: RunResult | None) -> None:
         """Write what happened; `result` is that of a run that has ended."""

@@ -263,6 +263,16 @@ async def test_a_name_that_came_twice_loses_no_message(tmp_path: Path) -> None:
     assert [each.content for each in found] == ["a", "b"]
 
 
+async def test_what_was_written_once_is_carried_however_large(tmp_path: Path) -> None:
+    large = "x" * 17 * 1024 * 1024  # more than a value may have today
+    write(tmp_path / ".agent_runtime/memory/a.json", {"key": "a", "value": large})
+    write(tmp_path / ".agent_runtime/conversations/x.json", {"id": TALK, "messages": [{"role": "u", "content": large}]})
+    assert not (await carry_over(tmp_path)).unreadable
+    assert await Memory(tmp_path).get("a") == large
+    [message] = await Conversations(tmp_path).get_messages(UUID(TALK))
+    assert message.content == large
+
+
 async def test_an_empty_directory_is_no_old_store(tmp_path: Path) -> None:
     (tmp_path / ".agent_runtime" / "memory").mkdir(parents=True)
     assert await Memory(tmp_path).get("theme") is None

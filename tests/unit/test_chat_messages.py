@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core.persistence.branching import copies
 from agent_runtime_core.persistence.chat import RAW, chat_of, message_of, same_chat
 from agent_runtime_core.persistence.forms import model_of, text_of
 from agent_runtime_core.persistence.models import ConversationMessage, ToolCall, new_id
@@ -61,6 +62,12 @@ def test_a_message_somebody_else_stored_is_a_chat_message() -> None:
         "content": "",
         "tool_calls": [CALL],
     }
+
+
+def test_metadata_of_a_database_may_be_null() -> None:
+    message = ConversationMessage(role="user", content="x", metadata=None)  # type: ignore[arg-type]
+    assert chat_of(message) == {"role": "user", "content": "x"}
+    assert copies([message])[0].metadata == {"forked_from": str(message.id)}
 
 
 def test_messages_are_the_same_by_what_was_said() -> None:

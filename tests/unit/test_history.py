@@ -17,6 +17,7 @@ from agent_runtime_core.persistence import (
     InMemoryConversationStore,
     PersistenceConfig,
     PersistenceManager,
+    ToolCall,
 )
 from agent_runtime_core.portal import call
 from agent_runtime_core.registry import Registry
@@ -94,6 +95,139 @@ async def test_the_prompt_is_the_agents_own_affair(talk: Talk) -> None:
     await talk.run(said("user", "one"))
     await talk.run(said("user", "two"))
     assert [role for role, _ in await talk.kept()] == ["user", "assistant"] * 2
+
+
+async def test_a_prompt_that_is_stored_stays_and_repeats_nothing(talk: Talk) -> None:
+    prompt = ConversationMessage(role="system", content="be kind")
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=[prompt]))
+    for each in ("one", "two", "three"):
+        await talk.run(said("user", each))
+    assert [each["content"] for each in talk.heard[1]] == ["be kind", "one", "answer 1", "two"]
+    assert [role for role, _ in await talk.kept()] == ["system", *["user", "assistant"] * 3]
+    await talk.run(*talk.heard[2], said("assistant", "answer 3"), said("user", "four"))
+    assert [each["content"] for each in talk.heard[3]][:2] == ["be kind", "one"]
+    assert [content for _, content in await talk.kept()][-3:] == ["answer 3", "four", "answer 4"]
+
+
+@pytest.mark.parametrize("front", [[], [said("system", "what came before: ...")]])
+async def test_an_agent_may_give_the_end_of_a_long_history(talk: Talk, front: list[Any]) -> None:
+    talk.give = lambda ctx, text: RunResult({}, [*front, *ctx.input_messages[-3:], said("assistant", text)])
+    for each in ("one", "two", "three"):
+        await talk.run(said("user", each))
+    contents = [content for _, content in await talk.kept()]
+    assert contents == ["one", "answer 1", "two", "answer 2", "three", "answer 3"]
+
+
+async def test_an_answer_that_is_the_same_again_is_kept_again(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({}, [said("assistant", "yes")])
+    await talk.run(said("user", "one"))
+    await talk.run()
+    await talk.run(said("user", "one"))
+    assert [content for _, content in await talk.kept()] == ["one", "yes", "yes", "one", "yes"]
+
+
+# -- histories that a provider would refuse
+
+
+def calls(*ids: str) -> ConversationMessage:
+    return ConversationMessage(role="assistant", tool_calls=[ToolCall(id=each, name="look") for each in ids])
+
+
+def result_of(call_id: str) -> ConversationMessage:
+    return ConversationMessage(role="tool", content=f"of {call_id}", tool_call_id=call_id)
+
+
+async def test_a_call_without_a_result_is_told_with_one(talk: Talk) -> None:
+    stored = [
+        result_of("nobody's"), calls("a", "b"), result_of("b"), ConversationMessage(role="user", content="well?"),
+        result_of("a"), calls("a"),
+    ]  # fmt: skip
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=stored))
+    for number in (1, 2):
+        await talk.run(said("user", "go on"))
+        assert len(await talk.kept()) == len(stored) + 2 * number
+    told = [(each["role"], each.get("tool_call_id"), each["content"]) for each in talk.heard[1]]
+    missing = "Error: no result of this call is known"
+    assert told == [
+        ("assistant", None, ""), ("tool", "b", "of b"), ("tool", "a", missing), ("user", None, "well?"),
+        ("assistant", None, ""), ("tool", "a", missing),
+        ("user", None, "go on"), ("assistant", None, "answer 1"), ("user", None, "go on"),
+    ]  # fmt: skip
+
+
+async def test_a_result_may_come_with_the_next_run(talk: Talk) -> None:
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=[*long()[:20], calls("a", "b")]))
+    given = [{"role": "tool", "tool_call_id": "b", "content": "of b"}, said("user", "go on")]
+    result = await talk.run(*given)
+    missing = {"role": "tool", "tool_call_id": "a", "content": "Error: no result of this call is known"}
+    assert talk.heard[0][-3:] == [missing, *given]
+    assert result.run_id is not None
+    assert await talk.runner.wait(result.run_id) == result
+    await talk.run(
+        *[each for each in talk.heard[0] if each != missing], said("assistant", "answer 1"), said("user", "x")
+    )
+    assert [content for _, content in await talk.kept()][-5:] == ["of b", "go on", "answer 1", "x", "answer 2"]
+
+
+# -- long histories
+
+
+def long() -> list[ConversationMessage]:
+    """More than a record may hold."""
+    roles = ["user", "assistant"] * 60
+    return [ConversationMessage(role=role, content=f"{n} " + "x" * 10_000) for n, role in enumerate(roles)]
+
+
+async def test_a_conversation_of_any_length_goes_on(talk: Talk) -> None:
+    before = [ConversationMessage(role="system", content="be kind"), *long()]
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=before))
+    for number in (1, 2):
+        result = await talk.run(said("user", "more"))
+        assert result.status is RunStatus.SUCCEEDED, result.error
+        assert [each["content"] for each in result.final_messages][-2:] == ["more", f"answer {number}"]
+        assert len(await talk.kept()) == len(result.final_messages) == 121 + 2 * number
+        assert result.run_id is not None
+        assert await talk.runner.wait(result.run_id) == result, "the record gives all of it again"
+        record = await talk.runner.state_store.ending(str(result.run_id))
+        assert record is not None
+        assert record.result is not None
+        assert len(record.result) < 2000
+
+
+async def test_a_result_whose_history_is_gone_is_without_it(talk: Talk, caplog: pytest.LogCaptureFixture) -> None:
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=long()))
+    result = await talk.run(said("user", "more"))
+    assert result.run_id is not None
+    await talk.stores.conversations.delete(CHAT)
+    again = await talk.runner.wait(result.run_id)
+    assert again.final_messages == [said("user", "more"), said("assistant", "answer 1")]
+    assert again.final_output == result.final_output
+    assert "is without it" in caplog.text
+
+
+async def test_a_parent_is_told_what_is_new(talk: Talk) -> None:
+    await talk.stores.conversations.save(Conversation(id=CHAT, messages=long()))
+
+    async def ask(ctx: Any) -> RunResult:
+        more = {"messages": [said("user", "more")], "conversation_id": str(CHAT)}
+        return RunResult({}, (await ctx.call("a", more)).final_messages)
+
+    talk.agents.register(Agent("parent", ask))
+    result = await talk.runner.execute("parent")
+    assert result.final_messages == [said("user", "more"), said("assistant", "answer 1")], result.error
+    runner = AgentRunner(*talk.runner.backends, settings(park_after=0), persistence=talk.stores, registry=talk.agents)
+    run_id = await runner.submit("parent")
+    while await runner.run_once():
+        pass
+    result = await runner.wait(run_id)
+    assert result.final_messages == [said("user", "more"), said("assistant", "answer 2")], result.error
+
+
+async def test_what_cannot_be_recorded_is_not_kept(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({"response": object()}, [said("assistant", text)])
+    result = await talk.run(said("user", "one"))
+    assert result.status is RunStatus.FAILED
+    assert await talk.kept() == []
 
 
 async def test_an_agent_may_give_only_what_is_new(talk: Talk) -> None:

@@ -485,6 +485,16 @@ async def test_no_call_is_made_beyond_a_limit(
     assert partial.final_output == {"response": "on it" if asked else None}
 
 
+async def test_what_was_said_before_is_no_answer_of_a_loop_that_a_limit_ended(tmp_path: Path) -> None:
+    before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    async with context("mock", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded) as caught:
+            await run_turn_loop(ctx, Scripted(), registry(), {"max_tokens": 0}, messages=before)
+    partial = caught.value.result
+    assert isinstance(partial, RunResult)
+    assert (partial.final_output, partial.final_messages) == ({"response": None}, before)
+
+
 async def test_a_turn_that_takes_too_long_is_broken_off(tmp_path: Path) -> None:
     async with context("sqlite", tmp_path) as ctx:
         with pytest.raises(LimitExceeded, match=r"turn_timeout=0\.05"):

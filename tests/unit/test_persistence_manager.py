@@ -189,11 +189,31 @@ def test_a_factory_runs_once_and_when_it_is_asked_for() -> None:
     assert len(made) == 1
 
 
+@pytest.mark.parametrize("wrong", ["agents.db", PersistenceConfig()])
+def test_a_runner_takes_a_manager(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"PersistenceManager\.open"):
+        AgentRunner(persistence=wrong)
+
+
 async def test_close_closes_what_there_is_once() -> None:
     both = Theirs("a")
     manager = PersistenceManager(PersistenceConfig(memory_store=both, preferences_store=both))
     await manager.close()
     assert both.closed == 1
+
+
+async def test_a_store_that_does_not_close_leaves_none_of_the_others_open() -> None:
+    class Stuck(Theirs):
+        async def close(self) -> None:
+            raise OSError("no")
+
+    first, last = Theirs("a"), Theirs("b")
+    manager = PersistenceManager(
+        PersistenceConfig(memory_store=first, conversation_store=Stuck("c"), preferences_store=last)
+    )
+    with pytest.raises(OSError, match="no"):
+        await manager.close()
+    assert (first.closed, last.closed) == (1, 1)
 
 
 async def test_files_go_where_the_project_is(tmp_path: Path) -> None:

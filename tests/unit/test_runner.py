@@ -134,7 +134,12 @@ async def test_an_error_in_the_result_is_a_failure_and_keeps_the_result() -> Non
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"), [("text", "'text', not a RunResult"), (RunResult({"x": object()}), r"final_output\.x")]
+    ("wrong", "said"),
+    [
+        ("text", "'text', not a RunResult"),
+        (RunResult({"x": object()}), r"final_output\.x"),
+        (RunResult({"x": object()}, error=ErrorInfo("Mine", "no", retriable=False)), r"final_output\.x"),
+    ],
 )
 async def test_what_is_no_result_fails_the_run_for_good(place: Path | None, wrong: Any, said: str) -> None:
     class Wrong(Echo):

@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from agent_runtime_core.errors import LeaseLost, StorageBusy
-from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager
+from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import Plan, PlanStep
 from agent_runtime_core.status import RunStatus, StepStatus
 from agent_runtime_core.turns import ContextManager, StepMetrics, StepState, Turn
@@ -134,3 +134,22 @@ async def test_only_so_many_answers_are_kept(stores: Stores) -> None:
     stores.memory.failures = 3
     with pytest.raises(StorageBusy):
         await contexts.get_turn("t")
+
+
+async def test_a_long_history_is_told_whole_and_its_end_begins_with_no_stray_result(
+    contexts: ContextManager, stores: Stores
+) -> None:
+    id_ = uuid4()
+    said = [
+        ConversationMessage(role="user", content="x" * 2_000_000),
+        ConversationMessage(role="assistant", tool_calls=[ToolCall(id="c", name="look")]),
+        ConversationMessage(role="tool", content="found", tool_call_id="c"),
+        ConversationMessage(role="assistant", content="there"),
+    ]
+    await stores.conversations.save(Conversation(id=id_, messages=said))
+    assert len((await contexts.history(id_)).value) == 4
+    assert [each["content"] for each in (await contexts.history(id_, 2)).value] == ["there"]
+    stores.conversations.failures = 99
+    with pytest.raises(StorageBusy):
+        await contexts.history(id_)
+    assert (await contexts.history(id_, 2)).stale

@@ -72,6 +72,7 @@ class _Loop:
         self.asking: Asking = asking
         self.calling: Calling = Calling(talk)
         self.output: Output | None = output
+        self.given: int = len(talk.messages)  # how many there were before this pass said anything
         self.repairs: int = 0
         self.turns: int = 0  # of the conversation, those of a run that this one was forked from included
 
@@ -92,7 +93,8 @@ class _Loop:
     def _partial(self) -> RunResult:
         talk = self.talk
         messages = talk.messages
-        said = [_text(m["content"]) for m in messages if m.get("role") == "assistant" and m.get("content")]
+        new = messages[self.given :]
+        said = [_text(m["content"]) for m in new if m.get("role") == "assistant" and m.get("content")]
         return RunResult(
             final_output={"response": said[-1] if said else None},
             final_messages=list(messages),

@@ -194,7 +194,7 @@ def copies(messages: Iterable[ConversationMessage]) -> list[ConversationMessage]
             id=new_id(),
             parent_message_id=None,
             branch_id=None,
-            metadata={**message.metadata, "forked_from": str(message.id)},
+            metadata={**(message.metadata or {}), "forked_from": str(message.id)},
         )
         for message in messages
     ]

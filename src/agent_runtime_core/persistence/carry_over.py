@@ -15,13 +15,12 @@ from typing import Any, Final
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Op
 from .._ids import new_ulid
-from .._json import encode
 from ..errors import InvalidArgument, StorageError, UnserialisableResult
 from .documents.base import Entry, Table
 from .documents.file_disk import Disk, told
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
-from .forms import text_of
+from .forms import text_of, value_text
 from .homes.files import home_directory, project_directory
 from .homes.old_files import CARRIED, PREFERENCES, old_files, root_of
 from .kinds import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
@@ -119,14 +118,14 @@ def _items(plain: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(key: Any, value: Any) -> Entry:
-    return Entry(stored_key(key), encode(value, max_bytes=_LARGEST), rank=0.0)
+    return Entry(stored_key(key), value_text(value, max_bytes=_LARGEST), rank=0.0)
 
 
 def _conversation(plain: Any, clock: Clock) -> Iterator[Put]:
     found = conversation_of(plain)
     key = str(found.id)
     for message in found.messages:
-        yield MESSAGE, message_entry(key, message)
+        yield MESSAGE, message_entry(key, message, max_bytes=_LARGEST)
     names = [each for each in vars(found) if each != "messages"]
     header = Header(**{name: getattr(found, name) for name in names}, born=new_ulid(clock))
     yield CONVERSATION, header_entry(key, header, moment(found.updated_at))
@@ -136,7 +135,7 @@ def _task_list(plain: Any) -> Iterator[Put]:
     found = task_list_of(plain)
     key = str(found.id)
     for task in found.tasks:
-        yield TASK, Entry(str(task.id), text_of(task), key)
+        yield TASK, Entry(str(task.id), text_of(task, max_bytes=_LARGEST), key)
     text = text_of(found, leave_out=frozenset({"tasks"}))
     yield TASK_LIST, Entry(key, text, str(found.conversation_id or ""), moment(found.updated_at))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any, cast
 from uuid import UUID
 
-from .._json import decode, encode
+from .._json import decode
+from .forms import value_text
 from .models import ConversationMessage, ToolCall
 
 RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
@@ -17,9 +19,9 @@ _FIELDS = ("role", "content", "tool_calls", "tool_call_id")
 
 def chat_of(message: ConversationMessage) -> dict[str, Any]:
     """The message in OpenAI's chat format."""
-    raw = message.metadata.get(RAW)
+    raw = (message.metadata or {}).get(RAW)  # other people's stores may give None
     if isinstance(raw, dict):
-        return cast("dict[str, Any]", decode(encode(raw)))
+        return cast("dict[str, Any]", decode(value_text(raw)))
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         chat["tool_calls"] = [_call_of(each) for each in message.tool_calls]
@@ -62,6 +64,34 @@ def _called(call: Any) -> dict[str, Any] | None:
         "name": str(function.get("name", "")),
         "arguments": arguments if isinstance(arguments, dict) else {},
     }
+
+
+def paired(chats: Iterable[Mapping[str, Any]], following: Iterable[Any] = ()) -> list[Mapping[str, Any]]:
+    """The chat messages, each tool call followed by a result and no result without its call: providers refuse others,
+    and would refuse the conversation for ever.
+
+    Results that are missing say so; one of a call at the end may be among the first messages `following`.
+    """
+    pairs: list[Mapping[str, Any]] = []
+    left: list[Any] = []  # ids of calls without a result
+    for chat in chats:
+        if chat.get("role") != "tool":
+            pairs += map(_missing, left)
+            pairs.append(chat)
+            left = [each.get("id") for each in chat.get("tool_calls") or () if isinstance(each, Mapping)]
+        elif chat.get("tool_call_id") in left:
+            pairs.append(chat)
+            left.remove(chat.get("tool_call_id"))
+    told = [each.get("tool_call_id") for each in takewhile(_is_result, following)]
+    return [*pairs, *(_missing(each) for each in left if each not in told)]
+
+
+def _missing(call_id: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "Error: no result of this call is known"}
+
+
+def _is_result(chat: Any) -> bool:
+    return isinstance(chat, Mapping) and chat.get("role") == "tool"
 
 
 def same_chat(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

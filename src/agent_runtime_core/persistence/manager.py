@@ -8,6 +8,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -231,11 +232,12 @@ class PersistenceManager:
         with self._lock:
             stores = [*self._made.values(), *(getattr(self.config, f"{kind}_store") for kind in KINDS)]
             self._made = {}
-        closed: list[Any] = []
-        for store in stores:
-            if store is not None and not any(store is each for each in closed):
-                closed.append(store)
-                await store.close()
+        known: list[Any] = []
+        async with AsyncExitStack() as closing:  # one that fails leaves none of the others open
+            for store in stores:
+                if store is not None and not any(store is each for each in known):
+                    known.append(store)
+                    closing.push_async_callback(store.close)
 
     async def __aenter__(self) -> PersistenceManager:
         return self

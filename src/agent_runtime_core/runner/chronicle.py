@@ -10,11 +10,12 @@ from .._json import decode
 from ..backends import Backends
 from ..context import Context, conversation_id
 from ..interfaces import RunResult
+from ..outcome import Before, before_of, decode_result
 from ..persistence.claim import Claim
 from ..persistence.manager import PersistenceManager
 from ..queue.row import RunRow
 from .auditing import Audit
-from .history import History
+from .history import History, recall
 
 
 class Chronicle:
@@ -47,6 +48,15 @@ class Chronicle:
     async def keep(self, result: RunResult) -> None:
         if self.history is not None and (self.ctx is None or self.ctx.remembered):
             await self.history.keep(result)
+
+    def before(self, result: RunResult) -> Before | None:
+        """The messages of a result that need not be recorded, as the conversation has them."""
+        return None if self.history is None else self.history.before(result)
+
+    async def recall(self, text: str) -> RunResult:
+        """A recorded result, with the messages that it names."""
+        result, before = decode_result(text), before_of(text)
+        return result if before is None else await recall(self.stores.conversations, result, before)
 
     async def tell(self, result: RunResult | None) -> None:
         audit = self.stores.audit if self.stores.has_audit() else None

@@ -22,7 +22,7 @@ from ..config import get_config
 from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
-from ..outcome import decode_result
+from ..outcome import before_of, decode_result
 from ..portal import call, in_thread
 from ..queue.base import RunQueue, same_run
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
@@ -101,6 +101,11 @@ class AgentRunner:
         persistence: PersistenceManager | None = None,
         registry: Registry = DEFAULT,
     ) -> None:
+        if persistence is not None and not hasattr(persistence, "homes"):
+            raise InvalidArgument(
+                f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
+                "or PersistenceManager.open(path_or_url)"
+            )
         settings = get_config()
         self.config: RunnerConfig = config or RunnerConfig.of(settings)
         self.backends: Backends = configured(
@@ -330,7 +335,10 @@ class AgentRunner:
         )
 
     async def _call_here(self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str) -> RunResult:
-        return await self.execute(agent, run_id, input, parent_run_id=parent)
+        result = await self.execute(agent, run_id, input, parent_run_id=parent)
+        record = None if self._stores is None else await self.state_store.ending(run_id)
+        text = "{}" if record is None else record.result or "{}"
+        return result if before_of(text) is None else decode_result(text)
 
     # -- through the queue
 
@@ -423,6 +431,8 @@ class AgentRunner:
     async def _result(self, row: RunRow) -> RunResult:
         record = await self.state_store.ending(row.run_id)
         if record is not None and record.attempt == row.generation and record.result is not None:
+            if before_of(record.result) is not None:
+                return await self._chronicle(row).recall(record.result)
             return decode_result(record.result)
         if row.status == "succeeded" and row.output is None and await self.state_store.records(row.run_id):
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")

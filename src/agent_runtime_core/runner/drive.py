@@ -42,7 +42,7 @@ from ..errors import (
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
 from ..ledger import Ledger
-from ..outcome import decode_result, encode_result, error_payload
+from ..outcome import Before, decode_result, encode_result, error_payload
 from ..persistence.claim import CLAIM, Claim
 from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
 from ..retry import run_backoff
@@ -381,7 +381,10 @@ class Drive:
             error = InvalidArgument(f"agent {self.row.agent!r} returned {result!r:.80}, not a RunResult")
             return await self._raised(ctx, error)
         if result.error is not None:
-            return await self._failed(result, result.error)
+            try:
+                return await self._failed(result, result.error)
+            except UnserialisableResult as error:
+                return await self._raised(ctx, error)
         if self.chronicle is not None and (refusal := await self._stored(self.chronicle.keep(result))) is not None:
             return await self._raised(ctx, refusal)
         try:
@@ -519,13 +522,14 @@ class Drive:
         """End the run; `event` is what its last event tells, which for a success is the result itself."""
         row = self.row
         result.status, result.run_id = status, UUID(row.run_id)
+        before = None if self.chronicle is None else self.chronicle.before(result)
         record = Record(
             self.ledger.next_seq(), ENDED, status.value, "", row.generation, row.claim_id, self.clock.wall(),
-            encode_result(result), info=encode(event) if event else None, nev=1,
+            encode_result(result, before), info=encode(event) if event else None, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
         how = self._settle(status.value, stalls=row.stalls, reason=reason)
-        ops = self._tell_parent(result)
+        ops = self._tell_parent(result, before)
         if status is RunStatus.CANCELLED:
             ops += await self._cancel_children()
         events = [] if self.ending is None else await self._said(self.ending, result)
@@ -572,11 +576,11 @@ class Drive:
             assert self.start is not None
             self.start(claimed)
 
-    def _tell_parent(self, result: RunResult) -> list[Op]:
+    def _tell_parent(self, result: RunResult, before: Before | None = None) -> list[Op]:
         row = self.row
         if row.parent_id is None:
             return []
-        payload = encode_result(result)
+        payload = encode_result(result, before)
         msg_id = f"end:{row.run_id}:{row.generation}"
         return [self.backends.queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id)]
 
@@ -585,7 +589,7 @@ class Drive:
         result = decode_result(ended.result or "{}")
         events = [] if self.ending is None else await self._said(self.ending, result)
         await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result), events=events)
-        return result
+        return result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
 
 
 def used(ctx: Context) -> RunResult:

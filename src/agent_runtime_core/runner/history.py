@@ -7,20 +7,28 @@ messages are offered again, and are there already.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID, uuid5
 
 from .._clock import Clock, aware
-from .._json import decode
+from .._json import decode, encode
 from ..context import Context
+from ..errors import InvalidArgument
 from ..interfaces import RunResult
+from ..outcome import Before, encode_result
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.branching import history
-from ..persistence.chat import chat_of, message_of, same_chat
+from ..persistence.chat import chat_of, message_of, paired, same_chat
 from ..persistence.models import Conversation
 from ..queue.row import RunRow
 from .forking import FORKED_FROM
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+SHORT = 64 * 1024  # bytes of JSON: a history up to that is recorded in the result as well
+_ANY = 1 << 40
 
 
 class History:
@@ -33,7 +41,7 @@ class History:
         self.run_id: UUID = UUID(row.run_id)
         self.agent: str = row.agent
         self.forked: bool = FORKED_FROM in cast("dict[str, Any]", decode(row.metadata))
-        self._loaded: list[dict[str, Any]] = []
+        self._loaded: list[Mapping[str, Any]] = []  # without the prompts in front of it
         self._given: list[Any] = []  # of the input, what is not in the conversation yet
         self._pin: dict[str, str | None] = {}
         self._stored = False  # whether there is such a conversation
@@ -50,14 +58,19 @@ class History:
 
         self._pin = await ctx.pinned("history", newest)
         leaf = self._pin["leaf"]
-        if stored is not None and leaf is not None:
-            self._loaded = [chat_of(each) for each in history(stored.messages, leaf=UUID(leaf))]
+        kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
+        before, there = _split([chat_of(each) for each in kept])
         prompts, said = _split(ctx.input_messages)
-        self._given = _beyond(said, self._loaded)
+        self._given = _beyond(said, there)
+        self._loaded = paired(there, self._given)
+        if self._given is said:
+            self._given = _beyond(said, self._loaded)
+        prompts += [each for each in before if not any(same_chat(each, one) for one in prompts)]
         ctx.input_messages = [*prompts, *self._loaded, *self._given]
 
     async def keep(self, result: RunResult) -> None:
         """Append what this run said and heard beyond what was loaded."""
+        encode_result(result, self.before(result))  # what cannot be recorded must not be kept either
         said = self._new(result)
         if not said:
             return
@@ -65,18 +78,24 @@ class History:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
         await self.store.append(self.conversation_id, [self._message(each, n) for n, each in enumerate(said)])
 
+    def before(self, result: RunResult) -> Before | None:
+        """The messages of a result that are the history as it was loaded, where they are many."""
+        leaf, count = self._pin.get("leaf"), len(self._loaded)
+        at = len(_split(result.final_messages)[0])
+        if leaf is None or result.final_messages[at : at + count] != self._loaded:
+            return None
+        if len(encode(self._loaded, max_bytes=_ANY)) <= SHORT:
+            return None
+        return Before(str(self.conversation_id), leaf, at, count)
+
     def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
         _, told = _split(result.final_messages)
         if not told:
             said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
             answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
             return [*self._given, *answer]
-        whole = [*self._loaded, *self._given]
-        if _begins(told, whole):
-            return told[len(self._loaded) :]
-        if _begins(told, self._given):
-            return told
-        return [*self._given, *told]
+        known = _overlap([*self._loaded, *self._given], told, len(self._given))
+        return [*self._given, *told] if known is None else told[known - len(self._given) :]
 
     def _message(self, chat: Mapping[str, Any], number: int) -> Any:
         branch, parent = self._pin["branch"], None
@@ -92,6 +111,24 @@ class History:
         )
 
 
+async def recall(store: ConversationStore, result: RunResult, before: Before) -> RunResult:
+    """The result with the messages that its record names, if the conversation still has them."""
+    stored = await store.get(UUID(before.conversation_id))
+    try:
+        path = [] if stored is None else history(stored.messages, leaf=UUID(before.leaf))
+    except InvalidArgument:
+        path = []
+    known = paired(_split([chat_of(each) for each in path])[1], result.final_messages[before.at :])
+    if len(known) == before.messages:
+        result.final_messages[before.at : before.at] = known
+    else:
+        log.warning(
+            "conversation %s is not what run %s went on with: its result is without it",
+            before.conversation_id, result.run_id,
+        )  # fmt: skip
+    return result
+
+
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
     """The prompts in front, which are the agent's own affair, and the conversation behind them."""
     at = 0
@@ -102,6 +139,18 @@ def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]
 
 def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> bool:
     return len(messages) >= len(start) and all(map(same_chat, messages, start))
+
+
+def _overlap(known: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], least: int) -> int | None:
+    """How many messages at the end of `known` are told again at first, `least` of them or more; None: not so many.
+
+    Whoever tells the end of a long history again has something to add: one message that is the same is another one.
+    """
+    for count in range(min(len(known), len(told)), least - 1, -1):
+        adds = count < len(told) or count in (len(known), least)
+        if adds and _begins(told, known[len(known) - count :]):
+            return count
+    return None
 
 
 def _beyond(messages: list[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

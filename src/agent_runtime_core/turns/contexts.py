@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from uuid import UUID
@@ -11,8 +11,8 @@ from uuid import UUID
 from .._clock import SYSTEM, Clock
 from .._json import MAX_WHOLE, decode, encode
 from ..context import conversation_id as as_conversation
-from ..errors import LeaseLost
-from ..persistence.chat import chat_of
+from ..errors import LeaseLost, UnserialisableResult
+from ..persistence.chat import chat_of, paired
 from ..persistence.manager import PersistenceManager
 from ..planning.memory import RESERVED
 from ..retry import Backoff
@@ -89,17 +89,20 @@ class ContextManager:
 
     # -- what a turn is told
 
-    async def history(self, conversation: UUID | str, limit: int | None = None) -> Remembered[list[dict[str, Any]]]:
-        """The last `limit` messages of the conversation's active branch, in chat format."""
+    async def history(self, conversation: UUID | str, limit: int | None = None) -> Remembered[list[Mapping[str, Any]]]:
+        """The last `limit` messages of the conversation's active branch, in chat format.
+
+        Each tool call among them has a result, and no result is without its call.
+        """
         known = as_conversation(conversation)
         assert known is not None
 
-        async def read() -> list[dict[str, Any]]:
+        async def read() -> list[Mapping[str, Any]]:
             store = self._stores().conversations
             if await store.get(known) is None:
                 return []
             said = await store.history(known)
-            return [chat_of(each) for each in (said if limit is None else said[-limit:] if limit else [])]
+            return paired(chat_of(each) for each in (said if limit is None else said[-limit:] if limit else []))
 
         return await self._read(f"history:{known}:{limit}", read)
 
@@ -135,7 +138,11 @@ class ContextManager:
 
     def _keep(self, key: str, value: Any) -> None:
         # A text: nobody who got the value can change what is kept.
-        text = encode(value, max_bytes=MAX_WHOLE)
+        try:
+            text = encode(value, max_bytes=MAX_WHOLE)
+        except UnserialisableResult:  # too large for a place beside its store
+            self._size -= len(self._cache.pop(key, ""))
+            return
         self._size += len(text) - len(self._cache.pop(key, ""))
         self._cache[key] = text
         while self._cache and (len(self._cache) > self._most or self._size > MAX_CACHED):

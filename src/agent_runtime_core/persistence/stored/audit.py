@@ -13,11 +13,11 @@ from ...errors import InvalidArgument
 from ..base.audit import AuditStore
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
-from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, moment, now
+from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
 from ..plain import in_order_of_time, line
 from ..summary import summary
 from .base import Home
-from .choices import choice
+from .choices import check_count, check_model, choice, seconds_of
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
 
@@ -44,19 +44,24 @@ class StoredAudit(Home, AuditStore):
     # -- writing
 
     async def log_event(self, entry: AuditEntry, scope: Scope | None = None) -> None:
+        check_model(AuditEntry, entry)
+        choice(AuditEventType, entry.event_type, "event type")
         await self._add("event", entry, scope, group="" if entry.run_id is None else str(entry.run_id))
 
     async def log_error(self, error: ErrorRecord, scope: Scope | None = None) -> None:
+        check_model(ErrorRecord, error)
+        choice(ErrorSeverity, error.severity, "severity")
         await self._add("error", error, scope)
 
     async def record_metric(self, metric: PerformanceMetric, scope: Scope | None = None) -> None:
-        _check_value(metric)
+        check_model(PerformanceMetric, metric)
+        _check_metric(metric)
         await self._add("metric", metric, scope, group=stored_key(metric.name, "metric's name"))
 
     async def _add(self, kind: str, model: Any, scope: Scope | None, group: str = "") -> None:
         table = self.table(scope, kind)
         await table.write(
-            table.add(Entry(id_text(model.id, kind), text_of(model), group, _time(model.timestamp, "timestamp")))
+            table.add(Entry(id_text(model.id, kind), text_of(model), group, seconds_of(model.timestamp, "timestamp")))
         )
         await self._now_and_then(table)
 
@@ -146,7 +151,7 @@ class StoredAudit(Home, AuditStore):
         self, cls: type[M], kind: str, scope: Scope | None, group: str | None, wanted: Callable[[M], bool],
         start_time: _dt.datetime | None, end_time: _dt.datetime | None, limit: int | None,
     ) -> list[M]:  # fmt: skip
-        _check_count(limit, "limit")
+        check_count(limit, "limit")
         low, high = _between(start_time, end_time)
         found: list[M] = []
         size = PAGE if limit is None else max(1, min(limit, PAGE))
@@ -209,28 +214,19 @@ class StoredAudit(Home, AuditStore):
 
 def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[float | None, float | None]:
     """Ranks from `low` to below `high`, the end among them."""
-    low = None if start is None else _time(start, "start_time")
-    return low, None if end is None else math.nextafter(_time(end, "end_time"), math.inf)
+    low = None if start is None else seconds_of(start, "start_time")
+    return low, None if end is None else math.nextafter(seconds_of(end, "end_time"), math.inf)
 
 
-def _time(when: Any, name: str) -> float:
-    if not isinstance(when, _dt.datetime):
-        raise InvalidArgument(f"{name} is a datetime, not {when!r:.80}")
-    return moment(when)
-
-
-def _check_value(metric: PerformanceMetric) -> None:
-    value = metric.value
+def _check_metric(metric: PerformanceMetric) -> None:
+    value, tags = metric.value, metric.tags
+    if not isinstance(tags, dict):
+        raise InvalidArgument(f"the tags of metric {metric.name!r:.80} are a dict, not {tags!r:.80}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise InvalidArgument(f"metric {metric.name!r:.80} is a finite number, not {value!r:.80}")
-
-
-def _check_count(count: Any, name: str) -> None:
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise InvalidArgument(f"{name} is a number of at least 0, not {count!r:.80}")
 
 
 def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) -> None:
     if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
         raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {seconds!r:.80}")
-    _check_count(count, count_name)
+    check_count(count, count_name)

@@ -16,6 +16,7 @@ from ..kinds import TASK, TASK_LIST
 from ..models import Scope, Task, TaskState, moment
 from .base import Home
 from .board import Card
+from .choices import check_count
 from .keys import id_text
 from .task_form import settled
 from .task_space import Change, TaskSpace
@@ -45,6 +46,7 @@ class Claims(Home, TaskStore):
     async def ready(
         self, task_list_id: UUID | None = None, scope: Scope | None = None, limit: int | None = None
     ) -> list[Task]:
+        check_count(limit, "limit")
         space = self._space(scope)
         board = await space.board()
         group = None if task_list_id is None else id_text(task_list_id, "task list")

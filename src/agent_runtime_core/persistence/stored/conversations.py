@@ -4,9 +4,11 @@ commit however long the conversation is."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as _dt
 import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +22,7 @@ from ..kinds import CONVERSATION, MESSAGE
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .base import Home
 from .keys import id_text
+from .pages import pages
 from .save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
 from .seen import Seen
 
@@ -58,6 +61,7 @@ class StoredConversations(Home, ConversationStore):
                 continue
             self._held.remember(conversation, save.held(results))
             conversation.updated_at = save.header.updated_at
+            await self._renew(headers, messages, key)
             return
         raise StorageBusy(f"conversation {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
 
@@ -173,16 +177,35 @@ class StoredConversations(Home, ConversationStore):
             return header_entry(key, header, now)
 
         await headers.change(key, switched, *also)
+        await self._renew(headers, replace(headers, kind=MESSAGE), key)
 
     # -- what they share
 
     async def _beside(self, headers: Table, conversation_id: UUID, ops: Sequence[Op]) -> list[Any]:
         """Commit `ops` with the time of the change, which needs the conversation to be there."""
-        touch = headers.touch(id_text(conversation_id, "conversation"), instant(headers))
+        key = id_text(conversation_id, "conversation")
+        touch = headers.touch(key, instant(headers))
         try:
-            return (await headers.write(*ops, touch))[:-1]
+            results = (await headers.write(*ops, touch))[:-1]
         except Absent:
             raise no_conversation(conversation_id) from None
+        await self._renew(headers, replace(headers, kind=MESSAGE), key)
+        return results
+
+    async def _renew(self, headers: Table, messages: Table, key: str) -> None:
+        """Have the messages of a session last as long as their conversation, though none is written again.
+
+        They are looked through once in half of the time that a session is kept.
+        """
+        if headers.ttl is None:
+            return
+        due = headers.documents.clock.wall() + headers.ttl / 2
+        first = await messages.find(key, limit=1)
+        if all(each.expires is None or each.expires > due for each in first):
+            return
+        with contextlib.suppress(Absent):  # one was deleted meanwhile: the next write looks again
+            async for page in pages(messages, key):
+                await messages.write(*(messages.touch(each.key, each.rank) for each in page))
 
     def _tables(self, scope: Scope | None) -> tuple[Table, Table]:
         return self.table(scope, CONVERSATION), self.table(scope, MESSAGE)

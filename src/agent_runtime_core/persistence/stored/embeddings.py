@@ -13,8 +13,9 @@ from ...portal import in_thread
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
 from ..index import Index
-from ..models import Embedding, moment
+from ..models import Embedding
 from ..vectors import dot, floats, unit
+from .choices import check_model, seconds_of
 from .feed import Feed, Mark
 from .keys import escaped, id_text, stored_key
 from .pages import pages
@@ -41,6 +42,7 @@ class Vectors:
     # -- writing
 
     async def save(self, embedding: Embedding) -> None:
+        check_model(Embedding, embedding)
         vector = floats(embedding.vector, f"the vector of embedding {embedding.id}")
         if embedding.dimensions not in (0, len(vector)):
             raise InvalidArgument(
@@ -48,7 +50,7 @@ class Vectors:
             )
         key = id_text(embedding.id, "embedding")
         await self._make_room(key)
-        rank = moment(embedding.created_at)
+        rank = seconds_of(embedding.created_at, "created_at")
         entry = Entry(key, _text(embedding, vector), stored_key(embedding.content_type, "content_type"), rank)
         _, *notes = await self._table.write(self._table.put(entry), *self._feed.note([key]))
         self._room -= 1

@@ -12,10 +12,10 @@ from ..base.knowledge import KnowledgeStore
 from ..content import text_in
 from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
 from ..forms import model_of, text_of
-from ..models import Embedding, Fact, FactType, Scope, Summary, moment
+from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
 from .base import Home
-from .choices import choice
+from .choices import check_model, choice, seconds_of
 from .embeddings import MAX_VECTORS, Vectors
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
@@ -32,11 +32,15 @@ class StoredKnowledge(Home, KnowledgeStore):
     # -- facts
 
     async def save_fact(self, fact: Fact, scope: Scope | None = None) -> None:
+        check_model(Fact, fact)
+        choice(FactType, fact.fact_type, "type of a fact")
         group = stored_key(fact.key, "fact's key")
-        end = None if fact.expires_at is None else moment(fact.expires_at)
+        end = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
         words = text_in([fact.key, fact.value, fact.source])
         table = self.table(scope, "fact")
-        entry = Entry(id_text(fact.id, "fact"), text_of(fact), group, moment(fact.created_at), end, words)
+        entry = Entry(
+            id_text(fact.id, "fact"), text_of(fact), group, seconds_of(fact.created_at, "created_at"), end, words
+        )
         await table.write(table.put(entry))
 
     async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
@@ -64,6 +68,8 @@ class StoredKnowledge(Home, KnowledgeStore):
     async def search_facts(self, query: str, scope: Scope | None = None, limit: int = 20) -> list[Fact]:
         """Facts with all words of `query` in their key, source and texts of their value, best first."""
         _check_limit(limit)
+        if not isinstance(query, str):
+            raise InvalidArgument(f"what is searched for is a string of words, not {query!r:.60}")
         return list(_facts(await self.table(scope, "fact").search(query, limit=limit)))
 
     async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
@@ -74,8 +80,11 @@ class StoredKnowledge(Home, KnowledgeStore):
     # -- summaries, each with a document per conversation that leads to it
 
     async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
+        check_model(Summary, summary)
+        if not isinstance(summary.conversation_ids, list | tuple):
+            raise InvalidArgument(f"conversation_ids is a list, not {summary.conversation_ids!r:.80}")
         table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
-        key, rank = id_text(summary.id, "summary"), moment(summary.created_at)
+        key, rank = id_text(summary.id, "summary"), seconds_of(summary.created_at, "created_at")
         entry = Entry(key, text_of(summary), rank=rank)
         for _ in range(CHANGE_TRIES):
             there = await table.get(key)

@@ -14,7 +14,7 @@ from ..._json import digest
 from ...errors import InvalidArgument
 from ..content import text_in
 from ..documents.base import Document, Entry, Table
-from ..forms import model_of, text_of
+from ..forms import LARGEST, model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .keys import escaped, id_text
 from .order import ranks_for
@@ -50,10 +50,12 @@ def header_entry(key: str, header: Header, now: float) -> Entry:
 
 def group_of(agent_key: str | None) -> str:
     """What the conversations of one agent are found by."""
+    if not isinstance(agent_key, str | None):
+        raise InvalidArgument(f"an agent_key is a string, not {agent_key!r:.60}")
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
-def message_entry(conversation: str, message: ConversationMessage) -> Entry:
+def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = LARGEST) -> Entry:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
@@ -65,7 +67,7 @@ def message_entry(conversation: str, message: ConversationMessage) -> Entry:
             f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
             f"not {message.tool_calls!r:.60}"
         )
-    return Entry(key, text_of(message), conversation, words=text_in(message.content))
+    return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
 
 
 def read_back(header: Document, messages: Sequence[Document]) -> Conversation:
@@ -118,6 +120,8 @@ class Held(NamedTuple):
 def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
     """The documents of its messages by their keys, in order."""
     entries: dict[str, Entry] = {}
+    if not isinstance(conversation.messages, list | tuple):
+        raise InvalidArgument(f"the messages of conversation {key} are a list, not {conversation.messages!r:.60}")
     for message in conversation.messages:
         entry = message_entry(key, message)
         if entry.key in entries:

@@ -18,6 +18,10 @@ _KINDS: dict[str, type] = {"dependencies": list, "metadata": dict, "checkpoint_d
 
 def check_list(task_list: TaskList) -> TaskList:
     """The list, without its tasks, as it may be stored; InvalidArgument names what it may not hold."""
+    if not isinstance(task_list.name, str):
+        raise InvalidArgument(f"the name of a task list is text, not {task_list.name!r:.80}")
+    if not isinstance(task_list.tasks, list | tuple):
+        raise InvalidArgument(f"the tasks of list {task_list.name!r:.80} are a list, not {task_list.tasks!r:.80}")
     _check_times(task_list, ("created_at", "updated_at"), f"task list {task_list.name!r:.80}")
     return task_list
 

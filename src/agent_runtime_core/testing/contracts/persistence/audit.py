@@ -212,6 +212,27 @@ async def scopes_are_apart(make: Make) -> None:
 
 
 @OURS
+async def what_could_not_be_read_again_is_refused(make: Make) -> None:
+    async with opened(make) as store:
+        metric = PerformanceMetric(name="a", value=1.0)
+        await store.record_metric(metric)
+        texts: list[Any] = ["no.such", None, 7]
+        writes: list[tuple[Any, Any]] = [
+            *((store.log_event, AuditEntry(event_type=bad)) for bad in texts),
+            *((store.log_error, ErrorRecord(severity=bad)) for bad in texts),
+            *((store.record_metric, dataclasses.replace(metric, id=new_id(), tags=bad)) for bad in texts),
+            *((write, bad) for write in (store.log_event, store.log_error, store.record_metric) for bad in ("a", None)),
+        ]
+        for write, bad in writes:
+            with refused(InvalidArgument, f"{write.__name__}({bad!r:.80})"):
+                await write(bad)
+        same((await store.get_events(), await store.get_errors()), ([], []), "entries and errors after that")
+        same(await store.get_metrics("a", tags={}), [metric], "the metrics after that")
+        await store.log_event(AuditEntry(event_type="tool_call"))  # type: ignore[arg-type]
+        same([each.event_type for each in await store.get_events()], [CALL], "the type of an entry given by its value")
+
+
+@OURS
 async def percentiles_lie_between_the_closest_ranks(make: Make) -> None:
     async with opened(make) as store:
         for n, value in enumerate([15, 20.0, 35.0, 40.0, 50.0]):

@@ -558,6 +558,20 @@ async def values_are_kept_as_they_are_and_are_no_aliases(make: Make) -> None:
 
 
 @OURS
+async def a_message_may_hold_a_picture(make: Make) -> None:
+    async with opened(make) as store:
+        conversation = await talk(store, "one")
+        picture = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 3_000_000}}]
+        await store.add_message(conversation.id, message(picture))
+        found = await store.get(conversation.id)
+        same(found.messages[-1].content == picture, True, "whether the picture came back")
+        found.title = "changed"
+        await store.save(found)
+        with refused(UnserialisableResult, "a message of more than 16 MiB"):
+            await store.add_message(conversation.id, message("x" * 17 * 1024 * 1024))
+
+
+@OURS
 async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one")
@@ -584,6 +598,11 @@ async def what_cannot_be_kept_is_refused_and_nothing_lost(make: Make) -> None:
         await tried("two messages of one id", InvalidArgument, lambda: store.save(twice))
         odd = dataclasses.replace(conversation, metadata={"x": object()})
         await tried("metadata without JSON form", UnserialisableResult, lambda: store.save(odd))
+        odd = dataclasses.replace(conversation, agent_key=5)  # type: ignore[arg-type]
+        await tried("an agent that is none", InvalidArgument, lambda: store.save(odd))
+        await tried("a list of an agent that is none", InvalidArgument, lambda: store.list_conversations(agent_key=5))
+        none = dataclasses.replace(conversation, messages=None)  # type: ignore[arg-type]
+        await tried("messages that are none", InvalidArgument, lambda: store.save(none))
         await tried("a conversation that is none", InvalidArgument, lambda: store.save("hello"))
         await tried("an id that is none", InvalidArgument, lambda: store.get("../x"))
         await tried("a limit below 0", InvalidArgument, lambda: store.get_messages(conversation.id, limit=-1))
@@ -601,6 +620,26 @@ async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
         same(said(await mine.history(conversation.id, Scope.SESSION)), ["one", "two"], "its messages in the session")
         same(await another.get(conversation.id, Scope.SESSION), None, "the conversation in another session")
         same(await mine.get(conversation.id), None, "the conversation in the project")
+
+
+@OURS
+async def a_session_that_is_used_loses_no_message(make: Make) -> None:
+    clock = VirtualClock()
+    async with opened(make, clock=clock, session_id="s", session_ttl=100.0) as store:
+        conversation = Conversation(messages=[message("first")])
+        await store.save(conversation, Scope.SESSION)
+        told = ["first"]
+        for n in range(10):
+            clock.advance(40)
+            await store.add_message(conversation.id, message(str(n)), Scope.SESSION)
+            told.append(str(n))
+        for _ in range(4):
+            clock.advance(40)
+            found = await store.get(conversation.id, Scope.SESSION)
+            found.title = f"at {clock.wall()}"
+            await store.save(found, Scope.SESSION)
+        found = await store.get(conversation.id, Scope.SESSION)
+        same([each.content for each in found.messages], told, "what was said in the session")
 
 
 @OURS

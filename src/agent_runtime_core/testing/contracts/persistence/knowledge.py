@@ -353,6 +353,31 @@ async def values_are_kept_as_they_are(make: Make) -> None:
 
 
 @OURS
+async def what_could_not_be_read_again_is_refused(make: Make) -> None:
+    async with opened(make) as store:
+        fact = Fact(key="a", value=1)
+        await store.save_fact(fact)
+        fields: list[dict[str, Any]] = [
+            *({"fact_type": bad} for bad in ("no.such", None, 7)),
+            *({name: "today"} for name in ("created_at", "expires_at")),
+        ]
+        writes: list[tuple[Any, Any]] = [
+            *((store.save_fact, dataclasses.replace(fact, **each)) for each in fields),
+            (store.save_summary, Summary(content="s", created_at="today")),  # type: ignore[arg-type]
+            (store.save_summary, Summary(content="s", conversation_ids=None)),  # type: ignore[arg-type]
+            (store.save_embedding, Embedding(vector=[1.0], content="e", created_at="today")),  # type: ignore[arg-type]
+            *((write, bad) for write in (store.save_fact, store.save_summary, store.save_embedding)
+              for bad in ("a", None)),
+        ]  # fmt: skip
+        for write, bad in writes:
+            with refused(InvalidArgument, f"{write.__name__}({bad!r:.80})"):
+                await write(bad)
+        with refused(InvalidArgument, "a search for no text"):
+            await store.search_facts(None)
+        same(await store.list_facts(), [fact], "the facts after that")
+
+
+@OURS
 async def a_vector_without_direction_is_refused(make: Make) -> None:
     async with opened(make) as store:
         kept = Embedding(vector=[1, 2], content="whole numbers")

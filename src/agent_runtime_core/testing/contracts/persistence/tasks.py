@@ -355,6 +355,13 @@ async def a_list_built_by_hand_deletes_nothing(make: Make) -> None:
         for bad in (Task(name="x", state="begun"), Task(name="x", dependencies=["y"]), "a task"):  # type: ignore[arg-type,list-item]
             with refused(InvalidArgument, f"a list that holds {bad!r:.60}"):
                 await store.save(TaskList(name="bad", tasks=[bad]))  # type: ignore[list-item]
+        fields: dict[str, Any]
+        for fields in ({"name": None}, {"name": "x", "tasks": None}):
+            with refused(InvalidArgument, f"a list with {fields}"):
+                await store.save(TaskList(**fields))
+        for limit in (-1, 1.5, "1"):
+            with refused(InvalidArgument, f"a limit of {limit!r}"):
+                await store.ready(limit=limit)
         with refused(InvalidArgument, "what is no list"):
             await store.save("a list")
 
