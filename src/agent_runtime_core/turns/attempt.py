@@ -96,7 +96,7 @@ class Attempt:
 
     async def _choose(self) -> Chosen:
         ctx, parts, turn, settings = self.ctx, self.parts, self.turn, self.settings
-        personality = parts.personality(settings, ctx.input.get("personality"))
+        personality = parts.settled(parts.personality(settings, ctx.input.get("personality")), settings)
         preferred = await parts.contexts.preferences(turn.user_id)
         turn.status, turn.personality = RunStatus.RUNNING, personality.name
         await self.save()
@@ -154,8 +154,7 @@ class Attempt:
 
     def _client(self) -> TurnClient | None:
         """The model's client, made only where a model is asked."""
-        client = self.parts.client_of(self.chosen.personality, self.settings)
-        return None if client is None else self.parts.processor.client(self.work, client)
+        return self.parts.model_for(self.work, self.settings)
 
     def _conversation(self) -> list[Any]:
         """What was said, as much of it as the personality wants."""

@@ -112,9 +112,8 @@ class StepAgent(AgentRuntime):
         planned = next(step for step in plan.steps if step.step_number == number)
         turn = Turn.from_dict(given["turn"])
         personality = personality_in(given["personality"])
-        asks = planned.kind is StepKind.LLM_CALL
-        client = parts.client_of(personality, parts.settings()) if asks else None
         work = Work(ctx, turn, personality, given["system"], given["direct"])
+        client = parts.model_for(work, parts.settings()) if planned.kind is StepKind.LLM_CALL else None
         turn.steps = [StepState(number, "", planned.kind, planned.tool_name)]
         # What stands elsewhere is no matter of this run; only what the step refers to is read.
         known = {step.step_number: None for step in plan.steps} | {int(n): r for n, r in given["needed"].items()}
@@ -122,8 +121,7 @@ class StepAgent(AgentRuntime):
         budget = Budget(RunLimits.of(given["limits"]), ctx.budget)
         done = await execute_plan(
             ctx, plan, personality.allowed(parts.tools), known=known, budget=budget, max_retries=parts.step_tries,
-            client=None if client is None else parts.processor.client(work, client), backoff_base=parts.backoff_base,
-            around=parts.processor.around(work),
+            client=client, backoff_base=parts.backoff_base, around=parts.processor.around(work),
         )  # fmt: skip
         result = done.steps[0]["result"]
         state = turn.steps[0]

@@ -1,0 +1,112 @@
+"""What turns take from the settings their manager was given, without anything being applied to the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core import MockLLMClient, MockLLMResponse, configure, reset_config
+from agent_runtime_core.errors import UnknownPrice
+from agent_runtime_core.interfaces import LLMResponse
+from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.planning import LLMPlanner
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
+from agent_runtime_core.turns import ConfigLoader, PackSet, PersonalityInstance, TurnManager
+
+NAMED = f"{__name__}:Named"
+
+
+class Named(MockLLMClient):
+    """A model's client as the settings name it; `asked` are the models it was asked for."""
+
+    asked: list[tuple[str | None, dict[str, Any]]]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(default_response="hello to you")
+        self.options = options
+
+    async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+        Named.asked.append((options.get("model"), self.options))
+        return await super().generate(messages, **options)
+
+    def stream(self, messages: list[Any], **options: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    Named.asked = []
+    reset_config()
+    yield
+    reset_config()
+
+
+def _loader(tmp_path: Path, text: str) -> ConfigLoader:
+    (tmp_path / "config.toml").write_text(text)
+    return ConfigLoader(tmp_path / "config.toml", environ={})
+
+
+RUNTIME = f"""
+[runtime]
+model_provider = "{NAMED}"
+default_model = "m-1"
+
+[model_prices."m-1"]
+input = 100
+output = 1000
+"""
+
+
+async def test_a_turn_asks_the_provider_and_the_model_of_its_settings(tmp_path: Path) -> None:
+    loader = _loader(tmp_path, RUNTIME)
+    async with AgentRunner() as runner:
+        manager = TurnManager(runner, config=loader)
+        turn = await manager.run_turn("hello")
+        assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "hello to you")
+        assert turn.metrics.cost_usd == pytest.approx(10 * 100e-6 + 20 * 1000e-6)
+        _loader(tmp_path, RUNTIME.replace("m-1", "m-2"))
+        assert loader.reload()
+        await manager.run_turn("hello again")
+    assert [model for model, _ in Named.asked] == ["m-1", "m-2"]
+
+
+async def test_what_a_personality_or_its_provider_names_goes_before(tmp_path: Path) -> None:
+    own = f'\n[providers."{NAMED}"]\ndefault_model = "m-own"\napi_key = "k"\n'
+    packs = PackSet.of({
+        "plain": PersonalityInstance(name="plain", default=True),
+        "special": PersonalityInstance(name="special", model="m-special"),
+    })  # fmt: skip
+    async with AgentRunner() as runner:
+        manager = TurnManager(runner, config=_loader(tmp_path, RUNTIME + own), packs=packs)
+        await manager.run_turn("hello")
+        await manager.run_turn({"text": "hello", "personality": "special"})
+    options = {"default_model": "m-own", "api_key": "k"}
+    assert Named.asked == [("m-own", options), ("m-special", options)]
+
+
+async def test_settings_that_say_nothing_of_models_leave_the_process_its_own(tmp_path: Path) -> None:
+    configure(model_provider=NAMED)
+    async with AgentRunner() as runner:
+        await TurnManager(runner, config=_loader(tmp_path, "[turns]\nmax_in_flight = 2\n")).run_turn("hello")
+    assert Named.asked == [(None, {})]
+
+
+async def test_a_limit_in_dollars_counts_with_the_model_of_the_personality() -> None:
+    configure(model_prices={"m-dear": {"input": 1, "output": 1}})
+    limits = RunLimits(max_cost_usd=1.0)
+    client = MockLLMClient([MockLLMResponse("no plan")], default_response="an answer")
+
+    def packs(model: str) -> PackSet:
+        return PackSet.of({"one": PersonalityInstance(name="one", model=model, limits=limits, default=True)})
+
+    async with AgentRunner() as runner:
+        planner = LLMPlanner(client, max_repairs=0)
+        turn = await TurnManager(runner, planner=planner, packs=packs("m-dear"), client=client).run_turn("hello")
+        assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "an answer")
+        turn = await TurnManager(runner, planner=planner, packs=packs("m-other"), client=client).run_turn("hello")
+    assert turn.error is not None
+    assert (turn.error["type"], "'m-other'" in turn.error["message"]) == (UnknownPrice.__name__, True)
