@@ -266,7 +266,7 @@ class Orchestrator:
         records = await self.runner.state_store.records(info.run_id)
         times = [info.created_at, info.started_at, info.ended_at, *(aware(each.t) for each in records[-1:])]
         told = RunResponse(
-            str(info.run_id), _WORDS.get(info.status, RunStatus.FAILED), tried_steps(records),
+            str(info.run_id), _WORDS.get(info.status, RunStatus.FAILED), tried_steps(records, self.tool_registry),
             created_at=info.created_at, updated_at=max(each for each in times if each is not None),
         )  # fmt: skip
         if info.status in TERMINAL:

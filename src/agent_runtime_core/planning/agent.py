@@ -115,6 +115,8 @@ def prompt_of(ctx: RunContext) -> str:
     if prompt is None:
         said = [each for each in ctx.input_messages if isinstance(each, Mapping) and each.get("role") == "user"]
         prompt = said[-1].get("content") if said else None
+        if isinstance(prompt, list):
+            prompt = "\n".join(str(part.get("text") or "") for part in prompt if isinstance(part, Mapping)).strip()
     if not isinstance(prompt, str):
         raise InvalidArgument(f"a planning agent needs a user message or params['prompt'], a text, not {prompt!r:.60}")
     return prompt
