@@ -8,7 +8,7 @@ import dataclasses
 import datetime as _dt
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -29,7 +29,9 @@ from .runner.core import AgentRunner
 from .runner.settings import RunInfo
 from .status import TERMINAL
 from .status import RunStatus as _Status
+from .tools.base import BaseTool
 from .tools.registry import ToolRegistry
+from .tools.tool import Tool
 
 __all__ = ["Orchestrator", "OrchestratorSettings", "RunCreate", "RunResponse", "RunStatus"]
 
@@ -137,7 +139,7 @@ class Orchestrator:
     def __init__(
         self,
         planner: BasePlanner | None = None,
-        tool_registry: ToolRegistry | None = None,
+        tool_registry: ToolRegistry | Iterable[Tool | BaseTool] | None = None,
         settings: OrchestratorSettings | Mapping[str, Any] | None = None,
         *,
         runner: AgentRunner | None = None,
@@ -183,9 +185,7 @@ class Orchestrator:
 
         The same `idempotency_key` gives the run there is. InvalidArgument: max_steps is not from 1 to 100.
         """
-        if (request is None) == (prompt is None):
-            raise InvalidArgument("create_run takes a RunCreate, or prompt= and max_steps=")
-        asked = request if request is not None else RunCreate(prompt or "", max_steps)
+        asked = _asked(request, prompt, max_steps)
         input_ = {
             "messages": [{"role": "user", "content": asked.prompt}],
             "params": {"max_steps": asked.max_steps},
@@ -278,11 +278,24 @@ class Orchestrator:
         return told
 
 
+def _asked(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
+    if request is None and prompt is not None:
+        return RunCreate(prompt, max_steps)
+    if not isinstance(request, RunCreate) or prompt is not None:
+        raise InvalidArgument(f"create_run takes a RunCreate, or prompt= and max_steps=, not {request!r:.80}")
+    if max_steps not in (RunCreate.max_steps, request.max_steps):
+        raise InvalidArgument(
+            f"max_steps={max_steps!r} differs from the RunCreate's {request.max_steps}: give it there"
+        )
+    return request
+
+
 def _why(status: _Status, ended: RunResult) -> str:
-    """Why it failed; the word of its own status where that is another one."""
-    message = ended.error.message if ended.error is not None else ""
+    """Why it failed, with the type of the error; the word of its own status where that is another one."""
+    error = ended.error
+    message = error.message if error is not None else ""
     if status is _Status.FAILED:
-        return message or "failed"
+        return f"{error.type}: {message}" if error is not None else "failed"
     return f"{status.value}: {message}" if message else status.value
 
 

@@ -93,6 +93,12 @@ async def test_its_time_limit_is_kept() -> None:
         await registry(Slow()).execute("greet", {"who": "Ada"})
 
 
+@pytest.mark.parametrize("wrong", [Greeter, "greet", None, len])
+def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a Tool or a BaseTool object is registered"):
+        ToolRegistry().register(wrong)
+
+
 async def test_get_tool_gives_what_was_registered() -> None:
     greeter, plain = Greeter(), Tool.from_function(lambda: 1, name="plain", description="")
     tools = registry(greeter, plain)

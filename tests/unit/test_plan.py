@@ -39,7 +39,7 @@ def test_a_kind_may_be_given_by_its_value() -> None:
     step = PlanStep(1, tool_input={"prompt": "hello"}, kind=kind)
     assert step.kind is StepKind.LLM_CALL
     assert Plan([step]).problems([]) == []
-    with pytest.raises(InvalidArgument, match="step 1: kind is one of .*'llm_call'.*, not 'llm'"):
+    with pytest.raises(InvalidArgument, match=r"step 1: kind is one of .*'llm_call'.*, not 'llm'"):
         PlanStep(1, kind="llm")  # type: ignore[arg-type]
 
 

@@ -38,6 +38,7 @@ from ..steps.plain import PlainDag
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .asking import RecordedClient, count_recorded
+from .base import registry_of
 from .memory import memory_operations
 from .plan import Plan, PlanStep, StepKind
 from .references import as_text, fitted, is_reference, resolve
@@ -101,7 +102,7 @@ async def execute_plan(
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
         raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
-    registry = _registry(tools)
+    registry = registry_of(tools)
     plan.validate(registry, memory_operations())
     _need_no_agent(plan, registry)
     known = known or {}
@@ -345,15 +346,6 @@ def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:
                 f"step {step.step_number}: {step.tool_name!r} is another agent, which a plan cannot call: "
                 "call it with ctx.call(...), or lend it to a ToolCallingAgent"
             )
-
-
-def _registry(tools: ToolRegistry | Iterable[Tool]) -> ToolRegistry:
-    if isinstance(tools, ToolRegistry):
-        return tools
-    registry = ToolRegistry()
-    for tool in tools:
-        registry.register(tool)
-    return registry
 
 
 def _configured_client() -> LLMClient:

@@ -48,6 +48,8 @@ class ToolRegistry:
     def register(self, tool: Tool | BaseTool) -> None:
         """Add a tool; it replaces one of the same name."""
         made = tool.as_tool() if isinstance(tool, BaseTool) else tool
+        if isinstance(tool, type) or not isinstance(getattr(made, "name", None), str):
+            raise InvalidArgument(f"a Tool or a BaseTool object is registered, not {tool!r:.80}")
         self._tools[made.name] = made
         self._given.pop(made.name, None)
         if isinstance(tool, BaseTool):
