@@ -8,7 +8,7 @@ from typing import Any, cast
 from .._forms import codec_for
 from .._ids import child_run_id, step_id
 from ..context import Context
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, RunFailed, StepExecutionError
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..planning.executing import execute_plan, step_name
@@ -39,7 +39,11 @@ async def execute_elsewhere(
         needed = {str(each): results[each] for each in planned.needs}
         input_ = {**about, "number": number, "needed": needed}
         budget.before_call()
-        ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+        try:
+            ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+        except RunFailed as error:
+            _take_failure(work.turn.step(number), error)
+            raise
         budget.used(ended.usage, ended.usage.get("cost_usd"))
         done = ended.final_output
         results[number] = done["result"]
@@ -89,6 +93,12 @@ def _take(turn: Turn, state: StepState) -> None:
     turn.steps = [state if each.step_number == state.step_number else each for each in turn.steps]
 
 
+def _take_failure(state: StepState | None, failure: RunFailed) -> None:
+    info = failure.error
+    if state is not None and isinstance(info, ErrorInfo):
+        state.error, state.attempt = info.message, int(info.details.get("attempts", state.attempt))
+
+
 def _listed(planned: PlanStep) -> Step:
     def never(ctx: Any, state: Any) -> None:
         raise InvalidArgument(f"step {planned.step_number} is run by a worker of its own")
@@ -133,4 +143,6 @@ class StepAgent(AgentRuntime):
         info = await super().on_error(ctx, error)
         assert info is not None
         info.retriable = False  # the step was tried again by itself
+        if isinstance(error, StepExecutionError):
+            info.details = {"step": error.step_name, "attempts": error.attempts}
         return info
