@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime_core import MockLLMClient, MockLLMResponse, configure, reset_config
-from agent_runtime_core.errors import UnknownPrice
-from agent_runtime_core.interfaces import LLMResponse
+from agent_runtime_core.errors import InvalidArgument, UnknownPrice
+from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk
 from agent_runtime_core.limits import RunLimits
-from agent_runtime_core.planning import LLMPlanner
+from agent_runtime_core.persistence import PersistenceManager
+from agent_runtime_core.planning import BasePlanner, LLMPlanner, Plan, PlanStep, StepKind
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
+from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tools import Tool
 from agent_runtime_core.turns import ConfigLoader, PackSet, PersonalityInstance, TurnManager
+from tests.unit.rig import Rig, soon
 
 NAMED = f"{__name__}:Named"
 
@@ -45,9 +50,23 @@ def _fresh() -> Iterator[None]:
     reset_config()
 
 
+def _runner() -> AgentRunner:
+    return AgentRunner(persistence=PersistenceManager.open("memory://"))
+
+
 def _loader(tmp_path: Path, text: str) -> ConfigLoader:
     (tmp_path / "config.toml").write_text(text)
     return ConfigLoader(tmp_path / "config.toml", environ={})
+
+
+class Fixed(BasePlanner):
+    """A planner that knows one plan."""
+
+    def __init__(self, *steps: PlanStep) -> None:
+        self.steps = steps
+
+    async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+        return Plan(list(self.steps), prompt)
 
 
 RUNTIME = f"""
@@ -63,7 +82,7 @@ output = 1000
 
 async def test_a_turn_asks_the_provider_and_the_model_of_its_settings(tmp_path: Path) -> None:
     loader = _loader(tmp_path, RUNTIME)
-    async with AgentRunner() as runner:
+    async with _runner() as runner:
         manager = TurnManager(runner, config=loader)
         turn = await manager.run_turn("hello")
         assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "hello to you")
@@ -80,7 +99,7 @@ async def test_what_a_personality_or_its_provider_names_goes_before(tmp_path: Pa
         "plain": PersonalityInstance(name="plain", default=True),
         "special": PersonalityInstance(name="special", model="m-special"),
     })  # fmt: skip
-    async with AgentRunner() as runner:
+    async with _runner() as runner:
         manager = TurnManager(runner, config=_loader(tmp_path, RUNTIME + own), packs=packs)
         await manager.run_turn("hello")
         await manager.run_turn({"text": "hello", "personality": "special"})
@@ -90,7 +109,7 @@ async def test_what_a_personality_or_its_provider_names_goes_before(tmp_path: Pa
 
 async def test_settings_that_say_nothing_of_models_leave_the_process_its_own(tmp_path: Path) -> None:
     configure(model_provider=NAMED)
-    async with AgentRunner() as runner:
+    async with _runner() as runner:
         await TurnManager(runner, config=_loader(tmp_path, "[turns]\nmax_in_flight = 2\n")).run_turn("hello")
     assert Named.asked == [(None, {})]
 
@@ -103,10 +122,69 @@ async def test_a_limit_in_dollars_counts_with_the_model_of_the_personality() -> 
     def packs(model: str) -> PackSet:
         return PackSet.of({"one": PersonalityInstance(name="one", model=model, limits=limits, default=True)})
 
-    async with AgentRunner() as runner:
+    async with _runner() as runner:
         planner = LLMPlanner(client, max_repairs=0)
         turn = await TurnManager(runner, planner=planner, packs=packs("m-dear"), client=client).run_turn("hello")
         assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "an answer")
         turn = await TurnManager(runner, planner=planner, packs=packs("m-other"), client=client).run_turn("hello")
     assert turn.error is not None
     assert (turn.error["type"], "'m-other'" in turn.error["message"]) == (UnknownPrice.__name__, True)
+
+
+async def test_more_steps_are_at_work_once_the_settings_say_so(tmp_path: Path) -> None:
+    inside, go_on = asyncio.Semaphore(0), asyncio.Event()
+    there = 0
+
+    async def stay() -> None:
+        nonlocal there
+        there += 1
+        inside.release()
+        await go_on.wait()
+
+    loader = _loader(tmp_path, "[turns]\nmax_in_flight = 1\n")
+    async with _runner() as runner:
+        planner = Fixed(*(PlanStep(number, "stay") for number in (1, 2, 3)))
+        manager = TurnManager(runner, planner=planner, tools=[Tool.from_function(stay)], config=loader)
+        _loader(tmp_path, "[turns]\nmax_in_flight = 3\n")
+        assert loader.reload()
+        running = asyncio.ensure_future(manager.run_turn("stay"))
+        async with asyncio.timeout(5):
+            for _ in range(3):
+                await inside.acquire()
+        go_on.set()
+        assert (await running).status is RunStatus.SUCCEEDED
+
+
+async def test_a_slow_reader_may_be_behind_by_what_the_settings_say(tmp_path: Path) -> None:
+    clock, told = VirtualClock(), 0
+
+    class Pouring(MockLLMClient):
+        async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
+            nonlocal told
+            for _ in range(100):
+                clock.advance(1.0)  # so that each piece is told by itself
+                told += 1
+                yield LLMStreamChunk(delta="x" * 1000)
+            yield LLMStreamChunk(finish_reason="stop")
+
+    ask = PlanStep(1, "", {"prompt": "pour"}, kind=StepKind.LLM_CALL)
+    async with Rig(clock=clock) as rig:
+        runner = rig.runner
+        runner._stores = PersistenceManager.open("memory://")
+        config = _loader(tmp_path, "[turns]\nmax_unsent_bytes = 5000\n")
+        manager = TurnManager(runner, planner=Fixed(ask), client=Pouring(), config=config)
+        await manager.start_turn({"text": "x", "turn_id": "t"})
+        reading = manager.stream("t", backpressure=True)
+        first = asyncio.ensure_future(anext(reading))
+        await asyncio.sleep(0.05)
+        running = asyncio.ensure_future(runner.run_once())
+        await first
+        await soon(lambda: told >= 4)
+        for _ in range(50):  # it has every chance to go on
+            await asyncio.sleep(0.001)
+        assert told < 10
+        said = [event.payload["delta"] async for event in reading if event.event_type == "assistant.delta"]
+        await running
+        with pytest.raises(InvalidArgument, match="max_unsent_bytes is a whole number above 0, not 0"):
+            await anext(runner.stream("t", backpressure=True, max_unsent_bytes=0))
+    assert sum(map(len, said)) == 100_000

@@ -62,6 +62,7 @@ class Attempt:
         self.parts: Parts = parts
         self.ctx: Context = ctx
         self.settings: Settings = parts.settings()
+        parts.processor.max_in_flight = self.settings.turns.max_in_flight
         self._saving = asyncio.Lock()
 
     async def run(self) -> RunResult:

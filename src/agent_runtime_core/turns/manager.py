@@ -40,7 +40,7 @@ from .personality import PackSet, PersonalityPackManager
 from .planner import PlanExecutor
 from .processor import StepProcessor
 from .remote import StepAgent
-from .settings import Settings
+from .settings import Settings, TurnSettings
 from .topics import EventPublisherSubscriber
 from .turn import StepMetrics, Turn
 
@@ -215,8 +215,13 @@ class TurnManager:
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """As `runner.stream`: the turn's events, replayed and then live, until it has ended."""
-        events = self.runner.stream(turn_id, since_sequence, backpressure)
+        """As `runner.stream`: the turn's events, replayed and then live, until it has ended.
+
+        With `backpressure` the `max_unsent_bytes` of `[turns]` hold, where it says other than the default.
+        """
+        said = self.settings.turns.max_unsent_bytes
+        most = said if said != TurnSettings.max_unsent_bytes else None
+        events = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=most)
         async with contextlib.aclosing(events) as told:
             async for event in told:
                 yield event

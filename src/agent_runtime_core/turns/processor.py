@@ -26,6 +26,7 @@ from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks
 from .instances import PersonalityInstance
 from .logs import TurnLog
+from .slots import Slots
 from .topics import EventPublisherSubscriber
 from .turn import StepMetrics, StepState, Turn
 
@@ -87,13 +88,11 @@ class StepProcessor:
         self.stream: bool = stream
         self.breakers: Breakers = breakers or Breakers(clock)
         self._clock = clock
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
-    def _slot(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        if loop not in self._slots:
-            self._slots[loop] = asyncio.Semaphore(self.max_in_flight)
-        return self._slots[loop]
+    def _slot(self) -> contextlib.AbstractAsyncContextManager[None]:
+        slots = self._slots.setdefault(asyncio.get_running_loop(), Slots())
+        return slots.taken(lambda: self.max_in_flight)
 
     # -- steps
 
