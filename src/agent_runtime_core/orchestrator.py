@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import datetime as _dt
 import difflib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from ._clock import aware
@@ -19,6 +20,7 @@ from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun
 from .interfaces import LLMClient, RunResult
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
+from .persistence.plain import json_form
 from .planning.agent import PlanningAgent
 from .planning.base import BasePlanner
 from .planning.executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
@@ -85,10 +87,9 @@ class RunResponse:
     updated_at: _dt.datetime = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
+        """Plain values that JSON can hold; of a result that is more, a datetime for one, the text."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        times = {name: plain[name].isoformat() for name in ("created_at", "updated_at")}
-        return {**plain, "status": self.status.value, **times}
+        return cast("dict[str, Any]", json.loads(json.dumps(plain, default=json_form)))
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,8 @@ class Orchestrator:
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResponse:
         """The same once it has ended; TimeoutError after `timeout` seconds."""
+        if self._working is not None:
+            self._work()  # anew, where it began on a loop that is gone
         await self.runner.wait((await self._info(run_id)).run_id, timeout)
         return await self.get_run(run_id)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,40 @@ async def test_a_plan_that_is_too_long_fails_and_is_not_cut() -> None:
 async def test_tools_may_be_a_list() -> None:
     async with Orchestrator(tool_registry=[CalculatorTool()]) as orchestrator:
         assert (await ended(orchestrator, "add 1 and 2")).result == 3
+
+
+async def test_results_that_are_more_than_json_are_told_as_text() -> None:
+    when = dt.datetime(2026, 11, 22, 12, 0, tzinfo=dt.UTC)
+
+    async def now() -> dict[str, Any]:
+        return {"at": when, "cost": Decimal("1.50"), "raw": b"abc", "names": {"b", "a"}}
+
+    planner = RuleBasedPlanner()
+    planner.rule("now", lambda found: ("now", {}))
+    async with Orchestrator(planner, [Tool.from_function(now)]) as orchestrator:
+        done = await ended(orchestrator, "now")
+    assert done.result["at"] == when
+    told = json.loads(json.dumps(done.to_dict()))
+    assert told["result"] == {"at": when.isoformat(), "cost": "1.50", "raw": "YWJj", "names": ["a", "b"]}
+    assert told["steps"][0]["result"]["output"] == told["result"]
+    assert told["created_at"] == done.created_at.isoformat()
+
+
+def test_work_that_began_on_a_loop_that_is_gone_goes_on_where_it_is_waited_for() -> None:
+    orchestrator = Orchestrator(settings={"concurrent_runs": 1})
+
+    async def two() -> RunResponse:
+        await orchestrator.create_run(prompt="add 1 and 2")
+        return await orchestrator.create_run(prompt="add 3 and 4")
+
+    async def waited() -> RunResponse:
+        try:
+            return await orchestrator.wait(second.run_id, timeout=10)
+        finally:
+            await orchestrator.close()
+
+    second = asyncio.run(two())
+    assert asyncio.run(waited()).result == 7
 
 
 async def test_what_cannot_be_planned_says_what_can() -> None:
