@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -129,6 +131,21 @@ async def test_a_limit_in_dollars_counts_with_the_model_of_the_personality() -> 
         turn = await TurnManager(runner, planner=planner, packs=packs("m-other"), client=client).run_turn("hello")
     assert turn.error is not None
     assert (turn.error["type"], "'m-other'" in turn.error["message"]) == (UnknownPrice.__name__, True)
+
+
+async def test_a_planner_asks_its_own_client_where_nobody_names_another(tmp_path: Path) -> None:
+    configure(model_provider=NAMED)
+    step = {"step_number": 1, "kind": "tool_call", "tool_name": "calculator", "tool_input": {"expression": "6 * 7"}}
+    own = MockLLMClient(default_response=json.dumps({"final_goal": "", "steps": [step]}))
+    async with _runner() as runner:
+        turn = await TurnManager(runner, planner=LLMPlanner(own)).run_turn("six by seven")
+        assert (turn.response, turn.planning.prompt_tokens, own.get_call_count()) == ("42", 10, 1)
+        records = await runner.state_store.records(UUID(turn.id))
+        assert [each.key for each in records if each.name == "model" and each.kind == "done"] == ["k:plan:0"]
+        settings = _loader(tmp_path, RUNTIME)
+        await TurnManager(runner, planner=LLMPlanner(own, max_repairs=0), config=settings).run_turn("six by seven")
+    assert own.get_call_count() == 1
+    assert {model for model, _ in Named.asked} == {"m-1"}
 
 
 async def test_more_steps_are_at_work_once_the_settings_say_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ..errors import (
     UnknownTool,
 )
 from ..event_types import EventType
-from ..interfaces import RunResult
+from ..interfaces import LLMClient, RunResult
 from ..limits import Budget
 from ..loop.asking import CHARS_A_TOKEN
 from ..planning.asking import RecordedClient, count_recorded
@@ -131,8 +131,8 @@ class Attempt:
         )  # fmt: skip
         count_recorded(ctx, PLANNING, self.budget)
 
-        def recorded() -> RecordedClient | None:
-            client = self._client()
+        def recorded(own: LLMClient | None) -> RecordedClient | None:
+            client = self._client(own)
             return None if client is None else RecordedClient(ctx, client, PLANNING, self.budget)
 
         async def make() -> dict[str, Any]:
@@ -153,9 +153,9 @@ class Attempt:
             request, event_id=f"plan:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id
         )  # fmt: skip
 
-    def _client(self) -> TurnClient | None:
-        """The model's client, made only where a model is asked."""
-        return self.parts.model_for(self.work, self.settings)
+    def _client(self, own: LLMClient | None = None) -> TurnClient | None:
+        """The model's client, made only where a model is asked; `own` is that of a planner."""
+        return self.parts.model_for(self.work, self.settings, own)
 
     def _conversation(self) -> list[Any]:
         """What was said, as much of it as the personality wants."""

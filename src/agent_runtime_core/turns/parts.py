@@ -61,14 +61,19 @@ class Parts:
         named = said.get("default_model") if personality.provider in (None, settings.runtime.model_provider) else None
         return replace(personality, model=(own and own.default_model) or named)
 
-    def model_for(self, work: Work, settings: Settings) -> TurnClient | None:
-        """The model as the planner and the steps of that turn ask it; None where none is configured."""
-        client = self._client_of(work.personality, settings)
+    def model_for(self, work: Work, settings: Settings, own: LLMClient | None = None) -> TurnClient | None:
+        """The model as the planner and the steps of that turn ask it; None where none is configured.
+
+        `own` is the client of who asks: it is asked where nobody names another one.
+        """
+        client = self._client_of(work.personality, settings, own)
         if client is None:
             return None
         return self.processor.client(work, client, settings.runtime.model_prices)
 
-    def _client_of(self, personality: PersonalityInstance, settings: Settings) -> LLMClient | None:
+    def _client_of(
+        self, personality: PersonalityInstance, settings: Settings, own_client: LLMClient | None
+    ) -> LLMClient | None:
         if self.client is not None:
             return self.client
         said = _said(settings.runtime)
@@ -80,11 +85,11 @@ class Parts:
         key = (name, tuple(sorted(options.items())))
         try:
             if provider is None and not options:
-                return _configured()
+                return own_client or _configured()
             if key not in self._clients:
                 self._clients[key] = _configured(name, **options)
         except (NotConfigured, MissingDependency):
-            return None
+            return own_client
         return self._clients[key]
 
     def work(self, ctx: Context, turn: Turn, personality: PersonalityInstance, values: Mapping[str, Any]) -> Work:
