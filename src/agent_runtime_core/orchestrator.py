@@ -7,11 +7,12 @@ import contextlib
 import dataclasses
 import datetime as _dt
 import difflib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from ._clock import aware
@@ -19,6 +20,7 @@ from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun
 from .interfaces import LLMClient, RunResult
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
+from .persistence.plain import json_form
 from .planning.agent import PlanningAgent
 from .planning.base import BasePlanner
 from .planning.executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
@@ -29,7 +31,9 @@ from .runner.core import AgentRunner
 from .runner.settings import RunInfo
 from .status import TERMINAL
 from .status import RunStatus as _Status
+from .tools.base import BaseTool
 from .tools.registry import ToolRegistry
+from .tools.tool import Tool
 
 __all__ = ["Orchestrator", "OrchestratorSettings", "RunCreate", "RunResponse", "RunStatus"]
 
@@ -83,10 +87,9 @@ class RunResponse:
     updated_at: _dt.datetime = field(kw_only=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
+        """Plain values that JSON can hold; of a result that is more, a datetime for one, the text."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        times = {name: plain[name].isoformat() for name in ("created_at", "updated_at")}
-        return {**plain, "status": self.status.value, **times}
+        return cast("dict[str, Any]", json.loads(json.dumps(plain, default=json_form)))
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class Orchestrator:
     def __init__(
         self,
         planner: BasePlanner | None = None,
-        tool_registry: ToolRegistry | None = None,
+        tool_registry: ToolRegistry | Iterable[Tool | BaseTool] | None = None,
         settings: OrchestratorSettings | Mapping[str, Any] | None = None,
         *,
         runner: AgentRunner | None = None,
@@ -183,9 +186,7 @@ class Orchestrator:
 
         The same `idempotency_key` gives the run there is. InvalidArgument: max_steps is not from 1 to 100.
         """
-        if (request is None) == (prompt is None):
-            raise InvalidArgument("create_run takes a RunCreate, or prompt= and max_steps=")
-        asked = request if request is not None else RunCreate(prompt or "", max_steps)
+        asked = _asked(request, prompt, max_steps)
         input_ = {
             "messages": [{"role": "user", "content": asked.prompt}],
             "params": {"max_steps": asked.max_steps},
@@ -205,6 +206,8 @@ class Orchestrator:
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResponse:
         """The same once it has ended; TimeoutError after `timeout` seconds."""
+        if self._working is not None:
+            self._work()  # anew, where it began on a loop that is gone
         await self.runner.wait((await self._info(run_id)).run_id, timeout)
         return await self.get_run(run_id)
 
@@ -266,7 +269,7 @@ class Orchestrator:
         records = await self.runner.state_store.records(info.run_id)
         times = [info.created_at, info.started_at, info.ended_at, *(aware(each.t) for each in records[-1:])]
         told = RunResponse(
-            str(info.run_id), _WORDS.get(info.status, RunStatus.FAILED), tried_steps(records),
+            str(info.run_id), _WORDS.get(info.status, RunStatus.FAILED), tried_steps(records, self.tool_registry),
             created_at=info.created_at, updated_at=max(each for each in times if each is not None),
         )  # fmt: skip
         if info.status in TERMINAL:
@@ -278,11 +281,24 @@ class Orchestrator:
         return told
 
 
+def _asked(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
+    if request is None and prompt is not None:
+        return RunCreate(prompt, max_steps)
+    if not isinstance(request, RunCreate) or prompt is not None:
+        raise InvalidArgument(f"create_run takes a RunCreate, or prompt= and max_steps=, not {request!r:.80}")
+    if max_steps not in (RunCreate.max_steps, request.max_steps):
+        raise InvalidArgument(
+            f"max_steps={max_steps!r} differs from the RunCreate's {request.max_steps}: give it there"
+        )
+    return request
+
+
 def _why(status: _Status, ended: RunResult) -> str:
-    """Why it failed; the word of its own status where that is another one."""
-    message = ended.error.message if ended.error is not None else ""
+    """Why it failed, with the type of the error; the word of its own status where that is another one."""
+    error = ended.error
+    message = error.message if error is not None else ""
     if status is _Status.FAILED:
-        return message or "failed"
+        return f"{error.type}: {message}" if error is not None else "failed"
     return f"{status.value}: {message}" if message else status.value
 
 

@@ -117,6 +117,13 @@ TABLE: list[tuple[str, Wanted]] = [
         "add 12 and 30, then remember the result as a to-do, list my to-dos",
         [op("add", 12, 30), todo("add", text=f"Result: {of(1)}"), todo("list")],
     ),
+    ("calculate 10 + 5 and add a to-do with the result", [op("add", 10, 5), todo("add", text=f"Result: {of(1)}")]),
+    ("add the numbers 4 and 5", [op("add", 4, 5)]),
+    ("add two numbers: 4 and 6", [op("add", 4, 6)]),
+    ("delete 3", [todo("delete", todo_id="3")]),
+    ("mark 1 as done", [todo("complete", todo_id="1")]),
+    ("What do I have on my to-do list?", [todo("list")]),
+    ("do I have any tasks?", [todo("list")]),
     ("add 2 and 3 and remind me to call Bob", [op("add", 2, 3), todo("add", text="call Bob")]),
     ("First, add 2 and 3.\nThen list my to-dos.", [op("add", 2, 3), todo("list")]),
     (

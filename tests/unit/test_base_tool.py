@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -91,6 +92,23 @@ async def test_its_time_limit_is_kept() -> None:
 
     with pytest.raises(ToolTimeout):
         await registry(Slow()).execute("greet", {"who": "Ada"})
+
+
+async def test_one_that_is_a_plain_function_runs_in_a_thread() -> None:
+    class Blocking(Greeter):
+        def execute(self, who: str) -> ToolResult:  # type: ignore[override]
+            return ToolResult(who != "nobody", threading.current_thread() is threading.main_thread(), "there is nobody")
+
+    tools = registry(Blocking())
+    assert await tools.execute("greet", {"who": "Bob"}) is False
+    with pytest.raises(ToolFailed, match="there is nobody"):
+        await tools.execute("greet", {"who": "nobody"})
+
+
+@pytest.mark.parametrize("wrong", [Greeter, "greet", None, len])
+def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="register takes a Tool or a BaseTool object"):
+        ToolRegistry().register(wrong)
 
 
 async def test_get_tool_gives_what_was_registered() -> None:

@@ -120,6 +120,29 @@ async def test_results_go_where_they_are_referred_to() -> None:
     assert results[2] == {"tool_name": "say", "tool_call_id": "step_3", "result": "it is 14"}
 
 
+async def test_a_result_becomes_text_where_a_tool_or_a_model_takes_nothing_else() -> None:
+    calls: list[str] = []
+
+    async def note(text: str) -> str:
+        """Notes it."""
+        calls.append(text)
+        return text
+
+    client = Scripted("well", "done")
+    asks = PlanStep(3, "", {"messages": [{"role": "user", "content": "{{step_1.result}}"}]}, kind=StepKind.LLM_CALL)
+    plan = Plan([
+        calc(1, "6 * 7 - 42"), PlanStep(2, "note", {"text": "{{step_1.result}}"}), asks,
+        PlanStep(4, "", {"prompt": "{{step_1.result}}"}, kind=StepKind.LLM_CALL, depends_on=[3]),
+        PlanStep(5, "set", {"key": "{{step_1.result}}", "value": "{{step_1.result}}"}, kind=StepKind.MEMORY_OP),
+    ])  # fmt: skip
+    async with Rig() as rig:
+        done = await carried(rig, plan, tools(Tool.from_function(note)), client=client)
+    assert calls == ["0"]
+    assert done.steps[1]["tool_input"] == {"text": "0"}
+    assert [messages[-1]["content"] for messages in client.asked] == ["0", "0"]
+    assert done.steps[4]["tool_input"] == {"key": "0", "value": 0}
+
+
 async def test_several_last_steps_give_a_list() -> None:
     plan = Plan([calc(1, "1"), calc(2, "{{step_1.result}} + 1"), calc(3, "{{step_1.result}} + 2")])
     async with Rig() as rig:
@@ -327,6 +350,12 @@ async def test_a_person_may_give_other_arguments() -> None:
     said = Said(requires_confirmation=True)
     _, _, result = await asked_and_answered({"approved": True, "arguments": {"value": 7}}, CONFIRMED, said)
     assert result.final_output["value"] == [7, {"value": 7}]
+
+
+async def test_what_a_person_approved_of_is_called_as_it_stands() -> None:
+    said, text = Said(requires_confirmation=True), "{{step_1.result}}"
+    _, _, result = await asked_and_answered({"approved": True, "arguments": {"value": text}}, CONFIRMED, said)
+    assert (said.calls, result.final_output["value"]) == ([text], [text, {"value": text}])
 
 
 @pytest.mark.parametrize(

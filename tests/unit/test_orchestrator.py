@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +105,8 @@ async def test_every_try_of_a_step_is_told_and_after_the_last_the_run_fails() ->
     async with Orchestrator(settings={"max_retries": 2, "backoff_base": 0.0}) as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then divide 1 by 0")
     assert failed.status is RunStatus.FAILED
-    assert (
-        failed.error == "step 'step_2' failed after 2 attempt(s): tool 'calculator' did not succeed: division by zero"
-    )
+    why = "step 'step_2' failed after 2 attempt(s): tool 'calculator' did not succeed: division by zero"
+    assert failed.error == f"ToolFailed: {why}"
     assert [(each["step_number"], each["attempt"], each["result"]["success"]) for each in failed.steps] == [
         (1, 1, True), (2, 1, False), (2, 2, False),
     ]  # fmt: skip
@@ -129,7 +130,46 @@ async def test_a_plan_that_is_too_long_fails_and_is_not_cut() -> None:
     async with Orchestrator() as orchestrator:
         failed = await ended(orchestrator, "add 1 and 2, then multiply by 3", max_steps=1)
         assert (failed.status, failed.steps) == (RunStatus.FAILED, [])
-        assert failed.error == "max_steps=1 is reached (2 used): the plan has more steps; none was begun"
+        assert failed.error == "LimitExceeded: max_steps=1 is reached (2 used): the plan has more steps; none was begun"
+
+
+async def test_tools_may_be_a_list() -> None:
+    async with Orchestrator(tool_registry=[CalculatorTool()]) as orchestrator:
+        assert (await ended(orchestrator, "add 1 and 2")).result == 3
+
+
+async def test_results_that_are_more_than_json_are_told_as_text() -> None:
+    when = dt.datetime(2026, 11, 22, 12, 0, tzinfo=dt.UTC)
+
+    async def now() -> dict[str, Any]:
+        return {"at": when, "cost": Decimal("1.50"), "raw": b"abc", "names": {"b", "a"}}
+
+    planner = RuleBasedPlanner()
+    planner.rule("now", lambda found: ("now", {}))
+    async with Orchestrator(planner, [Tool.from_function(now)]) as orchestrator:
+        done = await ended(orchestrator, "now")
+    assert done.result["at"] == when
+    told = json.loads(json.dumps(done.to_dict()))
+    assert told["result"] == {"at": when.isoformat(), "cost": "1.50", "raw": "YWJj", "names": ["a", "b"]}
+    assert told["steps"][0]["result"]["output"] == told["result"]
+    assert told["created_at"] == done.created_at.isoformat()
+
+
+def test_work_that_began_on_a_loop_that_is_gone_goes_on_where_it_is_waited_for() -> None:
+    orchestrator = Orchestrator(settings={"concurrent_runs": 1})
+
+    async def two() -> RunResponse:
+        await orchestrator.create_run(prompt="add 1 and 2")
+        return await orchestrator.create_run(prompt="add 3 and 4")
+
+    async def waited() -> RunResponse:
+        try:
+            return await orchestrator.wait(second.run_id, timeout=10)
+        finally:
+            await orchestrator.close()
+
+    second = asyncio.run(two())
+    assert asyncio.run(waited()).result == 7
 
 
 async def test_what_cannot_be_planned_says_what_can() -> None:
@@ -156,6 +196,17 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
             await orchestrator.create_run()
         with pytest.raises(InvalidArgument, match="a RunCreate, or prompt="):
             await orchestrator.create_run(RunCreate("a"), prompt="b")
+        wrong: Any = "add 1 and 2"
+        with pytest.raises(InvalidArgument, match=r"a RunCreate, or prompt=.*, not 'add 1 and 2'"):
+            await orchestrator.create_run(wrong)
+        with pytest.raises(InvalidArgument, match="max_steps=3 differs from the RunCreate's 5"):
+            await orchestrator.create_run(RunCreate("add 1 and 2", 5), max_steps=3)
+    for planner in ("rules", RuleBasedPlanner):
+        unusable: Any = planner
+        with pytest.raises(InvalidArgument, match="a planner is an object with create_plan"):
+            Orchestrator(unusable)
+    with pytest.raises(InvalidArgument, match="a ToolRegistry or a list of tools, not 5"):
+        Orchestrator(tool_registry=5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="prompt is a text, not 5"):
         RunCreate(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="did you mean 'max_retries'"):

@@ -34,6 +34,27 @@ def test_kinds_are_as_the_seeds_name_them() -> None:
     }  # fmt: skip
 
 
+def test_a_kind_may_be_given_by_its_value() -> None:
+    kind: Any = "llm_call"
+    step = PlanStep(1, tool_input={"prompt": "hello"}, kind=kind)
+    assert step.kind is StepKind.LLM_CALL
+    assert Plan([step]).problems([]) == []
+    with pytest.raises(InvalidArgument, match=r"step 1: kind is one of .*'llm_call'.*, not 'llm'"):
+        PlanStep(1, kind="llm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"prompt": 5}, "the prompt of an llm_call is a text, not 5"),
+        ({"messages": "hello"}, "the messages of an llm_call are a list of objects, not 'hello'"),
+        ({"messages": [5]}, "the messages of an llm_call are a list of objects, not [5]"),
+    ],
+)
+def test_what_no_model_can_be_asked_is_no_plan(given: dict[str, Any], says: str) -> None:
+    assert Plan([PlanStep(1, "", given, kind=StepKind.LLM_CALL)]).problems([]) == [f"step 1: {says}"]
+
+
 def test_a_plan_is_the_same_after_json_and_after_the_journal() -> None:
     plan = Plan(
         [

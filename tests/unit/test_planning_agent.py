@@ -53,6 +53,13 @@ async def test_it_runs_over_a_mock_too() -> None:
     assert [tool.name for tool in built_in_tools().list_tools()] == ["calculator", "todo_store"]
 
 
+async def test_a_prompt_may_come_in_parts() -> None:
+    parts = [{"type": "text", "text": "what is"}, {"type": "text", "text": "(3+4)*2?"}]
+    async with AgentRunner.open("memory://") as runner:
+        said = {"messages": [{"role": "user", "content": parts}]}
+        assert (await runner.execute(PlanningAgent(), "r", said)).final_output["result"] == 14
+
+
 async def test_the_plan_is_made_once() -> None:
     made: list[str] = []
 

@@ -184,6 +184,15 @@ def test_a_bad_rule_is_named(pattern: str, make: Any) -> None:
         RuleBasedPlanner().rule(pattern, make)
 
 
+async def test_a_rule_may_be_about_what_is_only_polite_elsewhere() -> None:
+    planner = RuleBasedPlanner()
+    planner.rule(r"hello (?P<name>\w+)", lambda found: ("greet", {"name": found["name"]}))
+    planner.rule("now", lambda found: ("clock", {}))
+    tools = [Tool("greet", "", {"type": "object"}, dict), Tool("clock", "", {"type": "object"}, dict)]
+    plan = await planner.create_plan("Hello Bob! Now.", tools)
+    assert [(step.tool_name, step.tool_input) for step in plan.steps] == [("greet", {"name": "Bob"}), ("clock", {})]
+
+
 async def test_a_rule_that_gives_something_else_is_named() -> None:
     planner = RuleBasedPlanner()
     planner.rule("x", lambda found: ("tool", "not a dict"))  # type: ignore[arg-type, return-value]

@@ -176,3 +176,11 @@ async def test_in_a_run_it_finds_the_runs_stores(tmp_path: Path) -> None:
         result = await runner.execute(Script(body), "r")
         stored = Ctx(runner.persistence)
         assert await do(tool, "get", stored, todo_id="1") == result.final_output["value"]
+
+
+async def test_a_text_that_cannot_be_stored_is_told_and_nothing_is_added() -> None:
+    todos = TodoStoreTool()
+    refused = await todos.execute("add", text="x" * 20_000_000)
+    assert (refused.success, refused.output) == (False, None)
+    assert "larger than" in (refused.error or "")
+    assert (await todos.execute("list")).output == []

@@ -500,6 +500,6 @@ async def test_a_tool_that_fails_has_no_result_event() -> None:
 @pytest.mark.parametrize("wrong", [get_weather, "get_weather", {"type": "function"}, None])
 def test_what_is_no_tool_is_not_registered(wrong: Any) -> None:
     tools = ToolRegistry()
-    with pytest.raises(InvalidArgument, match=r"register takes a Tool, .*Tool\.from_function"):
+    with pytest.raises(InvalidArgument, match=r"register takes a Tool or a BaseTool object, .*Tool\.from_function"):
         tools.register(wrong)
     assert tools.list_tools() == []

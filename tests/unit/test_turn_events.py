@@ -101,6 +101,22 @@ def test_a_malformed_turn_is_a_422_with_its_field(turn: Any, field: str) -> None
     assert str(refused.value).startswith(f"{field}: ")
 
 
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"final": True}, "status"),
+        ({"final": True, "status": "running"}, "status"),
+        ({"final": True, "status": "done"}, "status"),
+        ({"metrics": {"latency_ms": "5"}}, "metrics.latency_ms"),
+        ({"metrics": {"cost_usd": True}}, "metrics.cost_usd"),
+    ],
+)
+def test_a_result_that_no_turn_could_take_in_is_refused_by_field(said: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidTurn) as refused:
+        StepResultChunk(step_number=1, **said)
+    assert refused.value.field == field
+
+
 def test_a_field_that_is_nearly_right_is_named() -> None:
     with pytest.raises(InvalidTurn, match="'conversation_id'"):
         TurnEvent.of({"text": "a", "conversation": "c"})

@@ -295,13 +295,23 @@ async def test_row_config_loader_a_turn_keeps_what_it_began_with() -> None:
 
 
 @pytest.mark.parametrize(
-    ("turn", "field"), [({"text": ""}, "messages[0].content"), ({"text": "x", "personality": "nobody"}, "personality")]
+    ("turn", "field"),
+    [
+        ({"text": ""}, "messages[0].content"),
+        ({"text": "x", "personality": "nobody"}, "personality"),
+        ({"text": "x", "params": {"a": object()}}, "params.a"),
+        ({"text": "x", "metadata": {"a": float("nan")}}, "metadata.a"),
+        ({"messages": [{"role": "user", "content": "x", "more": object()}]}, "messages[0].more"),
+    ],
 )
 async def test_row_turn_manager_a_malformed_turn_is_a_422(turn: dict[str, Any], field: str) -> None:
     async with House() as house:
         with pytest.raises(InvalidTurn) as refused:
             await house.manager().start_turn(turn)
         assert (refused.value.status_code, refused.value.field) == (422, field)
+        with pytest.raises(InvalidTurn) as refused:
+            await house.manager().run_turn(turn)
+        assert refused.value.field == field
         assert await house.runner.runs() == []
 
 
@@ -505,6 +515,50 @@ async def test_a_hook_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) 
     assert {vars(each)["trace_id"] for each in failed} == {turn.trace_id}
 
 
+async def test_a_cancellation_of_a_hooks_own_is_not_the_turns() -> None:
+    class Bad:
+        async def on_step_start(self, turn: Turn, step: Any) -> None:
+            other = asyncio.get_running_loop().create_future()
+            other.cancel()
+            await other
+
+    async with House() as house:
+        turn = await house.manager(hooks=[Bad()]).run_turn(SUM)
+        assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "84")
+
+
+async def test_a_turn_that_is_cancelled_inside_a_hook_is_cancelled() -> None:
+    inside = asyncio.Event()
+
+    class Slow:
+        async def on_plan_ready(self, turn: Turn, plan: Plan) -> None:
+            inside.set()
+            await asyncio.Event().wait()
+
+    async with House() as house:
+        manager = house.manager(hooks=[Slow()])
+        running = asyncio.ensure_future(manager.run_turn({"text": SUM, "turn_id": "t"}))
+        await inside.wait()
+        await manager.cancel("t")
+        assert (await running).status is RunStatus.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"hooks": Told()}, "hooks are a list of objects"),
+        ({"planner": Fixed}, "a planner is an object with create_plan"),
+        ({"step_tries": 0}, "step_tries counts attempts"),
+        ({"backoff_base": -1}, "backoff_base is a number of seconds"),
+        ({"tools": 5}, "a ToolRegistry or a list of tools"),
+    ],
+)
+async def test_what_no_manager_can_be_made_of_is_said_at_once(options: dict[str, Any], says: str) -> None:
+    async with House() as house:
+        with pytest.raises(InvalidArgument, match=says):
+            house.manager(**options)
+
+
 async def test_logs_of_a_turn_carry_its_trace_id(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "agent_runtime_core")
     async with House() as house:
@@ -677,13 +731,17 @@ async def test_a_step_that_fails_elsewhere_fails_the_turn(place: Path | None) ->
         raise OSError("no such device")
 
     async with House(place, park_after=0) as house:
-        manager = house.manager(remote_steps=True, planner=Fixed(PlanStep(1, "broken", {})), tools=tools_of(broken))
+        manager = house.manager(
+            remote_steps=True, planner=Fixed(PlanStep(1, "broken", {})), tools=tools_of(broken), backoff_base=0.0
+        )
         await manager.start_turn({"text": "x", "turn_id": "t"})
         while await house.runner.run_once():
             pass
         turn = await manager.get_turn("t")
         assert turn.status is RunStatus.FAILED
-        assert turn.steps[0].status is StepStatus.FAILED
+        failed = turn.steps[0]
+        assert (failed.status, failed.attempt) == (StepStatus.FAILED, 3)
+        assert "no such device" in (failed.error or "")
         assert "no such device" in (turn.error or {})["message"]
 
 
@@ -747,6 +805,9 @@ async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
         [started, *_] = await trail(manager, AUDIT)
         with pytest.raises(InvalidTurn):
             await manager.handle_step_result_event(started)
+        wrong: Any = first.to_dict()
+        with pytest.raises(InvalidTurn, match="envelope: is an EventEnvelope"):
+            await manager.handle_step_result_event(wrong)
         unknown = EventEnvelope.from_dict(first.to_dict() | {"turn_id": "nowhere"})
         assert await manager.handle_step_result_event(unknown) is None
 

@@ -16,10 +16,11 @@ from .documents.base import Document
 def line(kind: str, model: Any) -> str:
     """One JSON object on one line, with its type first."""
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return json.dumps({"type": kind, **fields}, default=_text, ensure_ascii=False)
+    return json.dumps({"type": kind, **fields}, default=json_form, ensure_ascii=False)
 
 
-def _text(value: Any) -> Any:
+def json_form(value: Any) -> Any:
+    """What JSON can hold of a value that has no form there: as text, or a list. For `default=`; not to be read back."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, _dt.datetime):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
+from ..tools.base import BaseTool
 from ..tools.calculator import CalculatorTool
 from ..tools.registry import ToolRegistry
 from ..tools.todo import TodoStoreTool
+from ..tools.tool import Tool
 from .asking import RecordedClient, count_recorded
-from .base import BasePlanner
+from .base import BasePlanner, checked_planner, registry_of
 from .by_model import LLMPlanner
 from .executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, execute_plan
 from .plan import Plan
@@ -37,7 +39,7 @@ class PlanningAgent(AgentRuntime):
         self,
         key: str = "planning",
         planner: BasePlanner | None = None,
-        tools: ToolRegistry | None = None,
+        tools: ToolRegistry | Iterable[Tool | BaseTool] | None = None,
         *,
         client: LLMClient | None = None,
         max_steps: int | None = None,
@@ -46,8 +48,8 @@ class PlanningAgent(AgentRuntime):
         max_concurrency: int = MAX_CONCURRENCY,
     ) -> None:
         self.key = key
-        self.planner: BasePlanner = RuleBasedPlanner() if planner is None else planner
-        self.tools: ToolRegistry = built_in_tools() if tools is None else tools
+        self.planner: BasePlanner = RuleBasedPlanner() if planner is None else checked_planner(planner)
+        self.tools: ToolRegistry = built_in_tools() if tools is None else registry_of(tools)
         self.client = client
         self.max_steps = max_steps
         self.max_retries = max_retries
@@ -115,6 +117,8 @@ def prompt_of(ctx: RunContext) -> str:
     if prompt is None:
         said = [each for each in ctx.input_messages if isinstance(each, Mapping) and each.get("role") == "user"]
         prompt = said[-1].get("content") if said else None
+        if isinstance(prompt, list):
+            prompt = "\n".join(str(part.get("text") or "") for part in prompt if isinstance(part, Mapping)).strip()
     if not isinstance(prompt, str):
         raise InvalidArgument(f"a planning agent needs a user message or params['prompt'], a text, not {prompt!r:.60}")
     return prompt

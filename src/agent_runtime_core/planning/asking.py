@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 from .._json import decode
@@ -72,7 +72,7 @@ class RecordedClient(LLMClient):
         answer = options.get("max_tokens") or _ANSWER
         prompt = sum(len(str(each.get("content"))) // _CHARS_A_TOKEN + 4 for each in messages)
         usage = {"prompt_tokens": prompt, "completion_tokens": answer}
-        cost = cost_usd(usage, self._model(options), get_config().model_prices)
+        cost = cost_usd(usage, self._model(options), self._prices())
         return {"tokens": prompt + answer} | ({} if cost is None else {"usd": cost})
 
     def _need_price(self, model: str) -> None:
@@ -80,11 +80,15 @@ class RecordedClient(LLMClient):
         limits = self.budget.strictest
         if limits.max_cost_usd is None or limits.max_tokens is not None:
             return
-        if price_of(model, get_config().model_prices) is None:
+        if price_of(model, self._prices()) is None:
             raise UnknownPrice(
                 f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
                 f"configure(model_prices=...), or give max_tokens too"
             )
+
+    def _prices(self) -> Mapping[str, Mapping[str, float]]:
+        """Those of the client where it has its own."""
+        return getattr(self.client, "model_prices", None) or get_config().model_prices
 
     def _model(self, options: dict[str, Any]) -> str:
         return options.get("model") or getattr(self.client, "default_model", None) or get_config().default_model
@@ -115,7 +119,7 @@ class RecordedClient(LLMClient):
     async def _asked(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         response = await self.client.generate(messages, **options)
         usage = {name: value for name, value in response.usage.items() if isinstance(value, (int, float))}
-        cost, prices = response.cost_usd, get_config().model_prices
+        cost, prices = response.cost_usd, self._prices()
         if cost is None and prices:
             cost = cost_usd(usage, response.model or self._model(options), prices)
         return {

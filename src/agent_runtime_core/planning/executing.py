@@ -39,9 +39,10 @@ from ..steps.plain import PlainDag
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .asking import RecordedClient, count_recorded
+from .base import registry_of
 from .memory import memory_operations
 from .plan import Plan, PlanStep, StepKind
-from .references import resolve
+from .references import as_text, fitted, is_reference, resolve
 
 SCOPE: Final = "plan"
 MAX_RETRIES: Final = 3
@@ -102,7 +103,7 @@ async def execute_plan(
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
         raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
-    registry = _registry(tools)
+    registry = registry_of(tools)
     plan.validate(registry, memory_operations())
     _need_no_agent(plan, registry)
     known = known or {}
@@ -173,7 +174,7 @@ class _Execution:
         return {
             "step_number": number,
             "tool_name": step.tool_name or step.kind.value,
-            "tool_input": resolve(self._given(step), self.results),
+            "tool_input": self._given(step, self.results),
             "result": self.results[number],
             "attempt": self.attempts[number],
         }
@@ -181,8 +182,11 @@ class _Execution:
     def _key(self, step: PlanStep) -> str:
         return f"{self.scope}:{step.step_number}"
 
-    def _given(self, step: PlanStep) -> dict[str, Any]:
-        return self.approved.get(step.step_number, step.tool_input)
+    def _given(self, step: PlanStep, results: Mapping[int, Any]) -> dict[str, Any]:
+        """What it is carried out with. What a person approved of is that and no other, whatever it looks like."""
+        if step.step_number in self.approved:
+            return self.approved[step.step_number]
+        return step_input(step, results, self.tools)
 
     # -- people: asked between steps, where a run can be parked
 
@@ -200,7 +204,7 @@ class _Execution:
 
     async def _confirmed(self, step: PlanStep) -> dict[str, Any]:
         """The input a person approved of, which may be another one."""
-        given: dict[str, Any] = resolve(step.tool_input, self.results)
+        given = step_input(step, self.results, self.tools)
         details = {"tool_name": step.tool_name, "tool_args": given, "tool_call_id": step_name(step)}
         known_by = {} if self.book is None else {"key": self._key(step)}
         answer = await self.ctx.approve(f"tool:{step.tool_name}", details, **known_by)
@@ -238,7 +242,7 @@ class _Execution:
                 each: self.results[each] if each in self.results else state.results[_name(each)]
                 for each in planned.needs
             }
-            given = resolve(self._given(planned), known)
+            given = self._given(planned, known)
             if self.around is None:
                 return await self._do(planned, given)
             return await self.around(planned, given, partial(self._do, planned, given))
@@ -281,13 +285,28 @@ class _Execution:
 
     async def _asked(self, planned: PlanStep, given: dict[str, Any]) -> str:
         assert self.client is not None
-        messages = list(given.get("messages") or ())
-        if given.get("prompt"):
-            messages.append({"role": "user", "content": str(given["prompt"])})
+        messages = [_sayable(each) for each in given.get("messages") or ()]
+        if given.get("prompt") is not None or not messages:  # a result may be 0, or nothing
+            messages.append({"role": "user", "content": as_text(given.get("prompt")) or ""})
         options = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
         client = RecordedClient(self.ctx, self.client, self._key(planned), self.budget)
         content = (await client.generate(messages, **options)).message.get("content")
         return content if isinstance(content, str) else "" if content is None else str(content)
+
+
+def step_input(planned: PlanStep, results: Mapping[int, Any], tools: ToolRegistry) -> dict[str, Any]:
+    """The input of a step with results in the place of references, and as text where its tool takes only that."""
+    given: dict[str, Any] = resolve(planned.tool_input, results)
+    known = memory_operations() if planned.kind is StepKind.MEMORY_OP else tools
+    tool = None if planned.kind is StepKind.LLM_CALL else known.get(planned.tool_name)
+    referred = {name: given[name] for name, value in planned.tool_input.items() if is_reference(value)}
+    return given if tool is None else {**given, **fitted(referred, tool.parameters)}
+
+
+def _sayable(message: Any) -> Any:
+    """A message whose content a model takes: a text, or a list of parts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return message if content is None or isinstance(content, list) else {**message, "content": as_text(content)}
 
 
 def step_name(planned: PlanStep) -> str:
@@ -329,15 +348,6 @@ def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:
                 f"step {step.step_number}: {step.tool_name!r} is another agent, which a plan cannot call: "
                 "call it with ctx.call(...), or lend it to a ToolCallingAgent"
             )
-
-
-def _registry(tools: ToolRegistry | Iterable[Tool]) -> ToolRegistry:
-    if isinstance(tools, ToolRegistry):
-        return tools
-    registry = ToolRegistry()
-    for tool in tools:
-        registry.register(tool)
-    return registry
 
 
 def _configured_client() -> LLMClient:

@@ -27,6 +27,9 @@ class StepKind(str, Enum):  # noqa: UP042 (as the other enums of the public face
     MEMORY_OP = "memory_op"
 
 
+_KINDS = [each.value for each in StepKind]
+
+
 @dataclass
 class PlanStep:
     """One step. `tool_input` may refer to results of earlier steps, as in `{{step_1.result}}`, which it then waits for;
@@ -38,6 +41,11 @@ class PlanStep:
     reasoning: str = ""
     kind: StepKind = field(default=StepKind.TOOL_CALL, kw_only=True)
     depends_on: list[int] = field(default_factory=list, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise InvalidArgument(f"step {self.step_number}: kind is one of {_KINDS}, not {self.kind!r:.60}")
+        self.kind = StepKind(self.kind)  # it may be given by its value
 
     @property
     def needs(self) -> list[int]:
@@ -60,9 +68,7 @@ class PlanStep:
         number = data.get("step_number")
         if isinstance(number, bool) or not isinstance(number, int):
             raise InvalidArgument(f"a step's step_number is an integer, not {number!r:.60}")
-        where, kind = f"step {number}", data.get("kind", StepKind.TOOL_CALL)
-        if kind not in [each.value for each in StepKind]:
-            raise InvalidArgument(f"{where}: kind is one of {[each.value for each in StepKind]}, not {kind!r:.60}")
+        where = f"step {number}"
         depends_on = data.get("depends_on") or []
         if not isinstance(depends_on, Sequence) or not all(type(each) is int for each in depends_on):
             raise InvalidArgument(f"{where}: depends_on is a list of step numbers, not {depends_on!r:.60}")
@@ -74,7 +80,7 @@ class PlanStep:
                 raise InvalidArgument(f"{where}: {name} is a text, not {data[name]!r:.60}")
         return cls(
             number, data.get("tool_name") or "", dict(given), data.get("reasoning") or "",
-            kind=StepKind(kind), depends_on=list(depends_on),
+            kind=data.get("kind", StepKind.TOOL_CALL), depends_on=list(depends_on),
         )  # fmt: skip
 
 
@@ -153,8 +159,7 @@ def _unusable(step: PlanStep) -> list[str]:
 def _called(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str]:
     """What is wrong with what a step calls, and with what it gives to it."""
     if step.kind is StepKind.LLM_CALL:
-        given = step.tool_input.get("prompt"), step.tool_input.get("messages")
-        return [] if any(given) else ["an llm_call has a 'prompt', or 'messages', in its tool_input"]
+        return _unaskable(step.tool_input.get("prompt"), step.tool_input.get("messages"))
     what = "memory operation" if step.kind is StepKind.MEMORY_OP else "tool"
     if step.tool_name not in known:
         near = difflib.get_close_matches(step.tool_name[:100], known, n=1)
@@ -168,6 +173,17 @@ def _called(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str]:
     except BadArguments as error:
         return [f"the input of {step.tool_name} does not fit: {error}"]
     return []
+
+
+def _unaskable(prompt: Any, messages: Any) -> list[str]:
+    """What is wrong with what a model is to be asked; a reference in it may become anything."""
+    found = [] if prompt or messages else ["an llm_call has a 'prompt', or 'messages', in its tool_input"]
+    if prompt is not None and not isinstance(prompt, str):
+        found.append(f"the prompt of an llm_call is a text, not {prompt!r:.60}")
+    many = messages is None or is_reference(messages) or isinstance(messages, (list, tuple))
+    if not many or any(not isinstance(each, Mapping) and not is_reference(each) for each in messages or ()):
+        found.append(f"the messages of an llm_call are a list of objects, not {messages!r:.60}")
+    return found
 
 
 def _without_references(parameters: Any, given: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -9,28 +9,29 @@ from typing import Any, cast
 from .._json import decode
 from ..errors import InvalidArgument
 from ..journal.record import DONE, FAILED, RETRYING, Record
+from ..tools.registry import ToolRegistry
 from .agent import PLANNING
-from .executing import SCOPE, approved_input, step_name
+from .executing import SCOPE, approved_input, step_input, step_name
 from .plan import Plan, PlanStep
-from .references import resolve
 
 _STEPS = f"x:{SCOPE}/p:0:"
 
 
-def tried_steps(records: Iterable[Record]) -> list[dict[str, Any]]:
+def tried_steps(records: Iterable[Record], tools: ToolRegistry) -> list[dict[str, Any]]:
     """Every try of a step of a PlanningAgent's plan that has ended, by step number and then in their order.
 
     Each is {"step_number", "tool_name", "tool_input", "result", "attempt"}, where the result is
     {"success", "output", "error"}.
     """
-    reading = _Reading()
+    reading = _Reading(tools)
     for record in records:
         reading.read(record)
     return sorted(reading.tried, key=lambda each: cast(int, each["step_number"]))
 
 
 class _Reading:
-    def __init__(self) -> None:
+    def __init__(self, tools: ToolRegistry) -> None:
+        self.tools = tools
         self.steps: dict[str, PlanStep] = {}
         self.results: dict[int, Any] = {}
         self.approved: dict[str, dict[str, Any]] = {}
@@ -64,8 +65,9 @@ class _Reading:
         )
 
     def _input(self, name: str, step: PlanStep) -> dict[str, Any]:
-        given = self.approved.get(name) or step.tool_input
+        if approved := self.approved.get(name):
+            return approved
         try:
-            return cast("dict[str, Any]", resolve(given, self.results))
+            return step_input(step, self.results, self.tools)
         except InvalidArgument:
-            return given  # it failed because of that
+            return step.tool_input  # it failed because of that

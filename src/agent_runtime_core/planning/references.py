@@ -65,6 +65,22 @@ def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
     return _REFERENCE.sub(lambda found: _plain(_found(_read(found), results)), tool_input)
 
 
+def fitted(given: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
+    """A resolved input with text wherever these parameters, a JSON Schema, take nothing else: 42 becomes "42"."""
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    about = properties if isinstance(properties, Mapping) else {}
+    return {name: as_text(value) if _is_text_only(about.get(name)) else value for name, value in given.items()}
+
+
+def _is_text_only(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+def as_text(value: Any) -> Any:
+    """The text that stands for a result: itself, or JSON of what is no text. None stays what it is."""
+    return None if value is None else _plain(value)
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value

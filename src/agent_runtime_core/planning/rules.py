@@ -111,12 +111,15 @@ class RuleBasedPlanner(BasePlanner):
 
     def read(self, text: str, before: list[PlanStep], *, weak: bool) -> tuple[str, dict[str, Any]] | PlanStep | None:
         """What one request asks for, behind the steps before it; None where it is not understood."""
-        text = _THANKS.sub("", _POLITE.sub("", text.strip(), count=1) if _POLITE.match(text.strip()) else text.strip())
+        said = text.strip()
+        text = _THANKS.sub("", _POLITE.sub("", said, count=1) if _POLITE.match(said) else said)
         for rule in self._rules:
-            found = rule.pattern.fullmatch(text) or rule.pattern.fullmatch(text.rstrip(" .!?"))
-            made = rule.make(found) if found is not None else None
-            if made is not None:
-                return made
+            # What is only polite elsewhere may be what a rule is about: "hello Bob", "next page".
+            for each in dict.fromkeys((text, text.rstrip(" .!?"), said, said.rstrip(" .!?"))):
+                found = rule.pattern.fullmatch(each)
+                made = rule.make(found) if found is not None else None
+                if made is not None:
+                    return made
         last = next((step.step_number for step in reversed(before) if step.tool_name == self.calculator), None)
         known = next((step.tool_input.get("text") for step in reversed(before) if step.tool_name == self.todos), None)
         if (given := read_sum(text, last, apart=weak)) is not None:

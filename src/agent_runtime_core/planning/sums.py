@@ -22,6 +22,7 @@ _ASKED: Final = re.compile(
 _AFTER: Final = re.compile(r"(?:\s*=|\s+(?:equals?|together|too|as well|for me|please|now))+$")
 _PHRASES: Final = [
     (re.compile(rf"\b({'|'.join(sorted(TENS))})-(?=[a-z])"), r"\1 "),
+    (re.compile(r"\b(?:(?:the|these|those|following|two|three|four) )*numbers\b:?"), " "),
     (re.compile(r"\b(?:(?:that|this|the|its|my) )?(?:(?:previous|last|final) )?(?:result|answer|outcome)\b"), " @ "),
     (re.compile(r"\b(?:that|this|the) (?:sum|total|product|difference|quotient)\b(?! (?:of|between)\b)"), " @ "),
     (re.compile(r"\b(?:it|that|this)\b"), " @ "),

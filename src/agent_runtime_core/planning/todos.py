@@ -27,6 +27,8 @@ _ID: Final = re.compile(
     r"([0-9]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[a-z]+[-_][0-9a-z]*[0-9])",
     re.IGNORECASE,
 )
+#: An id and nothing else: no text, which may be part of another to-do's.
+_BARE: Final = re.compile(r"(?:[0-9]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
 _MARKED: Final = re.compile(rf"(?:the |my )?(?:{_NOUN}|item)(?: called| named| to)?:? (.+)", re.IGNORECASE)
 _BEHIND: Final = re.compile(rf"(.+?) (?:to-?do|task|reminder|item)(?: (?:on|from|in) (?:{_LIST}))?", re.IGNORECASE)
 _VAGUE: Final = re.compile(
@@ -87,6 +89,8 @@ def _named(action: str, *, marked: bool = False) -> Callable[[re.Match[str], str
         text = found["text"].strip()
         if (one := _ID.fullmatch(text)) is not None:
             return {"action": action, "todo_id": one[1]}
+        if not marked and _BARE.fullmatch(text) is not None:
+            return {"action": action, "todo_id": text}
         if text.lower() in ("it", "that", "this"):
             return None if known is None else {"action": action, "text": known}
         if _VAGUE.fullmatch(text):
@@ -115,6 +119,9 @@ _RULES: Final = [
         _list,
     ),
     _rule(rf"what(?:'s| is| are)(?: all)?(?: (?:on|in))? (?:{_LIST})", _list),
+    _rule(rf"what do i (?:still )?have(?: left)? (?:on|in) (?:{_LIST})", _list),
+    _rule(rf"(?:what|which) (?:{_NOUN}) (?:do i have|are there|are (?:open|left))", _list),
+    _rule(rf"(?:do i have|are there) any (?:{_NOUN})(?: left)?", _list),
     _rule(r"what do i have to do|what (?:is|are) (?:still )?(?:to be done|left to do)", _list),
     _rule(r"remind me (?:to |about |of |that )?(?P<text>.+)", _add),
     _rule(r"(?:do not|don't|never) (?:let me )?forget (?:to |about |that )?(?P<text>.+)", _add),
@@ -123,6 +130,11 @@ _RULES: Final = [
     _rule(
         rf"(?:{_MAKE}(?: me)? )?(?:a |an |the |another )?(?:new )?(?:{_NOUN})"
         r"(?:\s*[:-]\s*| (?:to|called|named|titled|saying|that says|for|about) )(?P<text>.+)",
+        _add,
+    ),
+    _rule(
+        rf"(?:{_MAKE}(?: me)? )?(?:a |an |the |another )?(?:new )?(?:{_NOUN}) (?:with|from|of|containing) "
+        rf"(?P<text>{_RESULT.pattern})",
         _add,
     ),
     _rule(r"(?:add|create|make|new)(?: me)? (?:a |an |the )?(?:new )?(?:to-?do|task|reminder) (?P<text>.+)", _add),

@@ -443,16 +443,21 @@ class AgentRunner:
         return RunResult(output, error=error, status=RunStatus(row.status), run_id=UUID(row.run_id))
 
     async def stream(
-        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False
-    ) -> AsyncGenerator[Event, None]:
+        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
+        *, max_unsent_bytes: int | None = None,
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
         """The run's events from `since_sequence` on, replayed and then live, until the run has ended.
 
         With `backpressure` a run of this process waits with further pieces of an answer while more than
-        `max_unsent_bytes` of them were not taken here: an event is taken when the next one is asked for. Without,
+        `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
+        is asked for. Without,
         and where another process has the run, it is never slowed.
         """
+        most = max_unsent_bytes
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            raise InvalidArgument(f"max_unsent_bytes is a whole number above 0, not {most!r:.60}")
         key = (await self._row(run_id)).run_id
-        attached = self._flow.attached(key, since_sequence) if backpressure else contextlib.nullcontext()
+        attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:
             events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)
             async with contextlib.aclosing(events_) as events:

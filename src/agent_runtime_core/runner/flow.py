@@ -80,10 +80,13 @@ class Flow:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def attached(self, run_id: str, cursor: int) -> Iterator[Output]:
-        """An Output for that run, from that sequence on; the run waits for it until it is left."""
+    def attached(self, run_id: str, cursor: int, most: int | None = None) -> Iterator[Output]:
+        """An Output for that run, from that sequence on; the run waits for it until it is left.
+
+        `most` is how many bytes it may be behind, where the first output of the run says so.
+        """
         with self._lock:
-            pipe = self._pipes.setdefault(run_id, _Pipe(self._most))
+            pipe = self._pipes.setdefault(run_id, _Pipe(self._most if most is None else most))
             output = Output(pipe, cursor)
             pipe.outputs.append(output)
         try:

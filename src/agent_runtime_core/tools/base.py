@@ -47,7 +47,10 @@ class BaseTool(ABC):
 
     @abstractmethod
     async def execute(self, *args: Any, **kwargs: Any) -> ToolResult:
-        """Do it. A subclass names its parameters, given by name; one annotated `RunContext` receives the context."""
+        """Do it. A subclass names its parameters, given by name; one annotated `RunContext` receives the context.
+
+        Where it is a plain function it runs in a thread.
+        """
 
     def as_tool(self) -> Tool:
         """This tool as what agents, loops and registries work with."""
@@ -63,16 +66,24 @@ class BaseTool(ABC):
 
 
 def _handler(tool: BaseTool) -> Callable[..., Any]:
-    # Wrapped, so that arguments are bound by the parameters of `execute` itself.
-    @functools.wraps(tool.execute)
-    async def handler(*args: Any, **kwargs: Any) -> Any:
-        result: Any = tool.execute(*args, **kwargs)
-        if inspect.isawaitable(result):
-            result = await result
+    def output_of(result: Any) -> Any:
         if not isinstance(result, ToolResult):
             raise InvalidArgument(f"{type(tool).__name__}.execute gives a ToolResult, not {result!r:.80}")
         if not result.success:
             raise ToolFailed(tool.name(), result.error or "it gave no reason")
         return result.output
 
-    return handler
+    async def awaited(result: Any) -> Any:
+        return output_of(await result)
+
+    # Wrapped, so that arguments are bound by the parameters of `execute` itself.
+    @functools.wraps(tool.execute)
+    def handler(*args: Any, **kwargs: Any) -> Any:
+        result: Any = tool.execute(*args, **kwargs)
+        return awaited(result) if inspect.isawaitable(result) else output_of(result)
+
+    @functools.wraps(tool.execute)
+    async def async_handler(*args: Any, **kwargs: Any) -> Any:
+        return await handler(*args, **kwargs)
+
+    return async_handler if inspect.iscoroutinefunction(tool.execute) else handler

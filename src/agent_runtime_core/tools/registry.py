@@ -48,9 +48,9 @@ class ToolRegistry:
     def register(self, tool: Tool | BaseTool) -> None:
         """Add a tool; it replaces one of the same name."""
         made = tool.as_tool() if isinstance(tool, BaseTool) else tool
-        if not hasattr(made, "handler"):
+        if isinstance(tool, type) or not hasattr(made, "handler") or not isinstance(getattr(made, "name", None), str):
             raise InvalidArgument(
-                f"register takes a Tool, not {made!r:.80}: make one with Tool.from_function(fn) or @tool"
+                f"register takes a Tool or a BaseTool object, not {tool!r:.80}: make one with Tool.from_function(fn)"
             )
         self._tools[made.name] = made
         self._given.pop(made.name, None)

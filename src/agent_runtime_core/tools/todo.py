@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypedDict
 from uuid import UUID, uuid5
 
 from .._load import load
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument, NotSupported, UnserialisableResult
 from .base import BaseTool, ToolResult
 
 __all__ = ["Todo", "TodoStoreTool"]
@@ -77,7 +77,7 @@ class TodoStoreTool(BaseTool):
         todos = _Todos(self._stores(ctx), getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
         try:
             return ToolResult(True, await do(todos, todo_id, text))
-        except _Refused as why:
+        except (_Refused, UnserialisableResult) as why:
             return ToolResult(False, None, str(why))
 
     def _stores(self, ctx: RunContext | None) -> Any:

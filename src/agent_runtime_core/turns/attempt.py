@@ -19,7 +19,7 @@ from ..errors import (
     UnknownTool,
 )
 from ..event_types import EventType
-from ..interfaces import RunResult
+from ..interfaces import LLMClient, RunResult
 from ..limits import Budget
 from ..loop.asking import CHARS_A_TOKEN
 from ..planning.asking import RecordedClient, count_recorded
@@ -62,6 +62,7 @@ class Attempt:
         self.parts: Parts = parts
         self.ctx: Context = ctx
         self.settings: Settings = parts.settings()
+        parts.processor.max_in_flight = self.settings.turns.max_in_flight
         self._saving = asyncio.Lock()
 
     async def run(self) -> RunResult:
@@ -97,7 +98,7 @@ class Attempt:
 
     async def _choose(self) -> Chosen:
         ctx, parts, turn, settings = self.ctx, self.parts, self.turn, self.settings
-        personality = parts.personality(settings, ctx.input.get("personality"))
+        personality = parts.settled(parts.personality(settings, ctx.input.get("personality")), settings)
         preferred = await parts.contexts.preferences(turn.user_id)
         turn.status, turn.personality = RunStatus.RUNNING, personality.name
         await self.save()
@@ -131,8 +132,8 @@ class Attempt:
         )  # fmt: skip
         count_recorded(ctx, PLANNING, self.budget)
 
-        def recorded() -> RecordedClient | None:
-            client = self._client()
+        def recorded(own: LLMClient | None) -> RecordedClient | None:
+            client = self._client(own)
             return None if client is None else RecordedClient(ctx, client, PLANNING, self.budget)
 
         async def make() -> dict[str, Any]:
@@ -153,10 +154,9 @@ class Attempt:
             request, event_id=f"plan:{turn.id}", trace_id=turn.trace_id, turn_id=turn.id
         )  # fmt: skip
 
-    def _client(self) -> TurnClient | None:
-        """The model's client, made only where a model is asked."""
-        client = self.parts.client_of(self.chosen.personality, self.settings)
-        return None if client is None else self.parts.processor.client(self.work, client)
+    def _client(self, own: LLMClient | None = None) -> TurnClient | None:
+        """The model's client, made only where a model is asked; `own` is that of a planner."""
+        return self.parts.model_for(self.work, self.settings, own)
 
     def _conversation(self) -> list[Any]:
         """What was said, as much of it as the personality wants."""

@@ -18,6 +18,7 @@ TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
 VERSION = 1
 
 _LONGEST_ID = 200
+_ENDS = ("completed", "failed", "skipped", "cancelled")
 _ROLES = ("system", "user", "assistant", "tool", "developer")
 
 
@@ -196,6 +197,14 @@ class StepResultChunk(Payload):
     error: str | None = None
     attempt: int = 1
     metrics: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.final:
+            _one_of("status", self.status, _ENDS)
+        for name, value in self.metrics.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
+                raise InvalidTurn(f"metrics.{name:.80}", f"is a number, not {value!r:.80}")
 
 
 @dataclass(frozen=True, kw_only=True)

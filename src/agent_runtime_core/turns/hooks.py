@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -17,14 +18,17 @@ class Hooks:
 
     on_turn_start(turn), on_plan_ready(turn, plan), on_step_start(turn, step), on_step_end(turn, step),
     on_turn_end(turn), on_error(turn, error): an object has those it wants. What one raises is logged, and nothing
-    else comes of it. A turn that is taken up again after a crash may call one of them once more.
+    else comes of it; so is a cancellation that is its own, and not the turn's. A turn that is taken up again after a
+    crash may call one of them once more.
     """
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
+        if not isinstance(objects, Iterable):
+            raise InvalidArgument(f"hooks are a list of objects, not {objects!r:.80}: write [it]")
         self._objects = tuple(objects)
         for each in self._objects:
             if not any(callable(getattr(each, name, None)) for name in NAMES):
-                raise InvalidArgument(f"hooks have one of {', '.join(NAMES)}; {each!r:.80} has none")
+                raise InvalidArgument(f"hooks are objects with one of {', '.join(NAMES)}; {each!r:.80} is none")
 
     async def call(self, name: str, *args: Any) -> None:
         for each in self._objects:
@@ -35,7 +39,12 @@ class Hooks:
                 made = hook(*args)
                 if inspect.isawaitable(made):
                     await made
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    raise
+                self._failed(name, each, args[0])
             except Exception:  # noqa: BLE001 - a hook may fail in any way
-                turn = args[0]
-                about = {"trace_id": turn.trace_id, "turn_id": turn.id}
-                log.exception("hook %s of %r failed", name, each, extra=about)
+                self._failed(name, each, args[0])
+
+    def _failed(self, name: str, hook: Any, turn: Any) -> None:
+        log.exception("hook %s of %r failed", name, hook, extra={"trace_id": turn.trace_id, "turn_id": turn.id})

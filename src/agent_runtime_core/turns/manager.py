@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+import math
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from .._clock import aware
 from .._ids import run_uuid, trace_id
-from ..errors import InvalidArgument, InvalidTurn, UnknownRun
+from .._json import encode
+from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult
 from ..events.base import Event
 from ..interfaces import LLMClient
 from ..llm._breaker import Breakers
 from ..planning.agent import built_in_tools
-from ..planning.base import BasePlanner
+from ..planning.base import BasePlanner, checked_planner, registry_of
 from ..planning.rules import RuleBasedPlanner
 from ..runner.core import AgentRunner
 from ..runner.settings import RunInfo
 from ..status import TERMINAL, RunStatus, StepStatus
+from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
+from ..tools.tool import Tool
 from .agent import TurnAgent
 from .attempt import FROM_TOPIC
 from .config_loader import ConfigLoader
@@ -36,7 +40,7 @@ from .personality import PackSet, PersonalityPackManager
 from .planner import PlanExecutor
 from .processor import StepProcessor
 from .remote import StepAgent
-from .settings import Settings
+from .settings import Settings, TurnSettings
 from .topics import EventPublisherSubscriber
 from .turn import StepMetrics, Turn
 
@@ -62,7 +66,7 @@ class TurnManager:
         planner: BasePlanner | None = None,
         packs: PersonalityPackManager | PackSet | None = None,
         config: ConfigLoader | Settings | None = None,
-        tools: ToolRegistry | None = None,
+        tools: ToolRegistry | Iterable[Tool | BaseTool] | None = None,
         client: LLMClient | None = None,
         hooks: Iterable[Any] = (),
         remote_steps: bool | None = None,
@@ -72,6 +76,11 @@ class TurnManager:
         breakers: Breakers | None = None,
         key: str = "turn",
     ) -> None:
+        tries = step_tries
+        if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
+            raise InvalidArgument(f"step_tries counts attempts and is at least 1, not {tries!r:.60}")
+        if not isinstance(backoff_base, (int, float)) or not 0 <= backoff_base < math.inf:
+            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {backoff_base!r:.60}")
         self.runner = runner
         self._config, self._packs = config, packs
         self._overrides: dict[str, Any] = {
@@ -88,12 +97,13 @@ class TurnManager:
         self.processor: StepProcessor = StepProcessor(
             self.topics, self.hooks, clock=clock, max_in_flight=self.settings.turns.max_in_flight, breakers=breakers
         )
-        own = tools if tools is not None else runner.tools if runner.tools.list_tools() else built_in_tools()
+        if tools is None:
+            tools = runner.tools if runner.tools.list_tools() else built_in_tools()
         self._parts = Parts(
-            key=key, plans=PlanExecutor(planner or RuleBasedPlanner()), processor=self.processor,
-            contexts=self.contexts, topics=self.topics, hooks=self.hooks, tools=own, settings=lambda: self.settings,
-            personality=self._personality, client=client, max_retries=runner.config.max_retries,
-            step_tries=step_tries, backoff_base=backoff_base,
+            key=key, plans=PlanExecutor(RuleBasedPlanner() if planner is None else checked_planner(planner)),
+            processor=self.processor, contexts=self.contexts, topics=self.topics, hooks=self.hooks,
+            tools=registry_of(tools), settings=lambda: self.settings, personality=self._personality, client=client,
+            max_retries=runner.config.max_retries, step_tries=step_tries, backoff_base=backoff_base,
         )  # fmt: skip
         for agent in (TurnAgent(self._parts), StepAgent(self._parts)):
             runner.registry.unregister(agent.key)  # of a manager that was there before
@@ -120,24 +130,31 @@ class TurnManager:
         InvalidTurn (status_code 422) names the field that does not fit; IdempotencyConflict: this turn_id is that of
         another turn. `options` are those of `runner.submit`: priority, delay, deadline and so on.
         """
+        event = self._asked(turn)
+        input_, metadata, run_id = self._run_of(event)
+        metadata |= options.pop("metadata", None) or {}
+        with _storing(event):
+            stored = await self.runner.submit(self._parts.key, input_, run_id=run_id, metadata=metadata, **options)
+        return await self.get_turn(stored)
+
+    async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
+        """Carry a turn out here and now, and give it once it has ended; errors as in `start_turn`."""
+        event = self._asked(turn)
+        input_, metadata, run_id = self._run_of(event)
+        with _storing(event):
+            done = await self.runner.execute(self._parts.key, run_id, input_, metadata)
+        assert done.run_id is not None
+        return await self.get_turn(done.run_id)
+
+    def _asked(self, turn: TurnEvent | Mapping[str, Any] | str) -> TurnEvent:
+        """What is asked for, if there is the personality that it names."""
         event = TurnEvent.of(turn)
         if event.personality is not None:
             try:
                 self._personality(self.settings, event.personality)
             except InvalidArgument as error:
                 raise InvalidTurn("personality", str(error)) from None
-        input_, metadata, run_id = self._run_of(event)
-        metadata |= options.pop("metadata", {})
-        stored = await self.runner.submit(self._parts.key, input_, run_id=run_id, metadata=metadata, **options)
-        return await self.get_turn(stored)
-
-    async def run_turn(self, turn: TurnEvent | Mapping[str, Any] | str) -> Turn:
-        """Carry a turn out here and now, and give it once it has ended."""
-        event = TurnEvent.of(turn)
-        input_, metadata, run_id = self._run_of(event)
-        done = await self.runner.execute(self._parts.key, run_id, input_, metadata)
-        assert done.run_id is not None
-        return await self.get_turn(done.run_id)
+        return event
 
     def _run_of(self, event: TurnEvent) -> tuple[dict[str, Any], dict[str, Any], UUID]:
         """Input, metadata and id of the run that the turn is."""
@@ -214,8 +231,13 @@ class TurnManager:
     async def stream(
         self, turn_id: UUID | str, since_sequence: int = 0, *, backpressure: bool = False
     ) -> AsyncGenerator[Event, None]:
-        """As `runner.stream`: the turn's events, replayed and then live, until it has ended."""
-        events = self.runner.stream(turn_id, since_sequence, backpressure)
+        """As `runner.stream`: the turn's events, replayed and then live, until it has ended.
+
+        With `backpressure` the `max_unsent_bytes` of `[turns]` hold, where it says other than the default.
+        """
+        said = self.settings.turns.max_unsent_bytes
+        most = said if said != TurnSettings.max_unsent_bytes else None
+        events = self.runner.stream(turn_id, since_sequence, backpressure, max_unsent_bytes=most)
         async with contextlib.aclosing(events) as told:
             async for event in told:
                 yield event
@@ -228,6 +250,8 @@ class TurnManager:
         The same result again, pieces of one, and results of a step that has ended change nothing. In the process
         that carries out the turn there is no need for it.
         """
+        if not isinstance(envelope, EventEnvelope):
+            raise InvalidTurn("envelope", f"is an EventEnvelope, as topics give it, not {envelope!r:.80}")
         chunk, turn_id = envelope.payload, envelope.turn_id
         if not isinstance(chunk, StepResultChunk) or turn_id is None:
             raise InvalidTurn("payload", f"a step result of a turn is wanted, not {envelope.type!r}")
@@ -285,6 +309,20 @@ class TurnManager:
                 AuditEvent(action="turn.refused", details=details), event_id=f"refused:{envelope.event_id}",
                 turn_id=envelope.turn_id, trace_id=envelope.trace_id,
             )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _storing(event: TurnEvent) -> Iterator[None]:
+    """A value that cannot be stored is a field of the turn that does not fit."""
+    try:
+        yield
+    except UnserialisableResult as error:
+        for name in ("messages", "params", "metadata"):
+            try:
+                encode(getattr(event, name))
+            except UnserialisableResult as wrong:
+                raise InvalidTurn(wrong.path.replace("$", name, 1), wrong.reason) from None
+        raise InvalidTurn("turn", str(error)) from None
 
 
 async def _next(following: AsyncIterator[EventEnvelope], stop: asyncio.Event | None) -> EventEnvelope | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .._load import load
+from ..config import FIELDS, RuntimeConfig, get_config
 from ..context import Context
 from ..errors import MissingDependency, NotConfigured
 from ..interfaces import LLMClient
@@ -15,10 +16,12 @@ from .contexts import ContextManager
 from .hooks import Hooks
 from .instances import PersonalityInstance
 from .planner import PlanExecutor
-from .processor import StepProcessor, Work
+from .processor import StepProcessor, TurnClient, Work
 from .settings import Settings
 from .topics import EventPublisherSubscriber
 from .turn import Turn
+
+_OF_CLIENTS = ("model_provider", "default_model", "openai_api_key", "anthropic_api_key")
 
 
 @dataclass
@@ -47,21 +50,46 @@ class Parts:
         """The agent key of steps that are runs of their own."""
         return f"{self.key}.step"
 
-    def client_of(self, personality: PersonalityInstance, settings: Settings) -> LLMClient | None:
-        """The model's client that this personality wants, by the settings; None where none is configured."""
+    def settled(self, personality: PersonalityInstance, settings: Settings) -> PersonalityInstance:
+        """With the model that the settings name, where it names none; a client of the program's own has one itself."""
+        if self.client is not None or personality.model is not None:
+            return personality
+        said = _said(settings.runtime)
+        name = personality.provider or said.get("model_provider") or get_config().model_provider
+        own = settings.providers.get(name)
+        # A model means nothing to another provider than the one it was named for.
+        named = said.get("default_model") if personality.provider in (None, settings.runtime.model_provider) else None
+        return replace(personality, model=(own and own.default_model) or named)
+
+    def model_for(self, work: Work, settings: Settings, own: LLMClient | None = None) -> TurnClient | None:
+        """The model as the planner and the steps of that turn ask it; None where none is configured.
+
+        `own` is the client of who asks: it is asked where nobody names another one.
+        """
+        client = self._client_of(work.personality, settings, own)
+        if client is None:
+            return None
+        return self.processor.client(work, client, settings.runtime.model_prices)
+
+    def _client_of(
+        self, personality: PersonalityInstance, settings: Settings, own_client: LLMClient | None
+    ) -> LLMClient | None:
         if self.client is not None:
             return self.client
-        provider = personality.provider
-        own = settings.providers.get(provider or settings.runtime.model_provider)
-        options = {} if own is None else own.options()
-        key = (provider, tuple(sorted(options.items())))
+        said = _said(settings.runtime)
+        provider = personality.provider or said.get("model_provider")
+        name = provider or get_config().model_provider
+        own = settings.providers.get(name)
+        options = {"api_key": said[f"{name}_api_key"]} if f"{name}_api_key" in said else {}
+        options |= {} if own is None else own.options()
+        key = (name, tuple(sorted(options.items())))
         try:
             if provider is None and not options:
-                return _configured()
+                return own_client or _configured()
             if key not in self._clients:
-                self._clients[key] = _configured(provider or settings.runtime.model_provider, **options)
+                self._clients[key] = _configured(name, **options)
         except (NotConfigured, MissingDependency):
-            return None
+            return own_client
         return self._clients[key]
 
     def work(self, ctx: Context, turn: Turn, personality: PersonalityInstance, values: Mapping[str, Any]) -> Work:
@@ -70,6 +98,11 @@ class Parts:
         known = {name: str(value) if isinstance(value, bool) else value for name, value in plain.items()}
         system = personality.prompt("system", known) if personality.system_prompt else ""
         return Work(ctx, turn, personality, system)
+
+
+def _said(runtime: RuntimeConfig) -> dict[str, Any]:
+    """What these settings say of clients; what they leave at its default is up to the configuration of the process."""
+    return {name: value for name in _OF_CLIENTS if (value := getattr(runtime, name)) != FIELDS[name].default}
 
 
 def _configured(*provider: str, **options: Any) -> LLMClient:

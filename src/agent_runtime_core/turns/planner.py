@@ -50,22 +50,23 @@ class PlanExecutor:
         self.planner = planner
 
     async def plan(
-        self, request: PlanRequest, tools: ToolRegistry, client: Callable[[], LLMClient | None], log: TurnLog
-    ) -> Planned:
-        """`client` gives what a planner that asks a model asks; it is called where a model is needed."""
+        self, request: PlanRequest, tools: ToolRegistry, client: Callable[[LLMClient | None], LLMClient | None],
+        log: TurnLog,
+    ) -> Planned:  # fmt: skip
+        """`client` gives what is asked, by a planner with a client of its own or without one; called where need be."""
         try:
             plan = await self._with(client).create_plan(request.prompt, tools)
             return self._without_broken(plan, tools, log)
         except PlanningError as error:
-            if client() is None:
+            if client(None) is None:
                 raise
             log.warning("there is no plan, the model is asked to answer as it is: %s", error)
         step = PlanStep(1, "", {"prompt": CONVERSATION}, "an answer without a plan", kind=StepKind.LLM_CALL)
         return Planned(Plan([step], request.prompt), direct=True)
 
-    def _with(self, client: Callable[[], LLMClient | None]) -> BasePlanner:
-        asks = isinstance(getattr(self.planner, "client", None), LLMClient)
-        found = client() if asks else None
+    def _with(self, client: Callable[[LLMClient | None], LLMClient | None]) -> BasePlanner:
+        own = getattr(self.planner, "client", None)
+        found = client(own) if isinstance(own, LLMClient) else None
         if found is None:
             return self.planner
         planner: Any = copy.copy(self.planner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +26,7 @@ from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks
 from .instances import PersonalityInstance
 from .logs import TurnLog
+from .slots import Slots
 from .topics import EventPublisherSubscriber
 from .turn import StepMetrics, StepState, Turn
 
@@ -87,13 +88,11 @@ class StepProcessor:
         self.stream: bool = stream
         self.breakers: Breakers = breakers or Breakers(clock)
         self._clock = clock
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
 
-    def _slot(self) -> asyncio.Semaphore:
-        loop = asyncio.get_running_loop()
-        if loop not in self._slots:
-            self._slots[loop] = asyncio.Semaphore(self.max_in_flight)
-        return self._slots[loop]
+    def _slot(self) -> contextlib.AbstractAsyncContextManager[None]:
+        slots = self._slots.setdefault(asyncio.get_running_loop(), Slots())
+        return slots.taken(lambda: self.max_in_flight)
 
     # -- steps
 
@@ -151,9 +150,11 @@ class StepProcessor:
 
     # -- models
 
-    def client(self, work: Work, client: LLMClient) -> TurnClient:
-        """The model as the planner and the steps of a turn ask it."""
-        return TurnClient(self, work, client)
+    def client(
+        self, work: Work, client: LLMClient, model_prices: Mapping[str, Mapping[str, float]] | None = None
+    ) -> TurnClient:
+        """The model as the planner and the steps of a turn ask it; without prices those of the configuration hold."""
+        return TurnClient(self, work, client, model_prices)
 
     @contextlib.contextmanager
     def planning(self) -> Iterator[Running]:
@@ -180,10 +181,19 @@ class StepProcessor:
 class TurnClient(LLMClient):
     """A model's client with the personality of a turn: its prompt, model and sampling. What a call says itself wins."""
 
-    def __init__(self, processor: StepProcessor, work: Work, client: LLMClient) -> None:
+    def __init__(
+        self, processor: StepProcessor, work: Work, client: LLMClient,
+        model_prices: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:  # fmt: skip
         self.processor: StepProcessor = processor
         self.work: Work = work
         self.client: LLMClient = client
+        self.model_prices: Mapping[str, Mapping[str, float]] = model_prices or get_config().model_prices
+
+    @property
+    def default_model(self) -> str | None:
+        """What is asked where a call names no model, as far as it is known here."""
+        return self.work.personality.model or getattr(self.client, "default_model", None)
 
     async def generate(
         self, messages: list[Any], *, model: str | None = None, stream: bool = False,
@@ -201,7 +211,7 @@ class TurnClient(LLMClient):
         sent = [{"role": "system", "content": self.work.system}, *messages] if self.work.system else list(messages)
         response = await self._guarded(sent, options, running)
         if running is not None:
-            running.metrics += StepMetrics.of(0.0, {**response.usage, "cost_usd": _cost(response, options)})
+            running.metrics += StepMetrics.of(0.0, {**response.usage, "cost_usd": self._cost(response, options)})
         return response
 
     async def _guarded(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
@@ -235,15 +245,14 @@ class TurnClient(LLMClient):
     ) -> AsyncIterator[LLMStreamChunk]:
         raise NotSupported("a turn tells answers in pieces by itself: use generate()")
 
+    def _cost(self, response: LLMResponse, options: dict[str, Any]) -> float | None:
+        if response.cost_usd is not None or not self.model_prices:
+            return response.cost_usd
+        model = response.model or str(options.get("model") or "")
+        return cost_usd(response.usage, model, self.model_prices)
+
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         return await self.client.embed(texts, model=model)
-
-
-def _cost(response: LLMResponse, options: dict[str, Any]) -> float | None:
-    if response.cost_usd is not None:
-        return response.cost_usd
-    prices = get_config().model_prices
-    return cost_usd(response.usage, response.model or str(options.get("model") or ""), prices) if prices else None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any, cast
 from .._forms import codec_for
 from .._ids import child_run_id, step_id
 from ..context import Context
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, RunFailed, StepExecutionError
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..planning.executing import execute_plan, step_name
@@ -39,7 +39,11 @@ async def execute_elsewhere(
         needed = {str(each): results[each] for each in planned.needs}
         input_ = {**about, "number": number, "needed": needed}
         budget.before_call()
-        ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+        try:
+            ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+        except RunFailed as error:
+            _take_failure(work.turn.step(number), error)
+            raise
         budget.used(ended.usage, ended.usage.get("cost_usd"))
         done = ended.final_output
         results[number] = done["result"]
@@ -89,6 +93,12 @@ def _take(turn: Turn, state: StepState) -> None:
     turn.steps = [state if each.step_number == state.step_number else each for each in turn.steps]
 
 
+def _take_failure(state: StepState | None, failure: RunFailed) -> None:
+    info = failure.error
+    if state is not None and isinstance(info, ErrorInfo):
+        state.error, state.attempt = info.message, int(info.details.get("attempts", state.attempt))
+
+
 def _listed(planned: PlanStep) -> Step:
     def never(ctx: Any, state: Any) -> None:
         raise InvalidArgument(f"step {planned.step_number} is run by a worker of its own")
@@ -112,9 +122,8 @@ class StepAgent(AgentRuntime):
         planned = next(step for step in plan.steps if step.step_number == number)
         turn = Turn.from_dict(given["turn"])
         personality = personality_in(given["personality"])
-        asks = planned.kind is StepKind.LLM_CALL
-        client = parts.client_of(personality, parts.settings()) if asks else None
         work = Work(ctx, turn, personality, given["system"], given["direct"])
+        client = parts.model_for(work, parts.settings()) if planned.kind is StepKind.LLM_CALL else None
         turn.steps = [StepState(number, "", planned.kind, planned.tool_name)]
         # What stands elsewhere is no matter of this run; only what the step refers to is read.
         known = {step.step_number: None for step in plan.steps} | {int(n): r for n, r in given["needed"].items()}
@@ -122,8 +131,7 @@ class StepAgent(AgentRuntime):
         budget = Budget(RunLimits.of(given["limits"]), ctx.budget)
         done = await execute_plan(
             ctx, plan, personality.allowed(parts.tools), known=known, budget=budget, max_retries=parts.step_tries,
-            client=None if client is None else parts.processor.client(work, client), backoff_base=parts.backoff_base,
-            around=parts.processor.around(work),
+            client=client, backoff_base=parts.backoff_base, around=parts.processor.around(work),
         )  # fmt: skip
         result = done.steps[0]["result"]
         state = turn.steps[0]
@@ -135,4 +143,6 @@ class StepAgent(AgentRuntime):
         info = await super().on_error(ctx, error)
         assert info is not None
         info.retriable = False  # the step was tried again by itself
+        if isinstance(error, StepExecutionError):
+            info.details = {"step": error.step_name, "attempts": error.attempts}
         return info

@@ -100,7 +100,7 @@ class Turn:
         return next((each for each in self.steps if each.step_number == number), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold; `metrics` is told, and not read back."""
+        """Plain values, except for results, which keep their types; `metrics` is told, and not read back."""
         plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "stale"}
         return plain | {
             "status": self.status.value,
