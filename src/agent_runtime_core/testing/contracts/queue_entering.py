@@ -41,6 +41,23 @@ async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
 
 
 @CASES
+async def a_run_is_known_by_the_callers_own_id(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for each in ("run-1", "run-2", "run-3"):
+            await queue.enqueue(each, "agent", {})
+        same((await queue.must_get("run-1")).run_key, "run-1", "the row of the caller's own id")
+        await queue.claim("w")
+        same(await queue.extend_lease("run-1", "w", LEASE), True, "the lease of the caller's own id")
+        same(await queue.requeue_for_retry("run-1", "w", "again"), True, "that it is given back")
+        await queue.claim("w")
+        await queue.release("run-1", "w", True)
+        same((await queue.must_get("run-1")).status, "succeeded", "the status after its release")
+        same(await queue.cancel("run-2"), True, "that it is cancelled")
+        same((await queue.is_cancelled("run-2"), await queue.is_cancelled("run-3")), (True, False), "who is cancelled")
+        same(await queue.post("run-3", "signal", "go", "null"), ("pending", 1), "a message to the caller's own id")
+
+
+@CASES
 async def an_empty_queue_gives_none(make: Make) -> None:
     async with opened(make) as (queue, _):
         same(await queue.claim("w"), None, "a claim on an empty queue")
