@@ -160,12 +160,15 @@ class ReadOnlyState(State):
     update: Callable[..., Any] = _refuse
 
 
-def unique(steps: Sequence[Step]) -> Sequence[Step]:
-    seen: set[str] = set()
-    for step in steps:
+def unique(steps: Iterable[Step]) -> Sequence[Step]:
+    """The steps as a list of their own; InvalidArgument for what is no step, and for a name that occurs twice."""
+    if not isinstance(steps, Iterable):
+        raise InvalidArgument(f"run() takes a list of steps, not {steps!r:.80}")
+    listed, seen = list(steps), set[str]()
+    for step in listed:
         if not isinstance(step, Step):
             raise InvalidArgument(f"a list of steps holds Step objects, not {step!r:.80}")
         if step.name in seen:
             raise InvalidArgument(f"two steps are called {step.name!r}: names in one list are unique")
         seen.add(step.name)
-    return steps
+    return listed
