@@ -65,6 +65,16 @@ class AgentRuntimeError(Exception):
         # KeyError would print the repr of its argument.
         return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # What their constructors take is not what `args` holds: a pool of processes could not hand them on.
+        return _as_it_was, (type(self), self.args), dict(self.__dict__)
+
+
+def _as_it_was(cls: type[AgentRuntimeError], args: tuple[object, ...]) -> AgentRuntimeError:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
 
 class InvalidArgument(AgentRuntimeError, ValueError):
     """A value that cannot be used."""
@@ -152,6 +162,9 @@ class TooManyVectors(NotSupported):
 
 class MissingDependency(AgentRuntimeError, ImportError):
     """An optional package is not installed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _as_it_was, (type(self), self.args), {**self.__dict__, "name": self.name, "path": self.path}
 
 
 class IllegalTransition(AgentRuntimeError):
