@@ -25,6 +25,7 @@ from .errors import (
     StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
+    text_of,
 )
 from .journal.record import FAILED, RETRYING, Record
 from .portal import in_thread
@@ -292,7 +293,7 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
 
 async def _failed(book: Book, work: Work, attempt: int, error: Exception, delay: float | None) -> None:
     """Record a failed try and wait for the next one, or raise."""
-    message = str(error) or type(error).__name__
+    message = text_of(error)
     about: dict[str, Any] = {"error": message, "type": type(error).__name__}
     if isinstance(error, LeaseLost):
         raise error

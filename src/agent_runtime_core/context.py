@@ -16,7 +16,7 @@ from ._ids import trace_id
 from ._json import arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame
-from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
+from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError, text_of
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import FAILED, SKIPPED, Record, is_copied
@@ -362,7 +362,7 @@ class Context:
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
                     raise
-                message = str(error) or type(error).__name__
+                message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
             self.book.passed()

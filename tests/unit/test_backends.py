@@ -118,13 +118,14 @@ def test_the_configured_sinks_are_told_too() -> None:
 async def test_a_factory_gives_the_backend_that_the_url_names(tmp_path: Path) -> None:
     here, there = tmp_path / "here.db", tmp_path / "there.db"
     configure(backend_url=f"sqlite:///{here}", durability="normal")
-    for make in (get_queue, get_event_bus, get_state_store):
+    makers: list[Any] = [get_queue, get_event_bus, get_state_store]
+    for make in makers:
         for options, path in ({}, here), ({"path": there}, there), ({"db_path": there}, there):
             backend: Any = make(**options)
             assert Path(backend.engine.path) == path
             assert backend.engine.durability == "normal"
             await backend.close()
-        assert isinstance(make("memory").engine, MemoryEngine)  # type: ignore[union-attr]
+        assert isinstance(make("memory").engine, MemoryEngine)
 
 
 async def test_beside_a_backend_that_was_handed_in_the_others_are_where_the_url_says(tmp_path: Path) -> None:

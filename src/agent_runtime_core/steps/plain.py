@@ -15,7 +15,7 @@ from .._clock import SYSTEM
 from .._forms import codec_for
 from .._json import decode, encode, plain_text
 from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, threaded
-from ..errors import StepCancelledError, StepExecutionError
+from ..errors import StepCancelledError, StepExecutionError, text_of
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
@@ -96,7 +96,7 @@ class Plain:
     async def _failed(
         self, name: str, tried: Mapping[str, Any], policy: Policy, attempt: int, error: Exception
     ) -> None:
-        message = str(error) or type(error).__name__
+        message = text_of(error)
         delay = policy.delay(error, attempt, SYSTEM.random)
         if delay is None:
             about = {key: tried[key] for key in ("step_name", "step_index", "total_steps")}
