@@ -78,6 +78,17 @@ class Policy:
         ):
             raise InvalidArgument(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
         fixed(self.retry_delay)
+        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        if callable(self.retry_on) and not isinstance(self.retry_on, type):
+            kinds = ()  # a function that is asked
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise InvalidArgument(
+                f"retry_on is a class of errors, a tuple of them or a function of the error, not {self.retry_on!r:.80}"
+            )
+        if self.backoff is not None and not callable(self.backoff):
+            raise InvalidArgument(
+                f"backoff is Backoff(...) or a function of (attempt, random), not {self.backoff!r:.80}"
+            )
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
             raise InvalidArgument(
                 f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {self.on_in_doubt!r}"

@@ -141,6 +141,10 @@ class Context:
         if self.place.sealed:
             await self._open()
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
+        if not kind or not isinstance(event_type, str):
+            raise InvalidArgument(f"an event's type is a text that is not empty, not {event_type!r:.80}")
+        if payload is not None and not isinstance(payload, dict):
+            raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
         row = self._event(kind, payload or {})
         if row is not None:
             [sequence] = await self._ledger.emit([row])

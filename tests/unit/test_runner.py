@@ -420,12 +420,15 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"if_running": "hope"}, "not 'hope'"), ({"recover": "never"}, "not 'never'"), ({"run_id": ""}, "not empty"),
-     ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x")],
+     ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x"),
+     ({"input_data": [1]}, "not list"), ({"metadata": [1]}, "not list"), ({"params": [1]}, "params is a dict"),
+     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "which 3 has not"),
+     ({"agent": Echo}, "an agent has a key and a method")],
 )  # fmt: skip
 async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said: str) -> None:
     async with Rig() as rig:
         with pytest.raises(ValueError, match=said):
-            await rig.runner.execute(Script(answer), **options)
+            await rig.runner.execute(**{"agent": Script(answer), **options})
         assert await rig.runner.runs() == []
 
 
@@ -891,6 +894,7 @@ def test_the_defaults_of_a_runner_config() -> None:
         ({"max_retries": 1.0}, r"not 1\.0"),
         ({"retention": {"running": 1}}, "not 'running'"),
         ({"retention": {"failed": -1}}, "'failed'.*not -1"),
+        ({"retention": {"failed": "1"}}, "'failed'.*not '1'"),
     ],
 )
 def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) -> None:
@@ -925,6 +929,34 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
         with pytest.raises(InvalidArgument, match=said):
             await rig.runner.submit(**{"agent_key": "script", **options})
         assert await rig.runner.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "said"),
+    [
+        ("runs", {"status": "done"}, "'done': a status is one of pending, running"),
+        ("runs", {"since": "today"}, "since.*not 'today'"),
+        ("runs", {"since": dt.datetime(2026, 1, 1)}, "since .* names no time zone"),  # noqa: DTZ001
+        ("runs", {"agent": 3}, "not 3"),
+        ("runs", {"limit": -1}, "not -1"),
+        ("wait", {"run_id": "r", "timeout": "1"}, "not '1'"),
+        ("wait", {"run_id": "r", "timeout": -1}, "not -1"),
+        ("run_loop", {"concurrency": 1.5}, r"not 1\.5"),
+        ("run_loop", {"concurrency": "4"}, "not '4'"),
+        ("run_loop", {"poll_interval": None}, "not None"),
+        ("vacuum", {"retention": {"failed": True}}, "not True"),
+    ],
+)
+async def test_a_bad_argument_of_a_verb_is_named(verb: str, options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        await rig.go(answer)
+        with pytest.raises(InvalidArgument, match=said):
+            await getattr(rig.runner, verb)(**options)
+
+
+def test_a_config_of_another_kind_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not RuntimeConfig"):
+        AgentRunner(config=configure())  # type: ignore[arg-type]
 
 
 async def test_a_transaction_says_where_it_works() -> None:

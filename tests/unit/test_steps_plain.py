@@ -486,6 +486,10 @@ def test_a_step_has_the_defaults_of_the_signature() -> None:
         ({"timeout": float("inf")}, "not inf"),
         ({"timeout": "1"}, "not '1'"),
         ({"on_in_doubt": "maybe"}, "not 'maybe'"),
+        ({"retry_on": "ValueError"}, "not 'ValueError'"),
+        ({"retry_on": (ValueError, 3)}, "a class of errors"),
+        ({"retry_on": int}, "not <class 'int'>"),
+        ({"backoff": 2.0}, r"not 2\.0"),
     ],
 )
 def test_a_bad_value_of_a_step_is_named(arguments: dict[str, Any], said: str) -> None:

@@ -91,7 +91,7 @@ class RunQueue(ABC):
     """
 
     def __init__(self, *, max_retries: int = 3, clock: Clock = SYSTEM) -> None:
-        if max_retries < 1:
+        if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
             raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
         self.max_retries = max_retries
         self.clock = clock
@@ -146,8 +146,9 @@ class RunQueue(ABC):
         agent = _name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
             raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
-        if not isinstance(input, Mapping):
-            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
+        for what, given in (("the input", input), ("the metadata", metadata or {})):
+            if not isinstance(given, Mapping):
+                raise InvalidArgument(f"{what} of a run is a dict, not {type(given).__name__}: {given!r:.80}")
         idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
@@ -164,7 +165,7 @@ class RunQueue(ABC):
             updated_at=now,
             due_at=now + seconds("delay", delay) if delay else 0.0,
             expires_at=None if expires_in is None else now + seconds("expires_in", expires_in),
-            deadline=_instant(deadline),
+            deadline=_deadline(deadline),
             run_key=run_key,
             idem_key=idem_key,
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
@@ -207,8 +208,9 @@ class RunQueue(ABC):
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> list[RunRow]:
-        if limit < 1:
-            raise InvalidArgument(f"limit is at least 1, not {limit!r}")
+        _name("a worker id", worker_id)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidArgument(f"limit is a whole number of at least 1, not {limit!r:.80}")
         if agent_keys is not None and not agent_keys:
             return []
         want = self.want(worker_id, lease_seconds, agent_keys, limit)
@@ -436,14 +438,19 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
     raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
 
 
-def _instant(deadline: _dt.datetime | float | None) -> float | None:
-    if deadline is None:
+def instant(name: str, value: _dt.datetime | float | None) -> float | None:
+    """A point in time as wall seconds, or InvalidArgument naming it."""
+    if value is None:
         return None
-    if isinstance(deadline, _dt.datetime):
-        if deadline.tzinfo is None:
-            raise InvalidArgument(f"deadline {deadline!r} names no time zone: give an aware datetime")
-        return deadline.timestamp()
-    when = seconds("deadline", deadline)
-    if when < _THIS_CENTURY:
+    if isinstance(value, _dt.datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(f"{name} {value!r} names no time zone: give an aware datetime")
+        return value.timestamp()
+    return seconds(name, value)
+
+
+def _deadline(deadline: _dt.datetime | float | None) -> float | None:
+    when = instant("deadline", deadline)
+    if when is not None and when < _THIS_CENTURY:
         raise InvalidArgument(f"deadline {deadline!r} is a point in time, in seconds since 1970, and no duration")
     return when

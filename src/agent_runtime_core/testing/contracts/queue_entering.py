@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._ids import new_ulid
-from ...errors import IdempotencyConflict, LeaseLost, UnknownRun
+from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
 from ...queue.base import QueuedRun
 from ...queue.row import Moved
 from .checks import refused, same, turns
@@ -66,6 +66,19 @@ async def an_empty_queue_gives_none(make: Make) -> None:
         same(await queue.row(UUID(int=9)), None, "the row of an unknown run")
         with refused(UnknownRun, "must_get of an unknown run"):
             await queue.must_get(UUID(int=9))
+
+
+@CASES
+async def a_claim_that_says_no_worker_or_no_count_is_refused(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await add(queue, "a")
+        for wrong in ("", None, 3):
+            with refused(InvalidArgument, f"a claim by the worker {wrong!r}"):
+                await queue.claim(wrong)  # type: ignore[arg-type]
+        for count in (0, 1.5, "2", True):
+            with refused(InvalidArgument, f"a claim of {count!r} runs"):
+                await queue.claim("w", limit=count)  # type: ignore[arg-type]
+        same(names(await drain(queue)), ["a"], "what is there still")
 
 
 @CASES
