@@ -7,7 +7,7 @@ import re
 from typing import Final
 from uuid import UUID, uuid5
 
-from ._clock import Clock
+from ._clock import SYSTEM, Clock
 from .errors import InvalidArgument
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -91,6 +91,15 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
     if not value:
         raise InvalidArgument("a run id is not empty: pass None for a fresh one")
     return uuid5(_RUN_KEYS, storable("run id", value)), value
+
+
+def stored_id(value: str | UUID) -> str:
+    """The text that a run is stored under: what `run_uuid` makes of a caller's id, None being no id here."""
+    if isinstance(value, str) and _CANONICAL.fullmatch(value) is not None:
+        return value.lower()
+    if value is None:
+        raise InvalidArgument("a run id is a UUID or a string, not None: there is no run without one")
+    return str(run_uuid(value, SYSTEM)[0])
 
 
 def storable(what: str, value: str) -> str:

@@ -79,7 +79,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     elif left != _LOOK:
         raise oversize(max_bytes)
     if text is None:
-        tree = Tagging(max_bytes, _tree_text).of(value, None)
+        tree = Tagging(max_bytes, plain_text).of(value, None)
         try:
             text = "".join(write(tree, 0))
         except ValueError as error:  # sys.set_int_max_str_digits() was lowered
@@ -89,7 +89,8 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     return text
 
 
-def _tree_text(tree: object) -> str:
+def plain_text(tree: object) -> str:
+    """JSON text of a tree that is in its form already; TypeError or ValueError where it is none."""
     return "".join(_write(tree, 0))
 
 

@@ -48,9 +48,11 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
 
     InvalidArgument: there is no such backend, or it is no class; MissingDependency: its package is not installed.
     """
-    dotted = name if ":" in name else table.get(name)
+    dotted = None if not isinstance(name, str) else name if ":" in name else table.get(name)
     if dotted is None:
-        raise InvalidArgument(f"no {what} is called {name!r}{_instead(name, table)}, or 'their_package.module:Class'")
+        raise InvalidArgument(
+            f"no {what} is called {name!r:.80}{_instead(str(name), table)}, or 'their_package.module:Class'"
+        )
     found = load(dotted, package=package)
     if not isinstance(found, type):
         raise InvalidArgument(f"{name!r} is no class and so no {what}: it is {found!r}")

@@ -6,13 +6,13 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from ._forms import codec_for
 from ._hints import returns_of
-from ._json import decode, encode
+from ._json import MAX_RESULT, decode, encode
 from .book import FRAME, Book, Frame
 from .errors import (
     InvalidArgument,
@@ -25,6 +25,7 @@ from .errors import (
     StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
+    text_of,
 )
 from .journal.record import FAILED, RETRYING, Record
 from .portal import in_thread
@@ -77,6 +78,17 @@ class Policy:
         ):
             raise InvalidArgument(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
         fixed(self.retry_delay)
+        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        if callable(self.retry_on) and not isinstance(self.retry_on, type):
+            kinds = ()  # a function that is asked
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise InvalidArgument(
+                f"retry_on is a class of errors, a tuple of them or a function of the error, not {self.retry_on!r:.80}"
+            )
+        if self.backoff is not None and not callable(self.backoff):
+            raise InvalidArgument(
+                f"backoff is Backoff(...) or a function of (attempt, random), not {self.backoff!r:.80}"
+            )
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
             raise InvalidArgument(
                 f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {self.on_in_doubt!r}"
@@ -110,7 +122,16 @@ class Callee:
 _callees: WeakKeyDictionary[Any, Callee] = WeakKeyDictionary()
 
 
-def callee(fn: Callable[..., Any]) -> Callee:
+def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> Callee:
+    """How to call that function; with `returns`, or a size of its results, they are written and read so."""
+    how = _known(fn)
+    if returns is None and max_result_bytes == MAX_RESULT:
+        return how
+    to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
+    return replace(how, encode=to_text, decode=from_text)
+
+
+def _known(fn: Callable[..., Any]) -> Callee:
     key = getattr(fn, "__func__", fn)
     try:
         known = _callees.get(key)
@@ -292,7 +313,7 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
 
 async def _failed(book: Book, work: Work, attempt: int, error: Exception, delay: float | None) -> None:
     """Record a failed try and wait for the next one, or raise."""
-    message = str(error) or type(error).__name__
+    message = text_of(error)
     about: dict[str, Any] = {"error": message, "type": type(error).__name__}
     if isinstance(error, LeaseLost):
         raise error

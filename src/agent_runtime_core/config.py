@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from .errors import InvalidArgument, UnknownSetting
 
@@ -28,6 +29,7 @@ _POSITIVE = frozenset({
 })  # fmt: skip
 _NOT_NEGATIVE = frozenset({"max_retries", "retry_backoff_base", "retry_backoff_max", "park_after"})
 _NUMBERS = _POSITIVE | _NOT_NEGATIVE
+_WHERE = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 _PASSWORD = re.compile(r"(?<=://)[^/].*(?=@)|(?<=password=)[^&]*")
 
 
@@ -86,6 +88,15 @@ class RuntimeConfig:
         """The key that was set, or else the environment's ANTHROPIC_API_KEY."""
         return self.anthropic_api_key or os.environ.get("ANTHROPIC_API_KEY") or None
 
+    def chosen(self, setting: str, backend: str | None, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """A backend's name and options: as given, else where `backend_url` says, else as that setting does."""
+        if backend is None and self.backend_url is not None:
+            backend, where = place_of(self.backend_url)
+            if not _WHERE & options.keys():
+                options = {**where, **options}
+        name = getattr(self, setting) if backend is None else backend
+        return name, self.placed(name, options)
+
     def placed(self, backend: str, options: dict[str, Any]) -> dict[str, Any]:
         """The options of a backend, and where it is kept if they do not say."""
         if backend == "sqlite" and "engine" not in options:
@@ -97,6 +108,28 @@ class RuntimeConfig:
 
     def __repr__(self) -> str:
         return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in FIELDS)})"
+
+
+def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
+    """The backend's name, and the options that say where it is: `memory://`, `sqlite:///path`, a path, `redis://host`."""
+    text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{path_or_url!r:.80} is no place to keep runs: give a path or a URL as text")
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return "sqlite", {"path": text}
+    match scheme:
+        case "memory":
+            return "memory", {}
+        case "sqlite":
+            if not rest.startswith("/") or rest == "/":
+                raise InvalidArgument(f"{text!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
+            return "sqlite", {"path": unquote(rest[1:])}
+        case "redis" | "rediss" | "unix":
+            return "redis", {"url": text}
+    raise InvalidArgument(
+        f"{redacted(text)!r}: there is memory://, sqlite:///path, redis://host:port/db, or the path of a SQLite file"
+    )
 
 
 FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}

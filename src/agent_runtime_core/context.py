@@ -11,13 +11,11 @@ from uuid import UUID
 from weakref import ref
 
 from ._clock import Clock, aware
-from ._forms import codec_for
-from ._hints import returns_of
 from ._ids import trace_id
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame
-from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError
+from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError, text_of
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import FAILED, SKIPPED, Record, is_copied
@@ -144,6 +142,10 @@ class Context:
         if self.place.sealed:
             await self._open()
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
+        if not kind or not isinstance(event_type, str):
+            raise InvalidArgument(f"an event's type is a text that is not empty, not {event_type!r:.80}")
+        if payload is not None and not isinstance(payload, dict):
+            raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
         row = self._event(kind, payload or {})
         if row is not None:
             [sequence] = await self._ledger.emit([row])
@@ -233,21 +235,18 @@ class Context:
             policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         if on_changed_input not in ("use", "raise"):
             raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {on_changed_input!r}")
-        how = callee(fn)
-        to_text, from_text = how.encode, how.decode
-        if returns is not None or max_result_bytes != MAX_RESULT:
-            to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
+        how = callee(fn, returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, key)
         if record is not None:
             await self._reuse(record, mark, on_changed_input)
-            return None if record.result is None else from_text(record.result)
+            return None if record.result is None else how.decode(record.result)
         if self.place.cancelled:
             raise StepCancelledError(name)
         beside = self.book.running > 0
         work = Work(
             self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
-            encode=to_text, decode=from_text, pos=self._take_pos(), description=description, digest=mark,
+            encode=how.encode, decode=how.decode, pos=self._take_pos(), description=description, digest=mark,
             info='{"beside":true}' if beside else None,
         )  # fmt: skip
         value = await perform(self.book, work, self._seal)
@@ -368,7 +367,7 @@ class Context:
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
                     raise
-                message = str(error) or type(error).__name__
+                message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
             self.book.passed()

@@ -65,6 +65,35 @@ class AgentRuntimeError(Exception):
         # KeyError would print the repr of its argument.
         return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # What their constructors take is not what `args` holds: a pool of processes could not hand them on.
+        return _as_it_was, (type(self), self.args), dict(self.__dict__)
+
+
+LONGEST = 16_384  # characters kept of a long text of an error, or of its stack: it has to fit into a record
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning and its end where it is more than twice as long as what is kept."""
+    if len(text) <= 2 * LONGEST:  # what was shortened before stays so with a few words around it
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}… ({len(text) - 2 * half} characters left out) …{text[-half:]}"
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, or its class where it says nothing, or cannot."""
+    try:
+        return shortened(str(error)) or type(error).__name__
+    except Exception:  # noqa: BLE001 - somebody else's __str__ may raise anything
+        return f"{type(error).__name__}, whose text cannot be told"
+
+
+def _as_it_was(cls: type[AgentRuntimeError], args: tuple[object, ...]) -> AgentRuntimeError:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
+
 
 class InvalidArgument(AgentRuntimeError, ValueError):
     """A value that cannot be used."""
@@ -152,6 +181,9 @@ class TooManyVectors(NotSupported):
 
 class MissingDependency(AgentRuntimeError, ImportError):
     """An optional package is not installed."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _as_it_was, (type(self), self.args), {**self.__dict__, "name": self.name, "path": self.path}
 
 
 class IllegalTransition(AgentRuntimeError):

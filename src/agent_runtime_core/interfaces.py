@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
-from .errors import InvalidArgument, NotSupported, RunFailed
+from .errors import InvalidArgument, NotSupported, RunFailed, shortened, text_of
 from .event_types import EventType
 from .retry import Delay
 from .status import RunStatus
@@ -254,8 +254,8 @@ class AgentRuntime(ABC):
         """What to record of an error that `run` raised, and whether a retry makes sense; None keeps the default."""
         return ErrorInfo(
             type=type(error).__name__,
-            message=str(error),
-            stack="".join(traceback.format_exception(error)),
+            message=text_of(error),
+            stack=shortened("".join(traceback.format_exception(error))),
         )
 
 

@@ -236,7 +236,7 @@ class Waits:
     ) -> Any:
         if not isinstance(wanted, str) or not wanted:
             raise InvalidArgument(f"a signal's name is a text that is not empty, not {wanted!r}")
-        if timeout is not None and not 0 <= timeout < 1e11:
+        if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < 1e11):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
         name = f"{kind}:{wanted}"
         key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"

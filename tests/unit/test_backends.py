@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core.backends import configured, open_url, traced
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
-from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
-from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
+from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus, get_event_bus
+from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore, get_state_store
 from agent_runtime_core.testing.clock import VirtualClock
 
 
@@ -121,3 +122,38 @@ def test_what_is_no_list_of_sinks_is_refused(wrong: Any) -> None:
         AgentRunner(trace_sinks=wrong)
     with pytest.raises(InvalidArgument, match="trace sinks, or their names, in a list"):
         configure(trace_sinks=wrong)
+
+
+async def test_a_factory_gives_the_backend_that_the_url_names(tmp_path: Path) -> None:
+    here, there = tmp_path / "here.db", tmp_path / "there.db"
+    configure(backend_url=f"sqlite:///{here}", durability="normal")
+    makers: list[Any] = [get_queue, get_event_bus, get_state_store]
+    for make in makers:
+        for options, path in ({}, here), ({"path": there}, there), ({"db_path": there}, there):
+            backend: Any = make(**options)
+            assert Path(backend.engine.path) == path
+            assert backend.engine.durability == "normal"
+            await backend.close()
+        assert isinstance(make("memory").engine, MemoryEngine)
+
+
+async def test_beside_a_backend_that_was_handed_in_the_others_are_where_the_url_says(tmp_path: Path) -> None:
+    config = RuntimeConfig(backend_url=f"sqlite:///{tmp_path / 'a.db'}")
+    queue = InMemoryQueue()
+    places = configured(config, queue)
+    assert places.queue is queue
+    assert isinstance(places.bus, SQLiteEventBus)
+    assert isinstance(places.state, SQLiteStateStore)
+    await places.close()
+
+
+@pytest.mark.parametrize("bad", [None, 3, b"a.db"])
+def test_what_is_no_place_is_named(bad: Any) -> None:
+    with pytest.raises(InvalidArgument, match="no place to keep runs"):
+        open_url(bad)
+
+
+@pytest.mark.parametrize("make", [get_queue, get_event_bus, get_state_store])
+def test_a_backends_name_is_a_text(make: Any) -> None:
+    with pytest.raises(InvalidArgument, match="is called 3"):
+        make(3)

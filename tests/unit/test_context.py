@@ -588,6 +588,28 @@ async def test_events_of_a_step_carry_its_ids_and_come_again_with_each_try() -> 
         assert all(set(e.payload) == {"n", "step_id", "trace_id"} for e in events)
 
 
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [("", {}, "not ''"), (3, {}, "not 3"), ("own", [1], "a dict, not list"), ("own", "text", "a dict, not str")],
+)
+async def test_what_is_no_event_is_refused(place: Path | None, kind: Any, payload: Any, said: str) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            for inside in (False, True):
+
+                async def tells() -> None:
+                    with pytest.raises(InvalidArgument, match=said):
+                        await ctx.emit(kind, payload)
+
+                await (ctx.step("step", tells) if inside else tells())
+            with pytest.raises(InvalidArgument, match="not 'soon'"):
+                await ctx.wait_for_signal("go", timeout="soon")
+
+        await rig.value(body)
+        assert await rig.told("own") == []
+
+
 async def test_a_checkpoint_is_kept_told_and_read_again(place: Path | None) -> None:
     async with Rig(place) as rig:
         states: list[Any] = []

@@ -183,3 +183,11 @@ def test_a_ticket_that_is_not_above_the_last_one_moves_above_it_and_keeps_its_ch
     assert _ids.above(high, low) == high
     assert _ids.above(low, high) == _ids.ulid_text(10 << 80 | 77) > high
     assert _ids.above(high, high) == _ids.ulid_text(10 << 80 | 3)
+
+
+def test_a_run_is_stored_under_one_text_however_it_is_named() -> None:
+    run_id, _ = _ids.run_uuid("run-123", Clock(seed=7))
+    assert {_ids.stored_id(each) for each in ("run-123", run_id, str(run_id), str(run_id).upper())} == {str(run_id)}
+    for wrong in (None, "", 3):
+        with pytest.raises(InvalidArgument):
+            _ids.stored_id(wrong)  # type: ignore[arg-type]

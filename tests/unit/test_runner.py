@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import logging
+import re
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -138,7 +139,7 @@ async def test_an_error_in_the_result_is_a_failure_and_keeps_the_result() -> Non
     [
         ("text", "'text', not a RunResult"),
         (RunResult({"x": object()}), r"final_output\.x"),
-        (RunResult({"x": object()}, error=ErrorInfo("Mine", "no", retriable=False)), r"final_output\.x"),
+        (RunResult({"x": object()}, error=ErrorInfo("Mine", "no", retriable=False)), "Mine: no"),
     ],
 )
 async def test_what_is_no_result_fails_the_run_for_good(place: Path | None, wrong: Any, said: str) -> None:
@@ -157,6 +158,100 @@ async def test_what_is_no_result_fails_the_run_for_good(place: Path | None, wron
         # What went wrong left no hole: the run can be opened again and cancelled.
         await rig.runner.resume("r")
         assert await rig.runner.cancel("r", wait=True) == RunStatus.CANCELLED
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Mute(), "Mute, whose text cannot be told"),
+        (ValueError("a" + "x" * 3_000_000 + "z"), r"ax+… \(29\d{5} characters left out\) …x+z"),
+    ],
+)
+async def test_a_failure_is_recorded_whatever_its_error_says(place: Path | None, error: Exception, said: str) -> None:
+    async with Rig(place) as rig:
+
+        async def fails(ctx: Any) -> None:
+            raise error
+
+        async def step_fails(ctx: Any) -> None:
+            await ctx.step("step", fails, None)
+
+        for name, body in (("r", fails), ("s", step_fails)):
+            result = await rig.go(body, name)
+            assert result.status == RunStatus.FAILED
+            assert result.error is not None
+            assert re.search(said, result.error.message)
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        (ErrorInfo("Own", "said", details={"x": object()}), ("Own", "said")),
+        (ErrorInfo("Own", "y" * 3_000_000), ("Own", "y" * 10)),
+        ({"type": "Own"}, ("ValueError", "no")),
+        ("text", ("ValueError", "no")),
+    ],
+)
+async def test_a_failure_is_recorded_whatever_on_error_makes_of_it(
+    place: Path | None, told: Any, kept: tuple[str, str]
+) -> None:
+    class Hooked(Echo):
+        async def run(self, ctx: RunContext) -> RunResult:
+            raise ValueError("no")
+
+        async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
+            return told  # type: ignore[no-any-return]
+
+    async with Rig(place, max_retries=2) as rig:
+        result = await rig.runner.execute(Hooked(), "r")
+        assert result.error is not None
+        assert (result.status, result.error.type, result.error.message[:10]) == (RunStatus.FAILED, *kept)
+        assert len(await rig.told("run.started")) == 2
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (RunResult({"x": object()}, error=ErrorInfo("Own", "said", retriable=False)), "said"),
+        (RunResult(error="text"), "is an ErrorInfo, not 'text'"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_result_that_is_a_failure_ends_the_run(place: Path | None, result: RunResult, said: str) -> None:
+    class Failed(Echo):
+        async def run(self, ctx: RunContext) -> RunResult:
+            return result
+
+    async with Rig(place, max_retries=2) as rig:
+        with pytest.raises(RunFailed, match=said):
+            await rig.runner.execute(Failed(), "r", raise_on_error=True)
+        assert (await rig.runner.get_run("r")).status == RunStatus.FAILED
+
+
+async def test_an_agent_that_is_no_coroutine_function_fails_its_run(place: Path | None) -> None:
+    class Sync(Echo):
+        def run(self, ctx: RunContext) -> RunResult:  # type: ignore[override]
+            return RunResult()
+
+    class Early(Echo):
+        key = "early"
+
+        def run(self, ctx: RunContext) -> RunResult:  # type: ignore[override]
+            raise ValueError("before there was anything to await")
+
+    async with Rig(place, max_retries=1) as rig:
+        for agent, said in ((Sync(), "write async def run"), (Early(), "before there was anything")):
+            rig.registry.register(agent)
+            run_id = await rig.runner.submit(agent.key)
+            assert await rig.runner.run_once()
+            result = await rig.runner.wait(run_id)
+            assert result.status == RunStatus.FAILED
+            with pytest.raises(RunFailed, match=said):
+                result.raise_for_status()
 
 
 async def test_an_attempt_that_takes_too_long_is_timed_out_for_good(place: Path | None) -> None:
@@ -330,12 +425,15 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"if_running": "hope"}, "not 'hope'"), ({"recover": "never"}, "not 'never'"), ({"run_id": ""}, "not empty"),
-     ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x")],
+     ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x"),
+     ({"input_data": [1]}, "not list"), ({"metadata": [1]}, "not list"), ({"params": [1]}, "params is a dict"),
+     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "which 3 has not"),
+     ({"agent": Echo}, "an agent has a key and a method")],
 )  # fmt: skip
 async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said: str) -> None:
     async with Rig() as rig:
         with pytest.raises(ValueError, match=said):
-            await rig.runner.execute(Script(answer), **options)
+            await rig.runner.execute(**{"agent": Script(answer), **options})
         assert await rig.runner.runs() == []
 
 
@@ -801,6 +899,7 @@ def test_the_defaults_of_a_runner_config() -> None:
         ({"max_retries": 1.0}, r"not 1\.0"),
         ({"retention": {"running": 1}}, "not 'running'"),
         ({"retention": {"failed": -1}}, "'failed'.*not -1"),
+        ({"retention": {"failed": "1"}}, "'failed'.*not '1'"),
     ],
 )
 def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) -> None:
@@ -835,6 +934,34 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
         with pytest.raises(InvalidArgument, match=said):
             await rig.runner.submit(**{"agent_key": "script", **options})
         assert await rig.runner.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "said"),
+    [
+        ("runs", {"status": "done"}, "'done': a status is one of pending, running"),
+        ("runs", {"since": "today"}, "since.*not 'today'"),
+        ("runs", {"since": dt.datetime(2026, 1, 1)}, "since .* names no time zone"),  # noqa: DTZ001
+        ("runs", {"agent": 3}, "not 3"),
+        ("runs", {"limit": -1}, "not -1"),
+        ("wait", {"run_id": "r", "timeout": "1"}, "not '1'"),
+        ("wait", {"run_id": "r", "timeout": -1}, "not -1"),
+        ("run_loop", {"concurrency": 1.5}, r"not 1\.5"),
+        ("run_loop", {"concurrency": "4"}, "not '4'"),
+        ("run_loop", {"poll_interval": None}, "not None"),
+        ("vacuum", {"retention": {"failed": True}}, "not True"),
+    ],
+)
+async def test_a_bad_argument_of_a_verb_is_named(verb: str, options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        await rig.go(answer)
+        with pytest.raises(InvalidArgument, match=said):
+            await getattr(rig.runner, verb)(**options)
+
+
+def test_a_config_of_another_kind_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="not RuntimeConfig"):
+        AgentRunner(config=configure())  # type: ignore[arg-type]
 
 
 async def test_a_transaction_says_where_it_works() -> None:

@@ -159,6 +159,29 @@ async def test_state_is_as_last_committed_for_every_try(place: Path | None) -> N
     assert seen == [[], [], [2], [2]]
 
 
+async def test_what_a_failed_step_wrote_is_in_no_later_list() -> None:
+    seen: list[Any] = []
+
+    async def fails(ctx: Any, state: State) -> None:
+        state["dirty"] = True
+        raise ValueError("no")
+
+    async def looks(ctx: Any, state: State) -> None:
+        seen.append(dict(state))
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            with pytest.raises(StepExecutionError):
+                await executor.run([Step("fails", fails)])
+            seen.append(dict(executor.state.custom_state))
+            await executor.run([Step("looks", looks)])
+
+        await rig.value(body)
+    assert seen == [{}, {}]
+
+
 async def test_state_survives_to_the_next_life_and_results_are_read_by_name(place: Path | None) -> None:
     async def puts(ctx: Any, state: State) -> str:
         state["n"] = state["n"] + 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -292,6 +295,82 @@ async def test_a_result_is_handed_on_as_a_resumed_run_would_read_it() -> None:
     assert again == results
 
 
+@dataclass
+class Point:
+    x: int
+    when: dt.datetime
+
+
+async def test_a_result_has_the_type_that_its_step_returns() -> None:
+    point = Point(1, dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+
+    async def annotated(ctx: Any, state: Any) -> Point:
+        return point
+
+    async def item(number: int) -> Point:
+        return point
+
+    ctx = MockRunContext()
+    steps = [Step("annotated", annotated), Step("said", returning(point), returns=Point)]
+    for graph in ([], [Step("beside", returning(point), returns=Point, depends_on=["said"])]):
+        for _ in ("first", "again"):
+            found = await StepExecutor(ctx).run([*steps, *graph])
+            assert list(found.values()) == [point] * len(found)
+            assert await StepExecutor(ctx).map("map", item, [1, 2]) == [point, point]
+            assert await StepExecutor(ctx).map("any", returning_one(point), [1], returns=Point) == [point]
+
+
+def returning_one(value: Any) -> Any:
+    async def fn(item: Any) -> Any:
+        return value
+
+    return fn
+
+
+async def test_what_is_saved_is_json_and_comes_back_as_it_was() -> None:
+    values = {"set": {1}, "when": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "pair": (1, b"2")}
+
+    async def fn(ctx: Any, state: dict[str, Any]) -> Any:
+        state.update(values)
+        return values
+
+    class JsonContext(MockRunContext):
+        async def checkpoint(self, state: dict[str, Any]) -> None:
+            await super().checkpoint(json.loads(json.dumps(state)))
+
+    ctx = JsonContext()
+    assert await StepExecutor(ctx).run([Step("a", fn)]) == {"a": values}
+    executor = StepExecutor(ctx)
+    assert await executor.run([Step("a", fn)]) == {"a": values}
+    assert executor.state.custom_state == values
+
+
+async def test_results_that_fit_one_by_one_are_all_kept() -> None:
+    large = "x" * 900_000
+    steps = [Step(name, returning(large)) for name in "abc"]
+    ctx = MockRunContext()
+    assert await StepExecutor(ctx).run(steps) == dict.fromkeys("abc", large)
+    assert await StepExecutor(ctx).run(steps) == dict.fromkeys("abc", large)
+
+
+async def test_steps_may_come_from_any_iterable() -> None:
+    assert await StepExecutor(MockRunContext()).run(Step(name, returning(name)) for name in "ab") == {
+        "a": "a",
+        "b": "b",
+    }
+
+
+@pytest.mark.parametrize("steps", [None, 3, Step("a", returning(1))])
+async def test_what_is_no_list_of_steps_is_refused(steps: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a list of steps"):
+        await StepExecutor(MockRunContext()).run(steps)
+
+
+async def test_an_initial_state_that_is_no_dict_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="initial_state is a dict, not list"):
+        await StepExecutor(MockRunContext()).run([], initial_state=[1])  # type: ignore[arg-type]
+
+
 async def test_a_result_without_a_json_form_is_refused() -> None:
     flaky = Flaky(0, {"bad": object()})
     with pytest.raises(UnserialisableResult, match="bad"):
@@ -407,6 +486,10 @@ def test_a_step_has_the_defaults_of_the_signature() -> None:
         ({"timeout": float("inf")}, "not inf"),
         ({"timeout": "1"}, "not '1'"),
         ({"on_in_doubt": "maybe"}, "not 'maybe'"),
+        ({"retry_on": "ValueError"}, "not 'ValueError'"),
+        ({"retry_on": (ValueError, 3)}, "a class of errors"),
+        ({"retry_on": int}, "not <class 'int'>"),
+        ({"backoff": 2.0}, r"not 2\.0"),
     ],
 )
 def test_a_bad_value_of_a_step_is_named(arguments: dict[str, Any], said: str) -> None:

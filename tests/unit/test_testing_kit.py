@@ -110,6 +110,7 @@ async def test_time_and_chance_come_from_the_clock() -> None:
     assert (await ctx.now()).isoformat() == "1970-01-02T00:00:00+00:00"
     assert ctx.run_id == twin.run_id
     assert (await ctx.random(), await ctx.uuid4()) == (await twin.random(), await twin.uuid4())
+    assert (await ctx.uuid4()).version == 4
     await ctx.sleep(3600)
     assert ctx.sleeps == [3600]
 

@@ -24,7 +24,8 @@ from agent_runtime_core.runner.heart import Heart, Held
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.waits import Place
-from tests.unit.rig import Rig, soon, until
+from tests.contract.third_party.their_queue import TheirQueue
+from tests.unit.rig import Rig, Script, soon, until
 
 
 async def working(runner: AgentRunner, **options: Any) -> asyncio.Task[None]:
@@ -495,3 +496,50 @@ async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() ->
     heart.drop(row.run_id, "new")
     assert heart._held == {}
     heart.stop()
+
+
+class Interrupted(Held):
+    """A claim beside which another loop drops one, from its thread, whenever somebody asks whose it is."""
+
+    held: dict[str, Held]
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:  # type: ignore[override]
+        self.held.popitem()
+        return asyncio.get_running_loop()
+
+
+async def test_a_heart_looks_at_its_claims_while_other_loops_change_them() -> None:
+    queue = InMemoryQueue()
+    heart, row = Heart(queue, RunnerConfig()), queue.new_row(None, "a", {}, None)
+    heart.stop()
+    first = object.__new__(Interrupted)
+    first.row, first.place, first.lose = row, Place(), lambda: None
+    heart._held = first.held = {"first": first, "other": first, "third": first}
+    await heart._follow(asyncio.get_running_loop(), asyncio.Event())
+    assert heart._held == {}
+
+
+def test_a_queue_that_only_a_loop_reaches_is_beaten_in_every_loop() -> None:
+    beats, heard = [0], [asyncio.Event()]
+
+    class Counts(TheirQueue):
+        async def commit(self, guard: Any, ops: Any) -> list[Any]:
+            if any(op.name == "queue.beat" for op in ops):
+                beats[-1] += 1
+                if beats[-1] == 1:
+                    raise ConnectionError("the driver's own error")
+                heard[-1].set()
+            return await super().commit(guard, ops)
+
+    async def long(ctx: Any) -> None:
+        async with asyncio.timeout(5):
+            await heard[-1].wait()
+
+    config = RunnerConfig(max_retries=1, lease_ttl_seconds=0.6, heartbeat_interval_seconds=0.02)
+    runner = AgentRunner(Counts(), config=config)
+    for name in ("first", "second"):
+        beats.append(0)
+        heard.append(asyncio.Event())
+        assert asyncio.run(runner.execute(Script(long), name)).status == RunStatus.SUCCEEDED
+    assert runner.heart._beaters == {}

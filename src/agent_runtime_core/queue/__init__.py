@@ -51,15 +51,15 @@ _LAZY = (
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
-    """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+    """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one:
+    where `backend_url` says, or else of the backend's own setting.
 
     `options` go to its constructor. SQLite's `path` is by default the configured one,
     or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
-    config = get_config()
-    name = config.queue_backend if backend is None else backend
-    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**config.placed(name, options))
+    name, options = get_config().chosen("queue_backend", backend, options)
+    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)
     return queue
 
 

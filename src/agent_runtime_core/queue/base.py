@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import new_ulid, run_uuid, storable
+from .._ids import new_ulid, run_uuid, storable, stored_id
 from .._json import decode, digest, encode
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -91,7 +91,7 @@ class RunQueue(ABC):
     """
 
     def __init__(self, *, max_retries: int = 3, clock: Clock = SYSTEM) -> None:
-        if max_retries < 1:
+        if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
             raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
         self.max_retries = max_retries
         self.clock = clock
@@ -146,8 +146,9 @@ class RunQueue(ABC):
         agent = _name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
             raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
-        if not isinstance(input, Mapping):
-            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
+        for what, given in (("the input", input), ("the metadata", metadata or {})):
+            if not isinstance(given, Mapping):
+                raise InvalidArgument(f"{what} of a run is a dict, not {type(given).__name__}: {given!r:.80}")
         idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
@@ -164,7 +165,7 @@ class RunQueue(ABC):
             updated_at=now,
             due_at=now + seconds("delay", delay) if delay else 0.0,
             expires_at=None if expires_in is None else now + seconds("expires_in", expires_in),
-            deadline=_instant(deadline),
+            deadline=_deadline(deadline),
             run_key=run_key,
             idem_key=idem_key,
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
@@ -207,8 +208,9 @@ class RunQueue(ABC):
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> list[RunRow]:
-        if limit < 1:
-            raise InvalidArgument(f"limit is at least 1, not {limit!r}")
+        _name("a worker id", worker_id)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidArgument(f"limit is a whole number of at least 1, not {limit!r:.80}")
         if agent_keys is not None and not agent_keys:
             return []
         want = self.want(worker_id, lease_seconds, agent_keys, limit)
@@ -264,7 +266,7 @@ class RunQueue(ABC):
     # -- under a claim
 
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
-        key = str(run_id)
+        key = stored_id(run_id)
         token = claim_id or self._handed.get((key, worker_id))
         if token is None:
             raise LeaseLost(key, f"of {worker_id!r}")
@@ -356,7 +358,7 @@ class RunQueue(ABC):
         self, run_id: UUID | str, kind: str, name: str, payload: str, msg_id: str | None = None
     ) -> tuple[str, int]:
         """Put a message into a run's mailbox: (the status it had, the message's number or 0 if it has ended)."""
-        op = self.post_op(str(run_id), kind, name, payload, msg_id)
+        op = self.post_op(stored_id(run_id), kind, name, payload, msg_id)
         answer: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
         return answer
 
@@ -369,7 +371,7 @@ class RunQueue(ABC):
 
         A pending or waiting run is cancelled in that commit; a running one hears of it.
         """
-        key, now = str(run_id), self.clock.wall()
+        key, now = stored_id(run_id), self.clock.wall()
         try:
             await self.commits.commit(
                 None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, "cancel"))]
@@ -387,7 +389,7 @@ class RunQueue(ABC):
     # -- looking
 
     async def row(self, run_id: UUID | str) -> RunRow | None:
-        row: RunRow | None = await self.read("row", str(run_id))
+        row: RunRow | None = await self.read("row", stored_id(run_id))
         return row
 
     async def must_get(self, run_id: UUID | str) -> RunRow:
@@ -436,14 +438,19 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
     raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
 
 
-def _instant(deadline: _dt.datetime | float | None) -> float | None:
-    if deadline is None:
+def instant(name: str, value: _dt.datetime | float | None) -> float | None:
+    """A point in time as wall seconds, or InvalidArgument naming it."""
+    if value is None:
         return None
-    if isinstance(deadline, _dt.datetime):
-        if deadline.tzinfo is None:
-            raise InvalidArgument(f"deadline {deadline!r} names no time zone: give an aware datetime")
-        return deadline.timestamp()
-    when = seconds("deadline", deadline)
-    if when < _THIS_CENTURY:
+    if isinstance(value, _dt.datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(f"{name} {value!r} names no time zone: give an aware datetime")
+        return value.timestamp()
+    return seconds(name, value)
+
+
+def _deadline(deadline: _dt.datetime | float | None) -> float | None:
+    when = instant("deadline", deadline)
+    if when is not None and when < _THIS_CENTURY:
         raise InvalidArgument(f"deadline {deadline!r} is a point in time, in seconds since 1970, and no duration")
     return when

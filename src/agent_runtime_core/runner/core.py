@@ -24,7 +24,7 @@ from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
 from ..outcome import before_of, decode_result
 from ..portal import call, in_thread
-from ..queue.base import RunQueue, same_run
+from ..queue.base import RunQueue, instant, same_run, seconds
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
 from ..registry import DEFAULT, Registry
 from ..schema import misfit
@@ -70,6 +70,21 @@ def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) 
     return f"conversation:{conversation}"
 
 
+def _dict(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of it, {} for None."""
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidArgument(f"{what} is a dict, not {type(given).__name__}: {given!r:.80}")
+    return dict(given or {})
+
+
+def _status(given: RunStatus | str) -> str:
+    try:
+        return RunStatus(given).value
+    except ValueError:
+        known = ", ".join(each.value for each in RunStatus)
+        raise InvalidArgument(f"no run is ever {given!r:.80}: a status is one of {known}") from None
+
+
 def busy(outcome: str, there: RunRow) -> RunBusy:
     """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
     worker = there.worker if there.status == "running" else None
@@ -107,6 +122,8 @@ class AgentRunner:
                 "or PersistenceManager.open(path_or_url)"
             )
         settings = get_config()
+        if config is not None and not isinstance(config, RunnerConfig):
+            raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
         self.config: RunnerConfig = config or RunnerConfig.of(settings)
         self.backends: Backends = configured(
             settings, queue, event_bus, state_store, max_retries=self.config.max_retries
@@ -219,6 +236,8 @@ class AgentRunner:
     def agent(self, agent: AgentRuntime | str) -> AgentRuntime:
         """The agent itself, or the registered one of that key; UnknownAgent names the nearest."""
         if not isinstance(agent, str):
+            if isinstance(agent, type) or not callable(getattr(agent, "run", None)):
+                raise InvalidArgument(f"an agent has a key and a method run(ctx), which {agent!r:.80} has not")
             return agent
         found = self.registry.get(agent)
         if found is None:
@@ -255,9 +274,9 @@ class AgentRunner:
         if recover not in ("inline", "worker"):
             raise InvalidArgument(f"recover is 'inline' or 'worker', not {recover!r}")
         runtime = self.agent(agent)
-        input_ = {**(input_data or {})}
+        input_ = _dict("input_data", input_data)
         if params:
-            input_["params"] = {**input_.get("params", {}), **params}
+            input_["params"] = {**_dict("input_data['params']", input_.get("params")), **_dict("params", params)}
         lane = _lane(concurrency_key, input_, parent_run_id)
         if lane and (mine := await self._around(lane)) is not None:
             if concurrency_key:
@@ -413,12 +432,18 @@ class AgentRunner:
         limit: int = 1000,
     ) -> list[RunInfo]:
         """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
-        statuses = None if status is None else (RunStatus(status).value,)
-        after = since.timestamp() if isinstance(since, _dt.datetime) else (since or 0.0)
+        statuses = None if status is None else (_status(status),)
+        after = (instant("since", since) if since else None) or 0.0
+        if agent is not None and not isinstance(agent, str):
+            raise InvalidArgument(f"agent is the key of an agent, not {agent!r:.80}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidArgument(f"limit is a whole number of at least 1, not {limit!r:.80}")
         return [RunInfo.of(row) for row in await self.queue.find(RunFilter(statuses, agent, after, limit=limit))]
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """The result of a run once it has ended; TimeoutError after `timeout` seconds."""
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         await self._row(run_id)
         async with asyncio.timeout(timeout):
             ended = await self._until_ended(self._key(run_id))

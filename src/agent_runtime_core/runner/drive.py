@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,6 +39,8 @@ from ..errors import (
     StorageFull,
     UnknownPrice,
     UnserialisableResult,
+    shortened,
+    text_of,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
@@ -305,7 +308,17 @@ class Drive:
         around.run(CLAIM.set, self._claim())
         if self.row.lane is not None:
             around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
-        return around.run(asyncio.ensure_future, self.agent.run(ctx))
+        return around.run(self._entered, ctx)
+
+    def _entered(self, ctx: Context) -> asyncio.Task[Any]:
+        try:
+            work: Any = self.agent.run(ctx)
+        except Exception as error:  # noqa: BLE001 - a plain function may raise anything before there is a task
+            work = _raising(error)
+        if not inspect.isawaitable(work):
+            said = f"run() of agent {self.row.agent!r} gave {work!r:.80} and nothing to await: write async def run"
+            work = _raising(InvalidArgument(said))
+        return asyncio.ensure_future(work)
 
     def _claim(self) -> Claim:
         """The claim of the present attempt, for stores that are not the run's own."""
@@ -381,10 +394,10 @@ class Drive:
             error = InvalidArgument(f"agent {self.row.agent!r} returned {result!r:.80}, not a RunResult")
             return await self._raised(ctx, error)
         if result.error is not None:
-            try:
-                return await self._failed(result, result.error)
-            except UnserialisableResult as error:
-                return await self._raised(ctx, error)
+            if not isinstance(result.error, ErrorInfo):
+                said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {result.error!r:.80}"
+                return await self._raised(ctx, InvalidArgument(said))
+            return await self._failed(result, result.error)
         if self.chronicle is not None and (refusal := await self._stored(self.chronicle.keep(result))) is not None:
             return await self._raised(ctx, refusal)
         try:
@@ -433,6 +446,9 @@ class Drive:
                 info = await hook(ctx, error)
             except Exception:  # a hook that fails must not hide the error it was asked about
                 log.exception("on_error() of agent %r failed", self.row.agent)
+        if info is not None and not isinstance(info, ErrorInfo):
+            log.error("on_error() of agent %r gave %.80r, not an ErrorInfo or None", self.row.agent, info)
+            info = None
         if info is None:
             info = describe(error)
         if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProviderError) and not error.retriable):
@@ -458,9 +474,14 @@ class Drive:
         return None
 
     async def _failed(self, result: RunResult, error: ErrorInfo) -> Any:
+        error = recordable(error)
         if not error.retriable or self.row.attempt >= self.config.max_retries:
             result.error = error
-            return await self._end(RunStatus.FAILED, result, error_payload(error) or {})
+            try:
+                return await self._end(RunStatus.FAILED, result, error_payload(error) or {})
+            except UnserialisableResult as refusal:  # what it gave besides; that it failed is told all the same
+                error.details = {**error.details, "left_out": str(refusal)}
+                return await self._end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
         delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
         log.info("attempt %d of %s failed (%s); again in %g s", self.row.attempt, self._what, error.message, delay)
         text = encode(error_payload(error))
@@ -523,9 +544,10 @@ class Drive:
         row = self.row
         result.status, result.run_id = status, UUID(row.run_id)
         before = None if self.chronicle is None else self.chronicle.before(result)
+        text, info = encode_result(result, before), encode(event) if event else None
         record = Record(
             self.ledger.next_seq(), ENDED, status.value, "", row.generation, row.claim_id, self.clock.wall(),
-            encode_result(result, before), info=encode(event) if event else None, nev=1,
+            text, info=info, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
         how = self._settle(status.value, stalls=row.stalls, reason=reason)
@@ -592,13 +614,27 @@ class Drive:
         return result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
 
 
+def recordable(error: ErrorInfo) -> ErrorInfo:
+    """The error as a record can hold it: what has no JSON form, or is too long, is left out."""
+    try:
+        encode(error_payload(error))
+    except UnserialisableResult as refusal:
+        kind, message, stack = (shortened(str(each)) for each in (error.type, error.message, error.stack))
+        return ErrorInfo(kind, message, stack, bool(error.retriable), {"left_out": str(refusal)})
+    return error
+
+
+async def _raising(error: Exception) -> None:
+    raise error
+
+
 def used(ctx: Context) -> RunResult:
     """The result of a run that has none, with what its agent loops used."""
     return RunResult(usage=ctx.used)
 
 
 def describe(error: BaseException) -> ErrorInfo:
-    return ErrorInfo(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
+    return ErrorInfo(type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(error))))
 
 
 class _Again:

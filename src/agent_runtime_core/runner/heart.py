@@ -53,6 +53,8 @@ class Heart:
         self._stop_listening: Callable[[], None] | None = None
         self._ticks: dict[asyncio.AbstractEventLoop, float] = {}
         self._watchers: dict[asyncio.AbstractEventLoop, tuple[asyncio.Event, asyncio.Task[None]]] = {}
+        #: Where the queue can only be reached from a loop: one that beats in each loop with claims.
+        self._beaters: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._answered = self._clock.boot()
 
     # -- holding
@@ -65,6 +67,7 @@ class Heart:
                 self._stop_beat = self._start_beating()
                 self._stop_listening = self._queue.listen("mail", self._mail)
         self._watch(held.loop)
+        self._beat_in(held.loop)
 
     def drop(self, run_id: str, claim_id: str | None = None) -> None:
         """Keep the run no longer; with `claim_id` only that claim: here may be a later one already."""
@@ -79,18 +82,25 @@ class Heart:
                 if stop is not None:
                     stop()
             self._stop_beat = self._stop_listening = None
-        for _, task in self._watchers.values():
+        for task in (*(task for _, task in tuple(self._watchers.values())), *tuple(self._beaters.values())):
             with contextlib.suppress(RuntimeError):
                 task.get_loop().call_soon_threadsafe(task.cancel)
         self._watchers.clear()
+        self._beaters.clear()
 
     def _start_beating(self) -> Callable[[], None]:
         beat = getattr(self._queue.commits, "beat", None)
-        if beat is not None:
-            stop: Callable[[], None] = beat(self.beat, self._config.beat_interval)
-            return stop
-        task = asyncio.get_running_loop().create_task(self._beat_here(), name="agent-runtime-beat")
-        return lambda: _cancel(task)
+        if beat is None:
+            return lambda: None
+        stop: Callable[[], None] = beat(self.beat, self._config.beat_interval)
+        return stop
+
+    def _beat_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        if getattr(self._queue.commits, "beat", None) is not None:
+            return
+        known = self._beaters.get(loop)
+        if known is None or known.done():
+            self._beaters[loop] = loop.create_task(self._beat_here(loop), name="agent-runtime-beat")
 
     # -- beating
 
@@ -108,20 +118,28 @@ class Heart:
             return
         self._take(held, answers)
 
-    async def _beat_here(self) -> None:
-        """For a queue that can only be reached from the loop."""
-        while True:
-            await self._clock.sleep(self._config.beat_interval)
-            held, claims = self._alive()
-            if not claims:
-                continue
-            until = self._queue.lease_now() + self._config.lease_ttl_seconds
-            try:
-                answers = (await self._queue.commits.commit(None, [Op("queue.beat", (claims, until))]))[0]
-            except AgentRuntimeError as error:
-                self._unanswered(held, error)
-                continue
-            self._take(held, answers)
+    async def _beat_here(self, loop: asyncio.AbstractEventLoop) -> None:
+        """For a queue that can only be reached from a loop: beat for the claims of this one while there are any."""
+        try:
+            while any(held.loop is loop for held in tuple(self._held.values())):
+                await self._clock.sleep(self._config.beat_interval)
+                await self._beat_once(loop)
+        finally:
+            if self._beaters.get(loop) is asyncio.current_task():
+                del self._beaters[loop]
+
+    async def _beat_once(self, loop: asyncio.AbstractEventLoop) -> None:
+        held = [each for each in self._alive()[0] if each.loop is loop]
+        claims = [(each.row.run_id, each.row.claim_id) for each in held]
+        if not claims:
+            return
+        until = self._queue.lease_now() + self._config.lease_ttl_seconds
+        try:
+            answers = (await self._queue.commits.commit(None, [Op("queue.beat", (claims, until))]))[0]
+        except Exception as error:  # noqa: BLE001 - somebody else's queue may raise anything; it is asked again
+            self._unanswered(held, error)
+            return
+        self._take(held, answers)
 
     def _alive(self) -> tuple[list[Held], list[tuple[str, str]]]:
         """The claims worth keeping: their loop still turns, and they are not past their time."""
@@ -141,7 +159,7 @@ class Heart:
                 each.told = self._answered
                 self._tell(each, each.tell)
 
-    def _unanswered(self, held: list[Held], error: AgentRuntimeError) -> None:
+    def _unanswered(self, held: list[Held], error: Exception) -> None:
         silent = self._clock.boot() - self._answered
         log.warning("heartbeat failed for %.1f s: %s", silent, error)
         if silent > self._config.lease_ttl_seconds * 2 / 3:
@@ -176,7 +194,8 @@ class Heart:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0 if rings else NEWS_EVERY):
                         await news.wait()
-                mine = [h for h in self._held.values() if h.loop is loop]
+                # A copy: other loops hold and drop claims meanwhile, from their threads.
+                mine = [h for h in tuple(self._held.values()) if h.loop is loop]
                 if not mine:
                     return
                 if news.is_set() or not rings:
@@ -190,7 +209,7 @@ class Heart:
     async def _look(self, mine: list[Held]) -> None:
         try:
             news = await self._queue.news([h.row.run_id for h in mine])
-        except AgentRuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - the same
             log.warning("could not look for messages: %s", error)
             return
         for held in mine:
@@ -204,7 +223,3 @@ class Heart:
             elif new.mail_seq > held.seen:
                 held.seen = new.mail_seq
                 held.place.mail.set()
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()

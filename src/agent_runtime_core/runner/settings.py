@@ -59,7 +59,7 @@ class RunnerConfig:
         for status, kept in self.retention.items():
             if status not in TERMINAL:
                 raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {status!r}")
-            if not kept >= 0:
+            if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not kept >= 0:
                 raise InvalidArgument(f"retention of {status!r} is a number of seconds, not {kept!r}")
 
     def _number(self, name: str, *, above: bool = False) -> None:

@@ -98,9 +98,9 @@ class Worker:
     # -- the loop
 
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
-        if concurrency < 1:
-            raise InvalidArgument(f"concurrency is at least 1, not {concurrency!r}")
-        if not poll_interval > 0:
+        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+            raise InvalidArgument(f"concurrency is a whole number of at least 1, not {concurrency!r}")
+        if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
         self._slots = concurrency
         self._loop, wake = asyncio.get_running_loop(), asyncio.Event()

@@ -79,7 +79,11 @@ class Chain(Listed):
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.pos, work.description = index, step.description
         work.begun = self.carried == name
-        self.results[step.name] = await perform(book, work, self._seal)
+        try:
+            self.results[step.name] = await perform(book, work, self._seal)
+        except BaseException:
+            self._new_state()  # what a step that failed has changed is not kept
+            raise
         if not step.checkpoint:
             book.done[name, self.key] = self.sealed
         if self.changed is not None:

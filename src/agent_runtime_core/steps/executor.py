@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._json import MAX_RESULT
@@ -67,7 +67,7 @@ class StepExecutor:
         return "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
 
     async def run(
-        self, steps: Sequence[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
+        self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
     ) -> dict[str, Any]:
         """Run the steps in order; their results by name, those of skipped ones included.
 
@@ -80,7 +80,9 @@ class StepExecutor:
         run, JournalMismatch where the list is not the one that was recorded, InvalidArgument for names that
         occur twice, dependencies that are not there, and steps that wait for each other.
         """
-        unique(steps)
+        steps = unique(steps)
+        if initial_state is not None and not isinstance(initial_state, Mapping):
+            raise InvalidArgument(f"initial_state is a dict, not {type(initial_state).__name__}: {initial_state!r:.80}")
         book = self._book
         if is_graph(steps):
             graph = Graph(steps)
@@ -120,5 +122,5 @@ class StepExecutor:
             raise InvalidArgument(f"map {name!r}: two items have the key {twice!r}: keys are unique")
         book = self._book
         if book is None:
-            return await PlainFanOut(self).run(name, fn, listed, keys, policy)
+            return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)
         return await FanOut(self, book).run(name, fn, listed, keys, policy, returns, max_result_bytes)

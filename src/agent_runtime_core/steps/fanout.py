@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._forms import codec_for
-from .._hints import returns_of
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
 from ..book import Book
@@ -39,10 +37,7 @@ class FanOut:
         self.fn: Callable[..., Any] = fn
         self.items: list[Any] = items
         self.policy: Policy = policy
-        self.how: Callee = callee(fn)
-        self.codec: tuple[Callable[[object], str], Callable[[str], object]] = codec_for(
-            returns_of(fn) if returns is None else returns, max_result_bytes
-        )
+        self.how: Callee = callee(fn, returns, max_result_bytes)
         self.keys: list[str] = [f"m:{key}" for key in keys]
         self.name = name
         self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
@@ -63,7 +58,7 @@ class FanOut:
             if record is None:
                 missing.append(index)
                 continue
-            self.results[index] = None if record.result is None else self.codec[1](record.result)
+            self.results[index] = None if record.result is None else self.how.decode(record.result)
             skip: list[Any] = [record.name, key, index]
             skips.append([*skip, {"input_changed": True}] if record.digest != self.digests[index] else skip)
             book.passed(record)
@@ -117,7 +112,7 @@ class FanOut:
 
         work = Work(
             name, self.keys[index], lambda attempt: call(self.fn, self.how, (self.items[index],), self.executor.ctx),
-            self.policy, encode=self.codec[0], decode=self.codec[1], pos=index, total=len(self.items),
+            self.policy, encode=self.how.encode, decode=self.how.decode, pos=index, total=len(self.items),
             digest=self.digests[index], begun=begun,
         )  # fmt: skip
         self.results[index] = await perform(book, work, seal)

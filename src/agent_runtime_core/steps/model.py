@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime as _dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
-from .._hints import returns_of
 from .._ids import run_uuid
 from .._json import MAX_RESULT
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
@@ -70,12 +69,7 @@ class Step:
         given = (self.fn, self.returns, self.max_result_bytes)
         known: tuple[Any, Callee] | None = self.__dict__.get("_callee")
         if known is None or known[0] != given:
-            how = callee(self.fn)
-            if given[1:] != (None, MAX_RESULT):
-                annotation = returns_of(self.fn) if self.returns is None else self.returns
-                to_text, from_text = codec_for(annotation, self.max_result_bytes)
-                how = replace(how, encode=to_text, decode=from_text)
-            known = self.__dict__["_callee"] = (given, how)
+            known = self.__dict__["_callee"] = (given, callee(*given))
         return known[1]
 
     def policy(self) -> Policy:
@@ -167,12 +161,15 @@ class ReadOnlyState(State):
     update: Callable[..., Any] = _refuse
 
 
-def unique(steps: Sequence[Step]) -> Sequence[Step]:
-    seen: set[str] = set()
-    for step in steps:
+def unique(steps: Iterable[Step]) -> Sequence[Step]:
+    """The steps as a list of their own; InvalidArgument for what is no step, and for a name that occurs twice."""
+    if not isinstance(steps, Iterable):
+        raise InvalidArgument(f"run() takes a list of steps, not {steps!r:.80}")
+    listed, seen = list(steps), set[str]()
+    for step in listed:
         if not isinstance(step, Step):
             raise InvalidArgument(f"a list of steps holds Step objects, not {step!r:.80}")
         if step.name in seen:
             raise InvalidArgument(f"two steps are called {step.name!r}: names in one list are unique")
         seen.add(step.name)
-    return steps
+    return listed

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
-from .._json import decode, encode
-from ..attempts import NEVER_RETRIED, Policy, call, callee, threaded
-from ..errors import StepCancelledError, StepExecutionError
+from .._json import decode, encode, plain_text
+from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, threaded
+from ..errors import StepCancelledError, StepExecutionError, text_of
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
@@ -28,20 +30,34 @@ class Plain:
         self.executor: StepExecutor = executor
         self.ctx: Any = executor.ctx
         self._saving = asyncio.Lock()
+        self._texts: dict[str, str] = {}  # the results that are kept, as they are saved
 
     @property
     def kept(self) -> ExecutionState:
         return self.executor._state
 
-    async def load(self, resume: bool) -> bool:
+    async def load(self, resume: bool, decoders: Mapping[str, Callable[[str], object]]) -> bool:
+        """Take up what was saved; results come back as the decoder of their name says."""
         saved = (await self.ctx.get_state() or {}).get(self.executor.checkpoint_key) if resume else None
-        self.executor._state = ExecutionState.from_dict(saved or {})
+        self.executor._state = state = ExecutionState.from_dict(saved or {})
+        self._texts = {name: _saved_text(value) for name, value in state.step_results.items()}
+        for name, text in self._texts.items():
+            state.step_results[name] = decoders.get(name, decode)(text)
+        state.custom_state = cast("dict[str, Any]", decode(_saved_text(state.custom_state)))
         return saved is not None
+
+    def keep(self, name: str, result: Any, text: str) -> None:
+        self.kept.step_results[name], self._texts[name] = result, text
+        self.kept.completed_steps.append(name)
 
     async def save(self) -> None:
         async with self._saving:  # else an older state could be the last one saved
             whole = dict(await self.ctx.get_state() or {})
-            whole[self.executor.checkpoint_key] = decode(encode(self.kept.to_dict()))
+            results = {name: json.loads(text) for name, text in self._texts.items()}
+            state = json.loads(encode(dict(self.kept.custom_state)))
+            whole[self.executor.checkpoint_key] = {
+                **self.kept.to_dict(), "step_results": results, "custom_state": state,
+            }  # fmt: skip
             await self.ctx.checkpoint(whole)
 
     def completed(self, about: Mapping[str, Any]) -> int:
@@ -49,9 +65,10 @@ class Plain:
         return int(about["step_index"])
 
     async def tries(
-        self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any]
-    ) -> tuple[Any, int]:
-        """The result of the first try that succeeds, and its number."""
+        self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any],
+        how: Callee,
+    ) -> tuple[Any, str]:  # fmt: skip
+        """The result of the first try that succeeds, as a resumed run would read it, and its text."""
         emit, attempt = self.ctx.emit, 0
         while True:
             attempt += 1
@@ -63,7 +80,8 @@ class Plain:
             try:
                 work = self._watched(run(), name)
                 value = await (work if policy.timeout is None else limited(work, policy.timeout, f"step {name!r}"))
-                result = decode(encode(value))
+                text = how.encode(value)
+                result = how.decode(text)
             except StepCancelledError:
                 raise
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
@@ -71,12 +89,12 @@ class Plain:
                 continue
             ms = int((SYSTEM.boot() - since) * 1000)
             await emit("step.completed", {**tried, "duration_ms": ms})
-            return result, attempt
+            return result, text
 
     async def _failed(
         self, name: str, tried: Mapping[str, Any], policy: Policy, attempt: int, error: Exception
     ) -> None:
-        message = str(error) or type(error).__name__
+        message = text_of(error)
         delay = policy.delay(error, attempt, SYSTEM.random)
         if delay is None:
             about = {key: tried[key] for key in ("step_name", "step_index", "total_steps")}
@@ -108,7 +126,7 @@ class PlainChain(Plain):
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         given = {**self.kept.custom_state, **(initial_state or {})}
-        if not await self.load(resume):
+        if not await self.load(resume, {step.name: step.callee().decode for step in steps}):
             self.kept.custom_state = given
         done = set(self.kept.completed_steps)
         for index, step in enumerate(steps):
@@ -119,11 +137,11 @@ class PlainChain(Plain):
             if self.ctx.cancelled():
                 raise StepCancelledError(step.name)
             await self._perform(index, step, about)
-        return dict(self.kept.step_results)
+        return {step.name: self.kept.step_results[step.name] for step in steps}
 
     async def _perform(self, index: int, step: Step, about: Mapping[str, Any]) -> None:
         committed = encode(dict(self.kept.custom_state))
-        how = callee(step.fn)
+        how = step.callee()
 
         def run() -> Any:
             # Each try sees the state as last committed.
@@ -134,14 +152,13 @@ class PlainChain(Plain):
             return step.fn(self.ctx, self.state) if how.is_async else threaded(step.fn, (self.ctx, self.state))
 
         try:
-            result, _ = await self.tries(step.name, about, step.policy(), step.description, run)
+            result, text = await self.tries(step.name, about, step.policy(), step.description, run, how)
         except BaseException:
             self.kept.custom_state = cast("dict[str, Any]", decode(committed))
             raise
         kept = self.kept
         kept.custom_state = dict(self.state)
-        kept.step_results[step.name] = result
-        kept.completed_steps.append(step.name)
+        self.keep(step.name, result, text)
         kept.current_step_index = index + 1
         if step.checkpoint:
             await self.save()
@@ -152,7 +169,7 @@ class PlainDag(Plain):
 
     async def run(self, graph: Graph, initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         given = {**self.kept.custom_state, **(initial_state or {})}
-        if not await self.load(resume):
+        if not await self.load(resume, {step.name: step.callee().decode for step in graph.steps}):
             self.kept.custom_state = given
         self.graph: Graph = graph
         self.steps: Sequence[Step] = graph.steps
@@ -175,11 +192,10 @@ class PlainDag(Plain):
         step, kept = self.steps[place], self.kept
         if self.ctx.cancelled():
             raise StepCancelledError(step.name)
-        result, _attempts = await self.tries(
-            step.name, self._about(place), step.policy(), step.description, partial(self._try, place)
+        result, text = await self.tries(
+            step.name, self._about(place), step.policy(), step.description, partial(self._try, place), step.callee()
         )
-        kept.step_results[step.name] = result
-        kept.completed_steps.append(step.name)
+        self.keep(step.name, result, text)
         kept.current_step_index = len(kept.completed_steps)
         self.done.add(place)
         if step.checkpoint:
@@ -192,7 +208,7 @@ class PlainDag(Plain):
         values = cast("dict[str, Any]", decode(self.state_text))
         state = ReadOnlyState(values, self.graph.results(place, self.kept.step_results))
         # (ctx, state) by place: nothing is to be injected.
-        return step.fn(self.ctx, state) if callee(step.fn).is_async else threaded(step.fn, (self.ctx, state))
+        return step.fn(self.ctx, state) if step.callee().is_async else threaded(step.fn, (self.ctx, state))
 
     async def _left_out(self, place: int) -> None:
         lost = sorted(self.graph.behind(place) - self.done - self.told)
@@ -206,9 +222,18 @@ class PlainFanOut(Plain):
     """One function over many items; each result is kept in the checkpoint under `name[key]`."""
 
     async def run(
-        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        items: list[Any],
+        keys: list[str],
+        policy: Policy,
+        returns: Any,
+        max_result_bytes: int,
     ) -> list[Any]:
-        await self.load(resume=True)
+        how: Callee = callee(fn, returns, max_result_bytes)
+        self.how: Callee = how
+        await self.load(True, {f"{name}[{key}]": how.decode for key in keys})
         self.name: str = name
         self.fn: Callable[..., Any] = fn
         self.policy: Policy = policy
@@ -239,16 +264,18 @@ class PlainFanOut(Plain):
                 self.failed = self.failed or StepCancelledError(self.name)
                 return
             try:
-                result, _ = await self.tries(
-                    self.name,
-                    about,
-                    self.policy,
-                    None,
-                    partial(call, self.fn, callee(self.fn), (item,), self.ctx),
-                )
+                once = partial(call, self.fn, self.how, (item,), self.ctx)
+                result, text = await self.tries(self.name, about, self.policy, None, once, self.how)
             except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are kept
                 self.failed = self.failed or error
                 return
-            self.kept.step_results[label] = result
-            self.kept.completed_steps.append(label)
+            self.keep(label, result, text)
             await self.save()
+
+
+def _saved_text(value: Any) -> str:
+    """The text of a value that was saved: in its form, or as it is where the context's store keeps values."""
+    try:
+        return plain_text(value)
+    except (TypeError, ValueError):
+        return encode(value, max_bytes=sys.maxsize)

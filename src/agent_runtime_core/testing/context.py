@@ -164,7 +164,7 @@ class MockRunContext:
         return self._clock.random.random()
 
     async def uuid4(self) -> UUID:
-        return run_uuid(None, self._clock)[0]
+        return UUID(int=self._clock.random.getrandbits(128), version=4)
 
     def get_events(self, event_type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
         """What was emitted, as (type, payload); of one type only if given."""

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._ids import new_ulid
-from ...errors import IdempotencyConflict, LeaseLost, UnknownRun
+from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
 from ...queue.base import QueuedRun
 from ...queue.row import Moved
 from .checks import Cases, refused, same, turns
@@ -41,6 +41,23 @@ async def a_claim_hands_over_what_was_enqueued(make: Make) -> None:
 
 
 @CASES
+async def a_run_is_known_by_the_callers_own_id(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for each in ("run-1", "run-2", "run-3"):
+            await queue.enqueue(each, "agent", {})
+        same((await queue.must_get("run-1")).run_key, "run-1", "the row of the caller's own id")
+        await queue.claim("w")
+        same(await queue.extend_lease("run-1", "w", LEASE), True, "the lease of the caller's own id")
+        same(await queue.requeue_for_retry("run-1", "w", "again"), True, "that it is given back")
+        await queue.claim("w")
+        await queue.release("run-1", "w", True)
+        same((await queue.must_get("run-1")).status, "succeeded", "the status after its release")
+        same(await queue.cancel("run-2"), True, "that it is cancelled")
+        same((await queue.is_cancelled("run-2"), await queue.is_cancelled("run-3")), (True, False), "who is cancelled")
+        same(await queue.post("run-3", "signal", "go", "null"), ("pending", 1), "a message to the caller's own id")
+
+
+@CASES
 async def an_empty_queue_gives_none(make: Make) -> None:
     async with opened(make) as (queue, _):
         same(await queue.claim("w"), None, "a claim on an empty queue")
@@ -49,6 +66,19 @@ async def an_empty_queue_gives_none(make: Make) -> None:
         same(await queue.row(UUID(int=9)), None, "the row of an unknown run")
         with refused(UnknownRun, "must_get of an unknown run"):
             await queue.must_get(UUID(int=9))
+
+
+@CASES
+async def a_claim_that_says_no_worker_or_no_count_is_refused(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        await add(queue, "a")
+        for wrong in ("", None, 3):
+            with refused(InvalidArgument, f"a claim by the worker {wrong!r}"):
+                await queue.claim(wrong)  # type: ignore[arg-type]
+        for count in (0, 1.5, "2", True):
+            with refused(InvalidArgument, f"a claim of {count!r} runs"):
+                await queue.claim("w", limit=count)  # type: ignore[arg-type]
+        same(names(await drain(queue)), ["a"], "what is there still")
 
 
 @CASES

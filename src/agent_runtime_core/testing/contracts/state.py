@@ -16,9 +16,11 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
+from ..._ids import run_uuid
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...journal.record import DONE, ENDED, STARTED, Record
 from ...state.base import StateRow, StateStore
+from ...status import RunStatus
 from ..clock import VirtualClock
 from .checks import PATIENCE, Cases, refused, same
 
@@ -81,6 +83,26 @@ async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
         await store.update_run_status(str(RUN), "succeeded")
         same((await store.get_run_status(RUN), await store.get_checkpoint(RUN)), ("succeeded", {"n": 1}), "both")
         same(await store.get_run_status(OTHER), None, "the status of another run")
+
+
+@CASES
+async def a_run_is_found_by_the_callers_own_id(make: Make) -> None:
+    async with opened(make) as store:
+        run_id = run_uuid("run-123", store.clock)[0]
+        await store.save_checkpoint("run-123", {"n": 1})
+        await store.update_run_status(str(run_id).upper(), "running")
+        same(await store.get_checkpoint(run_id), {"n": 1}, "the checkpoint saved under the caller's own id")
+        same(await store.get_run_status("run-123"), "running", "the status by the caller's own id")
+
+
+@CASES
+async def a_status_is_a_text(make: Make) -> None:
+    async with opened(make) as store:
+        await store.update_run_status(RUN, RunStatus.SUCCEEDED)
+        same(await store.get_run_status(RUN), "succeeded", "the status given as a RunStatus")
+        for wrong in ("", None, 3):
+            with refused(InvalidArgument, f"the status {wrong!r}"):
+                await store.update_run_status(RUN, wrong)  # type: ignore[arg-type]
 
 
 @CASES
