@@ -7,13 +7,14 @@ import re
 from typing import Final
 from uuid import UUID, uuid5
 
-from ._clock import Clock
+from ._clock import SYSTEM, Clock
 from .errors import InvalidArgument
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
 _TO_DIGITS: Final = str.maketrans(_ALPHABET + _ALPHABET.lower(), "0123456789abcdefghijklmnopqrstuv" * 2)
 _ULID: Final = re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
+_STORED: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 # Control characters and lone surrogates: stores cut text at a NUL, and cannot encode the surrogates.
 _UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
@@ -91,6 +92,15 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
     if not value:
         raise InvalidArgument("a run id is not empty: pass None for a fresh one")
     return uuid5(_RUN_KEYS, storable("run id", value)), value
+
+
+def run_text(value: str | UUID) -> str:
+    """A run's id as stores have it, of a UUID, its text or a caller's own string; InvalidArgument for anything else."""
+    if isinstance(value, str) and _STORED.fullmatch(value) is not None:
+        return value
+    if value is None:
+        raise InvalidArgument("a run id is a UUID or a string, not None")
+    return str(run_uuid(value, SYSTEM)[0])
 
 
 def storable(what: str, value: str) -> str:

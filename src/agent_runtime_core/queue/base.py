@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import new_ulid, run_uuid, storable
+from .._ids import new_ulid, run_text, run_uuid, storable
 from .._json import decode, digest, encode
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -264,7 +264,7 @@ class RunQueue(ABC):
     # -- under a claim
 
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
-        key = str(run_id)
+        key = run_text(run_id)
         token = claim_id or self._handed.get((key, worker_id))
         if token is None:
             raise LeaseLost(key, f"of {worker_id!r}")
@@ -356,7 +356,7 @@ class RunQueue(ABC):
         self, run_id: UUID | str, kind: str, name: str, payload: str, msg_id: str | None = None
     ) -> tuple[str, int]:
         """Put a message into a run's mailbox: (the status it had, the message's number or 0 if it has ended)."""
-        op = self.post_op(str(run_id), kind, name, payload, msg_id)
+        op = self.post_op(run_text(run_id), kind, name, payload, msg_id)
         answer: tuple[str, int] = (await self.commits.commit(None, [op]))[0]
         return answer
 
@@ -369,7 +369,7 @@ class RunQueue(ABC):
 
         A pending or waiting run is cancelled in that commit; a running one hears of it.
         """
-        key, now = str(run_id), self.clock.wall()
+        key, now = run_text(run_id), self.clock.wall()
         try:
             await self.commits.commit(
                 None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, "cancel"))]
@@ -387,7 +387,7 @@ class RunQueue(ABC):
     # -- looking
 
     async def row(self, run_id: UUID | str) -> RunRow | None:
-        row: RunRow | None = await self.read("row", str(run_id))
+        row: RunRow | None = await self.read("row", run_text(run_id))
         return row
 
     async def must_get(self, run_id: UUID | str) -> RunRow:

@@ -9,9 +9,11 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock
 from .._engines.base import Commits, Guard, Op
+from .._ids import run_text
 from .._json import decode, encode
 from ..errors import InvalidArgument
 from ..journal.record import Record
+from ..status import RunStatus
 
 
 class StateRow(NamedTuple):
@@ -66,22 +68,26 @@ class StateStore(ABC):
         """Replace the run's checkpoint; with `claim`, only while that claim holds."""
         if not isinstance(state, Mapping):
             raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {state!r:.80}")
-        key = str(run_id)
+        key = run_text(run_id)
         op = Op("state.checkpoint", (key, encode(dict(state)), None, self.clock.wall()))
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
         """The last checkpoint saved, or None."""
-        text = (await self.state(str(run_id))).checkpoint
+        text = (await self.state(run_text(run_id))).checkpoint
         return None if text is None else cast("dict[str, Any]", decode(text))
 
     async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
-        key = str(run_id)
+        """Say where the run stands: a status's name, or the RunStatus itself; with `claim`, only while that holds."""
+        said = status.value if isinstance(status, RunStatus) else status
+        if not isinstance(said, str) or not said:
+            raise InvalidArgument(f"a run's status is a text that is not empty, not {status!r:.80}")
+        key = run_text(run_id)
         guard = None if claim is None else Guard(key, claim)
-        await self.commits.commit(guard, [Op("state.status", (key, str(status), self.clock.wall()))])
+        await self.commits.commit(guard, [Op("state.status", (key, said, self.clock.wall()))])
 
     async def get_run_status(self, run_id: UUID | str) -> str | None:
-        return (await self.state(str(run_id))).status
+        return (await self.state(run_text(run_id))).status
 
     async def state(self, run_id: str) -> StateRow:
         row: StateRow = await self.read("state", run_id)
@@ -89,7 +95,7 @@ class StateStore(ABC):
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
         """The run's journal past that position, in order."""
-        records: list[Record] = await self.read("records", str(run_id), after)
+        records: list[Record] = await self.read("records", run_text(run_id), after)
         return records
 
     async def ending(self, run_id: str) -> Record | None:

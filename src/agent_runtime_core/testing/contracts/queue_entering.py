@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._ids import new_ulid
-from ...errors import IdempotencyConflict, LeaseLost, UnknownRun
+from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
 from ...queue.base import QueuedRun
 from ...queue.row import Moved
 from .checks import refused, same, turns
@@ -189,6 +189,23 @@ async def the_same_run_twice_is_the_first_one(make: Make) -> None:
         same((again.run_id, again.metadata, again.priority), (first.run_id, {"from": 1}, 5), "the run enqueued again")
         same((await queue.must_get(run.run_id)).status, "running", "its status")
         same(await queue.claim("w"), None, "what is there to claim")
+
+
+@CASES
+async def a_run_is_known_by_the_string_it_was_enqueued_under(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for key in ("nightly", str(UUID(int=0xABC)).upper()):
+            await queue.enqueue(key, "agent", {})
+            run = await queue.claim("w")
+            same(await queue.extend_lease(key, "w", LEASE), True, f"extend_lease of {key!r}")
+            same(await queue.requeue_for_retry(key, "w", "boom"), True, f"requeue_for_retry of {key!r}")
+            await queue.claim("w")
+            same(await queue.cancel(key), True, f"cancel of {key!r}")
+            same(await queue.is_cancelled(key), True, f"is_cancelled of {key!r}")
+            await queue.release(key, "w", True)
+            same((await queue.must_get(key)).run_id, str(run.run_id), f"the run of {key!r}")
+        with refused(InvalidArgument, "cancel of no run"):
+            await queue.cancel(None)  # type: ignore[arg-type]
 
 
 @CASES

@@ -16,9 +16,11 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import FORGET, INSTALL, Guard, Op
+from ..._ids import run_uuid
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...journal.record import DONE, ENDED, STARTED, Record
 from ...state.base import StateRow, StateStore
+from ...status import RunStatus
 from ..clock import VirtualClock
 from .checks import PATIENCE, refused, same
 
@@ -94,6 +96,17 @@ async def the_status_is_kept_beside_the_checkpoint(make: Make) -> None:
 
 
 @case
+async def a_run_is_known_by_any_form_of_its_id(make: Make) -> None:
+    async with opened(make) as store:
+        await store.save_checkpoint(str(RUN).upper(), {"n": 1})
+        await store.update_run_status(str(RUN).upper(), RunStatus.RUNNING)
+        same((await store.get_checkpoint(RUN), await store.get_run_status(RUN)), ({"n": 1}, "running"), "of a UUID")
+        await store.save_checkpoint("nightly", {"n": 2})
+        nightly = run_uuid("nightly", store.clock)[0]
+        same(await store.get_checkpoint(nightly), {"n": 2}, "the checkpoint of a caller's own string")
+
+
+@case
 async def a_mark_is_kept_with_its_checkpoint(make: Make) -> None:
     async with opened(make) as store:
         await store.commits.commit(None, [Op("state.checkpoint", (str(RUN), '{"n":1}', "b:3", 5.0))])
@@ -143,6 +156,13 @@ async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> No
             await store.save_checkpoint(RUN, {"x": object()})
         with refused(InvalidArgument, "a checkpoint that is no dict"):
             await store.save_checkpoint(RUN, [1])  # type: ignore[arg-type]
+        for status in (None, "", 5):
+            with refused(InvalidArgument, f"the status {status!r}"):
+                await store.update_run_status(RUN, status)  # type: ignore[arg-type]
+        for run_id in (None, "", 5):
+            with refused(InvalidArgument, f"the checkpoint of run {run_id!r}"):
+                await store.get_checkpoint(run_id)  # type: ignore[arg-type]
+        same(await store.get_run_status(RUN), None, "the status")
         same(await store.get_checkpoint(RUN), {"n": 1}, "the checkpoint")
 
 
