@@ -15,7 +15,7 @@ from uuid import UUID
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import new_ulid, run_text, run_uuid, storable
-from .._json import decode, digest, encode
+from .._json import decode, digest, encode, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
 
@@ -259,6 +259,11 @@ class RunQueue(ABC):
         answer: tuple[str, RunRow | None] = await self._granted(
             want, Op("queue.take", (row, insert, reopen, want, wait))
         )
+        there = answer[1]
+        if answer[0] == "conflict" and there is not None and there.run_id == row.run_id and same_input(row, there):
+            # By their digests alone they are two.
+            row = row.changed(digest=there.digest)
+            return await self.take(row, worker_id, lease_seconds, insert=insert, reopen=reopen, wait=wait)
         return answer
 
     # -- under a claim
@@ -424,7 +429,7 @@ _THIS_CENTURY = 978_307_200.0
 
 def same_run(asked: RunRow, stored: RunRow) -> None:
     """Refuse a stored run of another agent or input under the same id or key."""
-    if asked.digest == stored.digest:
+    if same_input(asked, stored):
         return
     from_key = asked.run_id != stored.run_id
     what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
@@ -434,6 +439,13 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
         else f"input {stored.input:.80}, now {asked.input:.80}"
     )
     raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
+
+
+def same_input(asked: RunRow, stored: RunRow) -> bool:
+    """Whether two runs are of one agent and one input; the order of its keys is none of it, but part of the digest."""
+    if asked.digest == stored.digest:
+        return True
+    return asked.agent == stored.agent and same_tree(asked.input, stored.input)
 
 
 def _instant(deadline: _dt.datetime | float | None) -> float | None:
