@@ -7,7 +7,7 @@ import contextlib
 import datetime as _dt
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
@@ -61,6 +61,29 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
     return float(value)
 
 
+def whole(name: str, value: object, *, least: int = 1) -> int:
+    """A whole number of at least `least`, or InvalidArgument naming it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{name} is a whole number of at least {least}, not {value!r:.80}")
+    return value
+
+
+def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of a mapping, empty for None, or InvalidArgument, which says that of `what`."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {value!r:.80}")
+    return {**(value or {})}
+
+
+def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The agents that a claim is for; a text alone would be read as its characters."""
+    if agent_keys is None:
+        return None
+    if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
+        raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {agent_keys!r:.80}")
+    return tuple(agent_keys)
+
+
 def _name(what: str, value: object) -> str:
     """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
     if not isinstance(value, str) or not value:
@@ -91,9 +114,7 @@ class RunQueue(ABC):
     """
 
     def __init__(self, *, max_retries: int = 3, clock: Clock = SYSTEM) -> None:
-        if max_retries < 1:
-            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
-        self.max_retries = max_retries
+        self.max_retries: int = whole("max_retries, which counts attempts,", max_retries)
         self.clock = clock
         self._handed: dict[tuple[str, str], str] = {}
 
@@ -148,6 +169,7 @@ class RunQueue(ABC):
             raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
         if not isinstance(input, Mapping):
             raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
+        about = mapping("the metadata of a run", metadata)
         idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
@@ -158,7 +180,7 @@ class RunQueue(ABC):
             agent=agent,
             input=text,
             digest=digest(f"{agent}\0{text}"),
-            metadata=encode(dict(metadata or {})),
+            metadata=encode(about),
             priority=priority,
             created_at=now,
             updated_at=now,
@@ -207,11 +229,10 @@ class RunQueue(ABC):
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> list[RunRow]:
-        if limit < 1:
-            raise InvalidArgument(f"limit is at least 1, not {limit!r}")
-        if agent_keys is not None and not agent_keys:
+        agents = _keys(agent_keys)
+        want = self.want(_name("a worker id", worker_id), lease_seconds, agents, whole("limit", limit))
+        if agents == ():
             return []
-        want = self.want(worker_id, lease_seconds, agent_keys, limit)
         rows: list[RunRow] = await self._granted(want, Op("queue.claim", (want,)))
         return rows
 
@@ -296,7 +317,7 @@ class RunQueue(ABC):
         row = await self.must_get(key)
         how = self.keep(row, token)._replace(
             status="succeeded" if success else "failed",
-            output=None if output is None else encode(dict(output)),
+            output=None if output is None else encode(mapping("the output of a run", output)),
             error=None if error is None else encode(error),
         )
         await self._settled(key, worker_id, how)
@@ -340,8 +361,8 @@ class RunQueue(ABC):
             key, token = self._claim_of(run_id, worker_id, claim_id)
         except LeaseLost:
             return False
-        row = await self.must_get(key)
-        if row.attempt >= self.max_retries:
+        row = await self.row(key)
+        if row is None or row.attempt >= self.max_retries:
             return False
         how = self.keep(row, token)._replace(
             status="pending",
