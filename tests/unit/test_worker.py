@@ -347,7 +347,14 @@ async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"poll_interval": 0}, "poll_interval.*not 0"), ({"poll_interval": -1}, "not -1"), ({"concurrency": 0}, "not 0")],
+    [
+        ({"poll_interval": 0}, "poll_interval.*not 0"),
+        ({"poll_interval": -1}, "not -1"),
+        ({"poll_interval": "1"}, "not '1'"),
+        ({"concurrency": 0}, "not 0"),
+        ({"concurrency": "4"}, "not '4'"),
+        ({"concurrency": 1.5}, r"not 1\.5"),
+    ],
 )
 async def test_a_bad_argument_of_the_loop_is_named(options: dict[str, Any], said: str) -> None:
     async with Rig() as rig:
@@ -494,4 +501,53 @@ async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() ->
     assert [each.row.claim_id for each in heart._held.values()] == ["new"]
     heart.drop(row.run_id, "new")
     assert heart._held == {}
+    heart.stop()
+
+
+async def test_a_heart_stops_while_the_loop_of_another_thread_lets_go_of_it() -> None:
+    heart, here = Heart(InMemoryQueue(), RunnerConfig()), asyncio.get_running_loop()
+    elsewhere = asyncio.new_event_loop()
+
+    class Going(asyncio.Task[None]):
+        """Its loop comes to its end at this moment."""
+
+        def get_loop(self) -> asyncio.AbstractEventLoop:
+            heart._watchers.pop(elsewhere, None)
+            return here
+
+    async def nothing() -> None:
+        return
+
+    tasks = [Going(nothing(), loop=here) for _ in range(2)]
+    heart._watchers = {here: (asyncio.Event(), tasks[0]), elsewhere: (asyncio.Event(), tasks[1])}
+    heart.stop()
+    assert heart._watchers == {}
+    await asyncio.wait(tasks)
+    elsewhere.close()
+
+
+async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> None:
+    queue = InMemoryQueue()
+    heart, here = Heart(queue, RunnerConfig()), asyncio.get_running_loop()
+    row = queue.new_row(None, "a", {}, None)
+    alone: list[bool] = []
+
+    def nothing() -> None:
+        return
+
+    class Seen(Held):
+        """It tells whether others could be taken in while its watcher looks at it."""
+
+        @property
+        def loop(self) -> asyncio.AbstractEventLoop:
+            alone.append(heart._lock.locked())
+            return here
+
+        @loop.setter
+        def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
+
+    heart.hold(Seen(row, Place(), here, float("inf"), nothing, nothing, nothing, 0.0))
+    alone.clear()
+    await soon(lambda: bool(alone))
+    assert all(alone)
     heart.stop()

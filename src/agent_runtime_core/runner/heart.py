@@ -79,7 +79,7 @@ class Heart:
                 if stop is not None:
                     stop()
             self._stop_beat = self._stop_listening = None
-        for _, task in self._watchers.values():
+        for _, task in tuple(self._watchers.values()):  # each may take itself out, in the thread of its loop
             with contextlib.suppress(RuntimeError):
                 task.get_loop().call_soon_threadsafe(task.cancel)
         self._watchers.clear()
@@ -176,7 +176,8 @@ class Heart:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(1.0 if rings else NEWS_EVERY):
                         await news.wait()
-                mine = [h for h in self._held.values() if h.loop is loop]
+                with self._lock:
+                    mine = [h for h in self._held.values() if h.loop is loop]
                 if not mine:
                     return
                 if news.is_set() or not rings:
