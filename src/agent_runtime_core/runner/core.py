@@ -24,9 +24,9 @@ from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
 from ..outcome import decode_result
 from ..portal import call, in_thread
-from ..queue.base import RunQueue, same_run
+from ..queue.base import RunQueue, mapping, same_run, seconds, whole
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
-from ..registry import DEFAULT, Registry
+from ..registry import DEFAULT, Registry, key_of
 from ..schema import misfit
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
@@ -214,6 +214,7 @@ class AgentRunner:
     def agent(self, agent: AgentRuntime | str) -> AgentRuntime:
         """The agent itself, or the registered one of that key; UnknownAgent names the nearest."""
         if not isinstance(agent, str):
+            key_of(agent)
             return agent
         found = self.registry.get(agent)
         if found is None:
@@ -250,9 +251,9 @@ class AgentRunner:
         if recover not in ("inline", "worker"):
             raise InvalidArgument(f"recover is 'inline' or 'worker', not {recover!r}")
         runtime = self.agent(agent)
-        input_ = {**(input_data or {})}
-        if params:
-            input_["params"] = {**input_.get("params", {}), **params}
+        input_ = mapping("input_data", input_data)
+        if more := mapping("params", params):
+            input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
         lane = _lane(concurrency_key, input_, parent_run_id)
         if lane and (mine := await self._around(lane)) is not None:
             if concurrency_key:
@@ -357,11 +358,12 @@ class AgentRunner:
         Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that is the
         conversation of an input with a `conversation_id`, but not for a child run; "" is none.
         """
-        key = agent_key if isinstance(agent_key, str) else agent_key.key
+        key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
+        input = {} if input is None else input
         run = await self.queue.enqueue(
-            run_id, key, input or {}, metadata, priority, delay=delay, idempotency_key=idempotency_key,
+            run_id, key, input, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
-            concurrency_key=_lane(concurrency_key, input or {}, parent_run_id),
+            concurrency_key=_lane(concurrency_key, input, parent_run_id),
         )  # fmt: skip
         return run.run_id
 
@@ -405,9 +407,14 @@ class AgentRunner:
         limit: int = 1000,
     ) -> list[RunInfo]:
         """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
+        if status is not None and status not in RunStatus.__members__.values():
+            raise InvalidArgument(f"no run is {status!r}, but one of {', '.join(RunStatus)}")
+        if agent is not None and not isinstance(agent, str):
+            raise InvalidArgument(f"agent is the key of an agent, not {agent!r:.80}")
         statuses = None if status is None else (RunStatus(status).value,)
-        after = since.timestamp() if isinstance(since, _dt.datetime) else (since or 0.0)
-        return [RunInfo.of(row) for row in await self.queue.find(RunFilter(statuses, agent, after, limit=limit))]
+        after = since.timestamp() if isinstance(since, _dt.datetime) else seconds("since", since or 0.0)
+        wanted = RunFilter(statuses, agent, after, limit=whole("limit", limit))
+        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """The result of a run once it has ended; TimeoutError after `timeout` seconds."""
@@ -441,6 +448,7 @@ class AgentRunner:
         `max_unsent_bytes` of them were not taken here: an event is taken when the next one is asked for. Without,
         and where another process has the run, it is never slowed.
         """
+        whole("since_sequence", since_sequence, least=0)
         key = (await self._row(run_id)).run_id
         attached = self._flow.attached(key, since_sequence) if backpressure else contextlib.nullcontext()
         with attached as output:

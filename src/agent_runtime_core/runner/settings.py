@@ -56,10 +56,12 @@ class RunnerConfig:
             raise InvalidArgument(f"max_unsent_bytes is a number of bytes of at least 0, not {unsent!r}")
         if self.limits is not None and not isinstance(self.limits, RunLimits):
             raise InvalidArgument(f"limits are RunLimits(...) or None, not {self.limits!r:.80}")
+        if not isinstance(self.retention, Mapping):
+            raise InvalidArgument(f"retention is a dict of seconds per final status, not {self.retention!r:.80}")
         for status, kept in self.retention.items():
             if status not in TERMINAL:
                 raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {status!r}")
-            if not kept >= 0:
+            if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not kept >= 0:
                 raise InvalidArgument(f"retention of {status!r} is a number of seconds, not {kept!r}")
 
     def _number(self, name: str, *, above: bool = False) -> None:

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AgentRuntimeError, InvalidArgument
+from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
 
 if TYPE_CHECKING:
@@ -98,9 +99,8 @@ class Worker:
     # -- the loop
 
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
-        if concurrency < 1:
-            raise InvalidArgument(f"concurrency is at least 1, not {concurrency!r}")
-        if not poll_interval > 0:
+        whole("concurrency", concurrency)
+        if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
         self._slots = concurrency
         self._loop, wake = asyncio.get_running_loop(), asyncio.Event()
