@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
 from ._clock import Clock
 from ._engines.memory import MemoryEngine
-from ._engines.redis_url import redacted
+from ._engines.places import chosen, located
 from .config import RuntimeConfig
-from .errors import InvalidArgument
 from .events import get_event_bus
 from .events.base import EventBus
 from .interfaces import TraceSink
@@ -54,33 +52,12 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
 
 def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:
     """The three backends of a place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
-    text = os.fspath(path_or_url)
-    scheme, found, rest = text.partition("://")
-    if not found:
-        return _sqlite(text, durability, max_retries)
-    match scheme:
-        case "memory":
-            engine = MemoryEngine()
-            return Backends(
-                get_queue("memory", engine=engine, max_retries=max_retries),
-                get_event_bus("memory", engine=engine),
-                get_state_store("memory", engine=engine),
-            )
-        case "sqlite":
-            if not rest.startswith("/") or rest == "/":
-                raise InvalidArgument(f"{text!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
-            return _sqlite(unquote(rest[1:]), durability, max_retries)
-        case "redis" | "rediss" | "unix":
-            return _opened({"url": text}, "redis", max_retries)
-        case _:
-            raise InvalidArgument(
-                f"{redacted(text)!r}: there is memory://, sqlite:///path, redis://host:port/db, "
-                "or the path of a SQLite file"
-            )
-
-
-def _sqlite(path: str, durability: str, max_retries: int) -> Backends:
-    return _opened({"path": path, "durability": durability}, "sqlite", max_retries)
+    name, where = located(os.fspath(path_or_url))
+    if name == "memory":
+        where["engine"] = MemoryEngine()
+    elif name == "sqlite":
+        where["durability"] = durability
+    return _opened(where, name, max_retries)
 
 
 def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:
@@ -111,11 +88,12 @@ def configured(
     given = [getattr(backend, "engine", None) for backend in (queue, bus, state)]
     shared = next((engine for engine in given if isinstance(engine, MemoryEngine)), None) or MemoryEngine()
 
-    def options(name: str) -> dict[str, object]:
-        return {"engine": shared} if name == "memory" else {}
+    def options(setting: str) -> dict[str, Any]:
+        name, where = chosen(config, setting, None, {})
+        return {"backend": name, **({"engine": shared} if name == "memory" else where)}
 
     return Backends(
-        queue or get_queue(config.queue_backend, **options(config.queue_backend), max_retries=max_retries),
-        bus or get_event_bus(config.event_bus_backend, **options(config.event_bus_backend)),
-        state or get_state_store(config.state_store_backend, **options(config.state_store_backend)),
+        queue or get_queue(**options("queue_backend"), max_retries=max_retries),
+        bus or get_event_bus(**options("event_bus_backend")),
+        state or get_state_store(**options("state_store_backend")),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._engines.places import chosen
 from .._load import lazily, pick
 from ..config import get_config
 
@@ -39,15 +40,15 @@ _LAZY = {
 
 
 def get_event_bus(backend: str | None = None, **options: Any) -> EventBus:
-    """A bus by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+    """A bus by the name of its backend, or by `"their_package.module:Class"`; None is the configured one,
+    that of `backend_url` or else of its own setting.
 
     `options` go to its constructor. SQLite's `path` is by default the configured one,
     or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
-    config = get_config()
-    name = config.event_bus_backend if backend is None else backend
-    bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**config.placed(name, options))
+    name, options = chosen(get_config(), "event_bus_backend", backend, options)
+    bus: EventBus = pick(BACKENDS, name, package=__name__, what="event bus")(**options)
     return bus
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._engines.places import chosen
 from .._load import lazily, pick
 from ..config import get_config
 
@@ -51,15 +52,15 @@ _LAZY = (
 
 
 def get_queue(backend: str | None = None, **options: Any) -> RunQueue:
-    """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+    """A queue by the name of its backend, or by `"their_package.module:Class"`; None is the configured one,
+    that of `backend_url` or else of its own setting.
 
     `options` go to its constructor. SQLite's `path` is by default the configured one,
     or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
-    config = get_config()
-    name = config.queue_backend if backend is None else backend
-    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**config.placed(name, options))
+    name, options = chosen(get_config(), "queue_backend", backend, options)
+    queue: RunQueue = pick(BACKENDS, name, package=__name__, what="queue")(**options)
     return queue
 
 

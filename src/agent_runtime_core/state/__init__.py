@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._engines.places import chosen
 from .._load import lazily, pick
 from ..config import get_config
 
@@ -44,15 +45,15 @@ _LAZY = {
 
 
 def get_state_store(backend: str | None = None, **options: Any) -> StateStore:
-    """A state store by the name of its backend, or by `"their_package.module:Class"`; None is the configured one.
+    """A state store by the name of its backend, or by `"their_package.module:Class"`; None is the configured one,
+    that of `backend_url` or else of its own setting.
 
     `options` go to its constructor. SQLite's `path` is by default the configured one,
     or agent_runtime.db, and Redis' `url` the configured `redis_url`.
     InvalidArgument (a ValueError): there is no such backend.
     """
-    config = get_config()
-    name = config.state_store_backend if backend is None else backend
-    store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**config.placed(name, options))
+    name, options = chosen(get_config(), "state_store_backend", backend, options)
+    store: StateStore = pick(BACKENDS, name, package=__name__, what="state store")(**options)
     return store
 
 
