@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageCorrupt
+from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageFull
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
@@ -268,6 +268,33 @@ async def test_a_claim_that_fails_is_told_and_tried_again(
         assert (await rig.runner.wait(run_id, 10)).status == RunStatus.SUCCEEDED
         await stopped(rig.runner, loop)
         assert caplog.text.count("could not claim: no answer") == 2
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["no claim", "no agent"])
+async def test_what_is_due_and_cannot_be_claimed_is_looked_for_at_the_next_poll(
+    knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig() as rig:
+        if knows:
+            rig.register(body)
+        await rig.runner.submit("script", delay=1)
+        rig.clock.advance(2)  # type: ignore[attr-defined]
+
+        async def claim(*args: Any, **options: Any) -> list[Any]:
+            looks.append(rig.clock.boot())
+            if knows:
+                raise StorageFull("no space")
+            return []
+
+        monkeypatch.setattr(rig.runner.queue, "claim_rows", claim)
+        loop = await working(rig.runner, poll_interval=10)
+        await soon(lambda: len(looks) > 3)
+        await stopped(rig.runner, loop)
+    assert looks[3] - looks[0] >= 30
 
 
 async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
@@ -551,3 +578,42 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
     await soon(lambda: bool(alone))
     assert all(alone)
     heart.stop()
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["thread", "loop"])
+async def test_a_beat_that_fails_in_any_way_is_not_the_last(
+    apart: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats: list[bool] = []
+    inside, real = asyncio.Event(), InMemoryQueue.commit
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    def beaten() -> None:
+        beats.append(True)
+        if len(beats) < 3:
+            raise OSError("the driver of that queue says no")
+
+    def commit_from_thread(guard: Any, ops: Any) -> list[Any]:
+        beaten()
+        return [[(True, False) for _ in ops[0].args[0]]]
+
+    async def commit(self: Any, guard: Any, ops: Any) -> list[Any]:
+        if ops[0].name == "queue.beat":
+            beaten()
+        return await real(self, guard, ops)
+
+    async with Rig(None, Clock(), lease_ttl_seconds=0.06, grace_seconds=0) as rig:
+        if apart:
+            monkeypatch.setattr(rig.runner.queue.commits, "commit_from_thread", commit_from_thread)
+        else:
+            monkeypatch.setattr(InMemoryQueue, "commits", property(lambda self: self))
+            monkeypatch.setattr(InMemoryQueue, "commit", commit)
+        going = asyncio.ensure_future(rig.go(body))
+        await until(inside)
+        await soon(lambda: len(beats) > 3)
+        assert "the driver of that queue says no" in caplog.text
+        going.cancel()
+        await asyncio.wait({going})

@@ -103,7 +103,7 @@ class Heart:
         commit: Any = self._queue.commits
         try:
             answers = commit.commit_from_thread(None, [Op("queue.beat", (claims, until))])[0]
-        except AgentRuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on beating
             self._unanswered(held, error)
             return
         self._take(held, answers)
@@ -118,7 +118,7 @@ class Heart:
             until = self._queue.lease_now() + self._config.lease_ttl_seconds
             try:
                 answers = (await self._queue.commits.commit(None, [Op("queue.beat", (claims, until))]))[0]
-            except AgentRuntimeError as error:
+            except Exception as error:  # noqa: BLE001 - somebody else's queue may raise anything
                 self._unanswered(held, error)
                 continue
             self._take(held, answers)
@@ -141,7 +141,7 @@ class Heart:
                 each.told = self._answered
                 self._tell(each, each.tell)
 
-    def _unanswered(self, held: list[Held], error: AgentRuntimeError) -> None:
+    def _unanswered(self, held: list[Held], error: Exception) -> None:
         silent = self._clock.boot() - self._answered
         log.warning("heartbeat failed for %.1f s: %s", silent, error)
         if silent > self._config.lease_ttl_seconds * 2 / 3:

@@ -36,6 +36,7 @@ class Worker:
         self._stopping = False
         self._looked = -LOOK_AROUND  # when the loop last claimed with an eye to leases and timers
         self._hurry = False
+        self._claims_due = False  # whether the last claim made what is due ready
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -125,11 +126,13 @@ class Worker:
         if free <= 0:
             return False
         self._looked = self.runner.queue.clock.boot()
+        self._claims_due = False
         try:
             rows = await self._claim(free)
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
             return False
+        self._claims_due = bool(self.runner.registry.keys())
         for row in rows:  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
             self._start(row)
         return bool(rows) and len(rows) == free and not self._stopping
@@ -140,10 +143,11 @@ class Worker:
         if self._busy >= self._slots:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
-        with contextlib.suppress(AgentRuntimeError):
-            due = await self.runner.queue.next_due()
-            if due is not None:
-                seconds = min(seconds, max(due - clock.wall(), 0.001))
+        if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
+            with contextlib.suppress(AgentRuntimeError):
+                due = await self.runner.queue.next_due()
+                if due is not None:
+                    seconds = min(seconds, max(due - clock.wall(), 0.001))
 
         async def alarm() -> None:
             await clock.sleep(seconds)
