@@ -116,6 +116,14 @@ async def test_each_backend_may_be_named_by_itself(tmp_path: Path) -> None:
     await places.close()
 
 
+def test_a_queue_in_memory_takes_its_attempts_by_place_or_name() -> None:
+    assert [queue.max_retries for queue in (InMemoryQueue(), InMemoryQueue(5), InMemoryQueue(max_retries=7))] == [
+        3,
+        5,
+        7,
+    ]
+
+
 def test_a_name_nobody_has_is_refused() -> None:
     config: Any = RuntimeConfig(queue_backend="memori")
     with pytest.raises(ValueError, match=r"'memori'.*did you mean 'memory'\?"):
