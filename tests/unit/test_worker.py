@@ -617,3 +617,44 @@ async def test_a_beat_that_fails_in_any_way_is_not_the_last(
         assert "the driver of that queue says no" in caplog.text
         going.cancel()
         await asyncio.wait({going})
+
+
+async def test_a_claim_without_an_answer_costs_one_wait_and_holds_nothing_for_long() -> None:
+    """Whether it landed is looked up before the next claim, and not at a store that has just not answered."""
+    clock = VirtualClock()
+    away, asked = False, 0
+
+    class Far(InMemoryQueue):
+        @property
+        def commits(self) -> Any:
+            return self
+
+        async def commit(self, guard: Any, ops: Any) -> list[Any]:
+            nonlocal asked
+            asked += 1
+            results = await super().commit(guard, ops)
+            return results if not away else self.unanswered()
+
+        async def read(self, what: str, *args: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await super().read(what, *args) if not away else self.unanswered()
+
+        def unanswered(self) -> Any:
+            clock.advance(3)
+            raise StorageBusy("no answer")
+
+    queue = Far(clock=clock)
+    run_id = (await queue.enqueue(None, "a", {})).run_id
+    away, asked = True, 0
+    with pytest.raises(StorageBusy):
+        await queue.claim("w", 60)
+    assert asked == 1
+    assert (await InMemoryQueue.read(queue, "row", str(run_id))).status == "running", "it did land"
+    with pytest.raises(StorageBusy):
+        await queue.claim("w", 60)
+    assert asked == 2
+    away = False
+    run = await queue.claim("w", 60)
+    assert (run.run_id, run.attempt) == (run_id, 1)
+    await queue.release(run_id, "w", True)

@@ -21,6 +21,7 @@ from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settl
 
 CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
+PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
 
 
 @dataclass
@@ -117,6 +118,8 @@ class RunQueue(ABC):
         self.max_retries: int = whole("max_retries, which counts attempts,", max_retries)
         self.clock = clock
         self._handed: dict[tuple[str, str], str] = {}
+        #: Tickets of claims that got no answer, and may hold something.
+        self._unsure: set[str] = set()
 
     @abstractmethod
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
@@ -238,11 +241,20 @@ class RunQueue(ABC):
 
     async def _granted(self, want: ClaimRequest, op: Op) -> Any:
         """The result of a claim; one that its caller does not get to know is given back."""
+        if self._unsure:
+            unsure = tuple(self._unsure)
+            await self.unclaim(unsure)
+            self._unsure.difference_update(unsure)
+        began = self.clock.boot()
         try:
             return (await self.commits.commit(None, [op]))[0]
-        except (asyncio.CancelledError, StorageBusy):
-            with contextlib.suppress(AgentRuntimeError):
-                await self.unclaim(want.tickets)
+        except (asyncio.CancelledError, StorageBusy) as error:
+            if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT:
+                # To ask a store that does not answer takes as long again: before the next claim is soon enough.
+                self._unsure.update(want.tickets)
+            else:
+                with contextlib.suppress(AgentRuntimeError):
+                    await self.unclaim(want.tickets)
             raise
 
     async def unclaim(self, tickets: Sequence[str]) -> None:
