@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageFull
+from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed, StorageCorrupt, StorageFull
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
@@ -387,6 +387,68 @@ async def test_a_bad_argument_of_the_loop_is_named(options: dict[str, Any], said
     async with Rig() as rig:
         with pytest.raises(InvalidArgument, match=said):
             await rig.runner.run_loop(**options)
+
+
+async def test_a_runner_works_in_one_loop_at_a_time(place: Path | None) -> None:
+    async with Rig(place, Clock()) as rig:
+        loop = await working(rig.runner)
+        with pytest.raises(InvalidArgument, match=r"works already.*concurrency"):
+            await rig.runner.run_loop()
+        await stopped(rig.runner, loop)
+        again = await working(rig.runner)
+        await stopped(rig.runner, again)
+
+
+async def test_closing_a_runner_ends_its_loop_and_nothing_is_claimed_after(place: Path | None) -> None:
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig(place, Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        loop, other = await working(rig.runner, poll_interval=3600), rig.another()
+        await rig.runner.close()
+        assert loop.done()
+        assert loop.exception() is None
+        run_id = await other.submit("script")
+        with pytest.raises(StorageClosed, match="this runner was closed"):
+            await rig.runner.run_loop()
+        assert (await other.get_run(run_id)).status == RunStatus.PENDING
+
+
+async def test_a_loop_whose_store_was_closed_ends_with_that_error(tmp_path: Path) -> None:
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig(tmp_path / "a.db", Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        loop = await working(rig.runner, poll_interval=0.01)
+        rig.runner.queue.engine.close_now()  # type: ignore[attr-defined]
+        rig.runner.event_bus.engine.close_now()  # type: ignore[attr-defined]
+        rig.runner.state_store.engine.close_now()  # type: ignore[attr-defined]
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageClosed):
+                await loop
+
+
+async def test_closing_does_not_cut_the_grace_short(place: Path | None) -> None:
+    inside, more = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> int:
+        inside.set()
+        await more.wait()
+        return 1
+
+    async with Rig(place, Clock(), grace_seconds=20) as rig:
+        rig.register(body)
+        loop, other = await working(rig.runner), rig.another()
+        run_id = await other.submit("script")
+        await until(inside)
+        rig.runner.stop()
+        closing = asyncio.ensure_future(rig.runner.close())
+        await asyncio.sleep(0)
+        assert not rig.runner._worker._hurry
+        more.set()
+        await closing
+        await loop
+        assert (await other.get_run(run_id)).status == RunStatus.SUCCEEDED
 
 
 async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | None) -> None:

@@ -198,8 +198,8 @@ class AgentRunner:
         await self.close()
 
     async def close(self) -> None:
-        """Stop working and let go of the backends."""
-        await self._worker.drain()
+        """Stop working, give back what runs, and let go of the backends; a `run_loop` that is going ends."""
+        await self._worker.close()
         self.heart.stop()
         if self._borrowed:
             return
