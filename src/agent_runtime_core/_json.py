@@ -162,6 +162,15 @@ def decode(text: str) -> object:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
 
 
+def same_tree(text: str, other: str) -> bool:
+    """Whether two JSON texts differ in nothing but the order of keys."""
+    return text == other or _in_order(text) == _in_order(other)
+
+
+def _in_order(text: str) -> str:
+    return "".join(_write_sorted(json.loads(text), 0))
+
+
 def digest(text: str) -> str:
     """BLAKE2b of 128 bits, in hex, over the UTF-8 text."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -57,13 +57,8 @@ def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", m
     """The three backends of a place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
     name, where = place_of(path_or_url)
     if name == "memory":
-        engine = MemoryEngine()
-        return Backends(
-            get_queue("memory", engine=engine, max_retries=max_retries),
-            get_event_bus("memory", engine=engine),
-            get_state_store("memory", engine=engine),
-        )
-    if name == "sqlite":
+        where["engine"] = MemoryEngine()
+    elif name == "sqlite":
         where["durability"] = durability
     return _opened(where, name, max_retries)
 
@@ -96,17 +91,14 @@ def configured(
     given = [getattr(backend, "engine", None) for backend in (queue, bus, state)]
     shared = next((engine for engine in given if isinstance(engine, MemoryEngine)), None) or MemoryEngine()
 
-    def where(setting: str) -> tuple[str, dict[str, Any]]:
-        name, options = config.chosen(setting, None, {})
-        return name, {"engine": shared} if name == "memory" else options
+    def options(setting: str) -> dict[str, Any]:
+        name, where = config.chosen(setting, None, {})
+        return {"backend": name, **({"engine": shared} if name == "memory" else where)}
 
     if queue is None:
-        name, options = where("queue_backend")
-        queue = get_queue(name, **options, max_retries=max_retries)
+        queue = get_queue(**options("queue_backend"), max_retries=max_retries)
     if bus is None:
-        name, options = where("event_bus_backend")
-        bus = get_event_bus(name, **options)
+        bus = get_event_bus(**options("event_bus_backend"))
     if state is None:
-        name, options = where("state_store_backend")
-        state = get_state_store(name, **options)
+        state = get_state_store(**options("state_store_backend"))
     return Backends(queue, bus, state)

@@ -37,8 +37,8 @@ _PASSWORD = re.compile(r"(?<=://)[^/].*(?=@)|(?<=password=)[^&]*")
 class RuntimeConfig:
     """Every setting this library reads; times are in seconds. Its text shows no key and no password.
 
-    `backend_url` (`memory://`, `sqlite:///path`) chooses queue, events and state at once.
-    A `*_backend` is a name from the backend tables or `"their_package.module:Class"`.
+    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) chooses queue, events and state at once, whatever
+    `*_backend` says, which is a name from the backend tables or `"their_package.module:Class"`.
     """
 
     model_provider: str = "openai"

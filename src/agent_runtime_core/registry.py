@@ -16,6 +16,20 @@ __all__ = [
 ]
 
 
+def key_of(runtime: AgentRuntime) -> str:
+    """The key of an agent; InvalidArgument for what is none."""
+    if runtime is None:
+        raise InvalidArgument("None is no agent: get_runtime(key) gives it where no agent of that key is registered")
+    if isinstance(runtime, type):
+        raise InvalidArgument(f"{runtime.__name__} is a class, and no agent yet: write {runtime.__name__}()")
+    key = getattr(runtime, "key", None)
+    if not isinstance(key, str) or not key:
+        raise InvalidArgument(f"{type(runtime).__name__}.key is {key!r}: an agent needs a text as its key")
+    if not callable(getattr(runtime, "run", None)):
+        raise InvalidArgument(f"{type(runtime).__name__} has no method run(ctx): it is no agent")
+    return key
+
+
 class Registry:
     """Agents by their `key`; every method is one atomic step, so threads may share it."""
 
@@ -24,13 +38,7 @@ class Registry:
 
     def register(self, runtime: AgentRuntime) -> None:
         """Add an agent; a key that is taken is an InvalidArgument (a ValueError)."""
-        if isinstance(runtime, type):
-            raise InvalidArgument(f"{runtime.__name__} is a class: register an agent, {runtime.__name__}()")
-        key = getattr(runtime, "key", None)
-        if not isinstance(key, str) or not key:
-            raise InvalidArgument(f"{type(runtime).__name__}.key is {key!r}: an agent needs a text as its key")
-        if not callable(getattr(runtime, "run", None)):
-            raise InvalidArgument(f"{type(runtime).__name__} has no method run(ctx): it is no agent")
+        key = key_of(runtime)
         # A tuple of its own: the same agent a second time is a mistake too.
         entry = (runtime,)
         if self._agents.setdefault(key, entry) is not entry:

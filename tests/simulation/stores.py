@@ -207,6 +207,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         return self.start_beat(fn, interval)
 
     def _shut(self) -> None:
+        self.wire.end()
         if self._reader is not None:
             self._reader.close()
         super()._shut()

@@ -82,8 +82,16 @@ class Wire:
         self._carry([request])
         return answer_of(request)
 
+    def end(self) -> None:
+        """The host lets go of the store in good order: what it has sent gets there before."""
+        batch, self._inbox = self._inbox, []
+        self._land(batch)
+        settle([request for request in batch if request.future is not None])
+
     def _turn(self) -> None:
         batch, self._inbox = self._inbox, []
+        if not batch:
+            return  # the host has let go since
         try:
             self._carry(batch)
         except Killed:

@@ -9,7 +9,7 @@ import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core.backends import configured, open_url, traced
+from agent_runtime_core.backends import Backends, configured, open_url, traced
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
 from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus, get_event_bus
@@ -79,7 +79,32 @@ async def test_the_configuration_decides_what_is_not_handed_in(tmp_path: Path) -
     places = configured(config)
     assert isinstance(places.bus, SQLiteEventBus)
     await places.close()
-    assert configured(config, queue).queue is queue
+    places = configured(config, queue)
+    assert places.queue is queue
+    assert isinstance(places.bus, SQLiteEventBus), "the URL stands for what was not handed in"
+    assert isinstance(places.state, SQLiteStateStore)
+    await places.bus.close()
+    await places.state.close()
+
+
+async def test_the_url_of_the_configuration_is_where_each_factory_looks(tmp_path: Path) -> None:
+    # Whatever the settings of the single backends say: what is submitted there is what workers find.
+    configure(backend_url=f"sqlite:///{tmp_path}/a.db", queue_backend="redis", durability="normal")
+    places = Backends(get_queue(max_retries=5), get_event_bus(), get_state_store())
+    engines = [backend.commits for backend in places]
+    assert all(isinstance(engine, SQLiteEngine) and engine is engines[0] for engine in engines)
+    assert Path(engines[0].path) == tmp_path / "a.db"  # type: ignore[attr-defined]
+    assert (places.queue.max_retries, engines[0].durability) == (5, "normal")  # type: ignore[attr-defined]
+    await places.close()
+    asked = get_queue("memory")
+    assert isinstance(asked, InMemoryQueue), "a name that is asked for is what it says"
+    elsewhere = get_queue(path=tmp_path / "b.db")
+    assert Path(elsewhere.engine.path) == tmp_path / "b.db"  # type: ignore[attr-defined]
+    await elsewhere.close()
+    configure(backend_url="mysql://me:secret@host/db")
+    with pytest.raises(InvalidArgument, match=r"mysql://\*\*\*@host") as refusal:
+        get_state_store()
+    assert "secret" not in str(refusal.value)
 
 
 async def test_each_backend_may_be_named_by_itself(tmp_path: Path) -> None:
@@ -91,6 +116,14 @@ async def test_each_backend_may_be_named_by_itself(tmp_path: Path) -> None:
     assert places.queue.max_retries == 2
     assert places.durable
     await places.close()
+
+
+def test_a_queue_in_memory_takes_its_attempts_by_place_or_name() -> None:
+    assert [queue.max_retries for queue in (InMemoryQueue(), InMemoryQueue(5), InMemoryQueue(max_retries=7))] == [
+        3,
+        5,
+        7,
+    ]
 
 
 def test_a_name_nobody_has_is_refused() -> None:

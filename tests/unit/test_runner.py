@@ -427,8 +427,8 @@ async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: 
     [({"if_running": "hope"}, "not 'hope'"), ({"recover": "never"}, "not 'never'"), ({"run_id": ""}, "not empty"),
      ({"run_id": "a\0b"}, "cannot keep"), ({"input_data": {"x": object()}}, r"\$\.x"),
      ({"input_data": [1]}, "not list"), ({"metadata": [1]}, "not list"), ({"params": [1]}, "params is a dict"),
-     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "which 3 has not"),
-     ({"agent": Echo}, "an agent has a key and a method")],
+     ({"input_data": {"params": 3}, "params": {"x": 1}}, "not int"), ({"agent": 3}, "int.key is None"),
+     ({"agent": Echo}, r"write Echo\(\)")],
 )  # fmt: skip
 async def test_a_bad_argument_of_execute_is_named(options: dict[str, Any], said: str) -> None:
     async with Rig() as rig:
@@ -900,6 +900,7 @@ def test_the_defaults_of_a_runner_config() -> None:
         ({"retention": {"running": 1}}, "not 'running'"),
         ({"retention": {"failed": -1}}, "'failed'.*not -1"),
         ({"retention": {"failed": "1"}}, "'failed'.*not '1'"),
+        ({"retention": 60}, "retention.*not 60"),
     ],
 )
 def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) -> None:
@@ -924,6 +925,9 @@ def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) 
         ({"run_id": "x" * 513}, "513 characters"),
         ({"run_id": 3}, "not a int"),
         ({"input": [1]}, r"not list: \[1\]"),
+        ({"input": []}, r"not list: \[\]"),
+        ({"metadata": [1]}, r"metadata .* not list: \[1\]"),
+        ({"agent_key": None}, r"get_runtime\(key\)"),
         ({"agent_key": ""}, "not ''"),
         ({"agent_key": "a\udfff"}, r"agent key .* lone surrogates"),
         ({"parent_run_id": ""}, "not empty"),
@@ -939,7 +943,7 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
 @pytest.mark.parametrize(
     ("verb", "options", "said"),
     [
-        ("runs", {"status": "done"}, "'done': a status is one of pending, running"),
+        ("runs", {"status": "done"}, "'done', but one of pending, running"),
         ("runs", {"since": "today"}, "since.*not 'today'"),
         ("runs", {"since": dt.datetime(2026, 1, 1)}, "since .* names no time zone"),  # noqa: DTZ001
         ("runs", {"agent": 3}, "not 3"),
@@ -962,6 +966,51 @@ async def test_a_bad_argument_of_a_verb_is_named(verb: str, options: dict[str, A
 def test_a_config_of_another_kind_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not RuntimeConfig"):
         AgentRunner(config=configure())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        # What get_runtime(key) gives where nobody registered that key.
+        ({"agent": None}, r"get_runtime\(key\)"),
+        ({"agent": Echo}, r"write Echo\(\)"),
+        ({"agent": 7}, "int.key is None"),
+        ({"input_data": [1]}, r"input_data .* not list: \[1\]"),
+        ({"input_data": {"params": 7}, "params": {"a": 1}}, "params.* not int: 7"),
+        ({"params": "a"}, "params .* not str: 'a'"),
+        ({"metadata": "a"}, "metadata .* not str: 'a'"),
+    ],
+)
+async def test_what_execute_cannot_run_is_named(options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match=said):
+            await rig.runner.execute(**{"agent": Echo(), **options})
+        assert await rig.runner.runs() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"status": "done"}, "'done', but one of pending, running"),
+        ({"status": ["pending"]}, "pending"),
+        ({"agent": 7}, "not 7"),
+        ({"since": "yesterday"}, "since.*not 'yesterday'"),
+        ({"limit": 0}, "limit.*not 0"),
+        ({"limit": "5"}, "limit.*not '5'"),
+    ],
+)
+async def test_a_bad_argument_of_runs_is_named(options: dict[str, Any], said: str) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match=said):
+            await rig.runner.runs(**options)
+
+
+@pytest.mark.parametrize("since", [-1, None, "0", 1.5])
+async def test_a_stream_begins_at_a_sequence(since: Any) -> None:
+    async with Rig() as rig:
+        await rig.value(answer)
+        with pytest.raises(InvalidArgument, match="since_sequence"):
+            await anext(rig.runner.stream("r", since))
 
 
 async def test_a_transaction_says_where_it_works() -> None:

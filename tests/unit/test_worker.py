@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageCorrupt
+from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed, StorageCorrupt, StorageFull
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
@@ -271,6 +271,33 @@ async def test_a_claim_that_fails_is_told_and_tried_again(
         assert caplog.text.count("could not claim: no answer") == 2
 
 
+@pytest.mark.parametrize("knows", [True, False], ids=["no claim", "no agent"])
+async def test_what_is_due_and_cannot_be_claimed_is_looked_for_at_the_next_poll(
+    knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig() as rig:
+        if knows:
+            rig.register(body)
+        await rig.runner.submit("script", delay=1)
+        rig.clock.advance(2)  # type: ignore[attr-defined]
+
+        async def claim(*args: Any, **options: Any) -> list[Any]:
+            looks.append(rig.clock.boot())
+            if knows:
+                raise StorageFull("no space")
+            return []
+
+        monkeypatch.setattr(rig.runner.queue, "claim_rows", claim)
+        loop = await working(rig.runner, poll_interval=10)
+        await soon(lambda: len(looks) > 3)
+        await stopped(rig.runner, loop)
+    assert looks[3] - looks[0] >= 30
+
+
 async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,12 +375,81 @@ async def test_a_store_that_is_away_for_long_makes_no_run_dead(monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"poll_interval": 0}, "poll_interval.*not 0"), ({"poll_interval": -1}, "not -1"), ({"concurrency": 0}, "not 0")],
+    [
+        ({"poll_interval": 0}, "poll_interval.*not 0"),
+        ({"poll_interval": -1}, "not -1"),
+        ({"poll_interval": "1"}, "not '1'"),
+        ({"concurrency": 0}, "not 0"),
+        ({"concurrency": "4"}, "not '4'"),
+        ({"concurrency": 1.5}, r"not 1\.5"),
+    ],
 )
 async def test_a_bad_argument_of_the_loop_is_named(options: dict[str, Any], said: str) -> None:
     async with Rig() as rig:
         with pytest.raises(InvalidArgument, match=said):
             await rig.runner.run_loop(**options)
+
+
+async def test_a_runner_works_in_one_loop_at_a_time(place: Path | None) -> None:
+    async with Rig(place, Clock()) as rig:
+        loop = await working(rig.runner)
+        with pytest.raises(InvalidArgument, match=r"works already.*concurrency"):
+            await rig.runner.run_loop()
+        await stopped(rig.runner, loop)
+        again = await working(rig.runner)
+        await stopped(rig.runner, again)
+
+
+async def test_closing_a_runner_ends_its_loop_and_nothing_is_claimed_after(place: Path | None) -> None:
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig(place, Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        loop, other = await working(rig.runner, poll_interval=3600), rig.another()
+        await rig.runner.close()
+        assert loop.done()
+        assert loop.exception() is None
+        run_id = await other.submit("script")
+        with pytest.raises(StorageClosed, match="this runner was closed"):
+            await rig.runner.run_loop()
+        assert (await other.get_run(run_id)).status == RunStatus.PENDING
+
+
+async def test_a_loop_whose_store_was_closed_ends_with_that_error(tmp_path: Path) -> None:
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig(tmp_path / "a.db", Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        loop = await working(rig.runner, poll_interval=0.01)
+        rig.runner.queue.engine.close_now()  # type: ignore[attr-defined]
+        rig.runner.event_bus.engine.close_now()  # type: ignore[attr-defined]
+        rig.runner.state_store.engine.close_now()  # type: ignore[attr-defined]
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageClosed):
+                await loop
+
+
+async def test_closing_does_not_cut_the_grace_short(place: Path | None) -> None:
+    inside, more = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> int:
+        inside.set()
+        await more.wait()
+        return 1
+
+    async with Rig(place, Clock(), grace_seconds=20) as rig:
+        rig.register(body)
+        loop, other = await working(rig.runner), rig.another()
+        run_id = await other.submit("script")
+        await until(inside)
+        rig.runner.stop()
+        closing = asyncio.ensure_future(rig.runner.close())
+        await asyncio.sleep(0)
+        assert not rig.runner._worker._hurry
+        more.set()
+        await closing
+        await loop
+        assert (await other.get_run(run_id)).status == RunStatus.SUCCEEDED
 
 
 async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | None) -> None:
@@ -543,3 +639,132 @@ def test_a_queue_that_only_a_loop_reaches_is_beaten_in_every_loop() -> None:
         heard.append(asyncio.Event())
         assert asyncio.run(runner.execute(Script(long), name)).status == RunStatus.SUCCEEDED
     assert runner.heart._beaters == {}
+
+
+async def test_a_heart_stops_while_the_loop_of_another_thread_lets_go_of_it() -> None:
+    heart, here = Heart(InMemoryQueue(), RunnerConfig()), asyncio.get_running_loop()
+    elsewhere = asyncio.new_event_loop()
+
+    class Going(asyncio.Task[None]):
+        """Its loop comes to its end at this moment."""
+
+        def get_loop(self) -> asyncio.AbstractEventLoop:
+            heart._watchers.pop(elsewhere, None)
+            return here
+
+    async def nothing() -> None:
+        return
+
+    tasks = [Going(nothing(), loop=here) for _ in range(2)]
+    heart._watchers = {here: (asyncio.Event(), tasks[0]), elsewhere: (asyncio.Event(), tasks[1])}
+    heart.stop()
+    assert heart._watchers == {}
+    await asyncio.wait(tasks)
+    elsewhere.close()
+
+
+async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> None:
+    queue = InMemoryQueue()
+    heart, here = Heart(queue, RunnerConfig()), asyncio.get_running_loop()
+    row = queue.new_row(None, "a", {}, None)
+    alone: list[bool] = []
+
+    def nothing() -> None:
+        return
+
+    class Seen(Held):
+        """It tells whether others could be taken in while its watcher looks at it."""
+
+        @property
+        def loop(self) -> asyncio.AbstractEventLoop:
+            alone.append(heart._lock.locked())
+            return here
+
+        @loop.setter
+        def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
+
+    heart.hold(Seen(row, Place(), here, float("inf"), nothing, nothing, nothing, 0.0))
+    alone.clear()
+    await soon(lambda: bool(alone))
+    assert all(alone)
+    heart.stop()
+
+
+@pytest.mark.parametrize("apart", [True, False], ids=["thread", "loop"])
+async def test_a_beat_that_fails_in_any_way_is_not_the_last(
+    apart: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    beats: list[bool] = []
+    inside, real = asyncio.Event(), InMemoryQueue.commit
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    def beaten() -> None:
+        beats.append(True)
+        if len(beats) < 3:
+            raise OSError("the driver of that queue says no")
+
+    def commit_from_thread(guard: Any, ops: Any) -> list[Any]:
+        beaten()
+        return [[(True, False) for _ in ops[0].args[0]]]
+
+    async def commit(self: Any, guard: Any, ops: Any) -> list[Any]:
+        if ops[0].name == "queue.beat":
+            beaten()
+        return await real(self, guard, ops)
+
+    async with Rig(None, Clock(), lease_ttl_seconds=0.06, grace_seconds=0) as rig:
+        if apart:
+            monkeypatch.setattr(rig.runner.queue.commits, "commit_from_thread", commit_from_thread)
+        else:
+            monkeypatch.setattr(InMemoryQueue, "commits", property(lambda self: self))
+            monkeypatch.setattr(InMemoryQueue, "commit", commit)
+        going = asyncio.ensure_future(rig.go(body))
+        await until(inside)
+        await soon(lambda: len(beats) > 3)
+        assert "the driver of that queue says no" in caplog.text
+        going.cancel()
+        await asyncio.wait({going})
+
+
+async def test_a_claim_without_an_answer_costs_one_wait_and_holds_nothing_for_long() -> None:
+    """Whether it landed is looked up before the next claim, and not at a store that has just not answered."""
+    clock = VirtualClock()
+    away, asked = False, 0
+
+    class Far(InMemoryQueue):
+        @property
+        def commits(self) -> Any:
+            return self
+
+        async def commit(self, guard: Any, ops: Any) -> list[Any]:
+            nonlocal asked
+            asked += 1
+            results = await super().commit(guard, ops)
+            return results if not away else self.unanswered()
+
+        async def read(self, what: str, *args: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            return await super().read(what, *args) if not away else self.unanswered()
+
+        def unanswered(self) -> Any:
+            clock.advance(3)
+            raise StorageBusy("no answer")
+
+    queue = Far(clock=clock)
+    run_id = (await queue.enqueue(None, "a", {})).run_id
+    away, asked = True, 0
+    with pytest.raises(StorageBusy):
+        await queue.claim("w", 60)
+    assert asked == 1
+    assert (await InMemoryQueue.read(queue, "row", str(run_id))).status == "running", "it did land"
+    with pytest.raises(StorageBusy):
+        await queue.claim("w", 60)
+    assert asked == 2
+    away = False
+    run = await queue.claim("w", 60)
+    assert (run.run_id, run.attempt) == (run_id, 1)
+    await queue.release(run_id, "w", True)

@@ -7,7 +7,7 @@ import contextlib
 import datetime as _dt
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
@@ -15,12 +15,13 @@ from uuid import UUID
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import new_ulid, run_uuid, storable, stored_id
-from .._json import decode, digest, encode
+from .._json import decode, digest, encode, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
 
 CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
+PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
 
 
 @dataclass
@@ -61,6 +62,29 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
     return float(value)
 
 
+def whole(name: str, value: object, *, least: int = 1) -> int:
+    """A whole number of at least `least`, or InvalidArgument naming it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument(f"{name} is a whole number of at least {least}, not {value!r:.80}")
+    return value
+
+
+def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A copy of a mapping, empty for None, or InvalidArgument, which says that of `what`."""
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {value!r:.80}")
+    return {**(value or {})}
+
+
+def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The agents that a claim is for; a text alone would be read as its characters."""
+    if agent_keys is None:
+        return None
+    if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
+        raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {agent_keys!r:.80}")
+    return tuple(agent_keys)
+
+
 def _name(what: str, value: object) -> str:
     """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
     if not isinstance(value, str) or not value:
@@ -91,11 +115,11 @@ class RunQueue(ABC):
     """
 
     def __init__(self, *, max_retries: int = 3, clock: Clock = SYSTEM) -> None:
-        if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
-            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
-        self.max_retries = max_retries
+        self.max_retries: int = whole("max_retries, which counts attempts,", max_retries)
         self.clock = clock
         self._handed: dict[tuple[str, str], str] = {}
+        #: Tickets of claims that got no answer, and may hold something.
+        self._unsure: set[str] = set()
 
     @abstractmethod
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
@@ -146,9 +170,9 @@ class RunQueue(ABC):
         agent = _name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
             raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
-        for what, given in (("the input", input), ("the metadata", metadata or {})):
-            if not isinstance(given, Mapping):
-                raise InvalidArgument(f"{what} of a run is a dict, not {type(given).__name__}: {given!r:.80}")
+        if not isinstance(input, Mapping):
+            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
+        about = mapping("the metadata of a run", metadata)
         idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
@@ -159,7 +183,7 @@ class RunQueue(ABC):
             agent=agent,
             input=text,
             digest=digest(f"{agent}\0{text}"),
-            metadata=encode(dict(metadata or {})),
+            metadata=encode(about),
             priority=priority,
             created_at=now,
             updated_at=now,
@@ -208,22 +232,29 @@ class RunQueue(ABC):
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> list[RunRow]:
-        _name("a worker id", worker_id)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidArgument(f"limit is a whole number of at least 1, not {limit!r:.80}")
-        if agent_keys is not None and not agent_keys:
+        agents = _keys(agent_keys)
+        want = self.want(_name("a worker id", worker_id), lease_seconds, agents, whole("limit", limit))
+        if agents == ():
             return []
-        want = self.want(worker_id, lease_seconds, agent_keys, limit)
         rows: list[RunRow] = await self._granted(want, Op("queue.claim", (want,)))
         return rows
 
     async def _granted(self, want: ClaimRequest, op: Op) -> Any:
         """The result of a claim; one that its caller does not get to know is given back."""
+        if self._unsure:
+            unsure = tuple(self._unsure)
+            await self.unclaim(unsure)
+            self._unsure.difference_update(unsure)
+        began = self.clock.boot()
         try:
             return (await self.commits.commit(None, [op]))[0]
-        except (asyncio.CancelledError, StorageBusy):
-            with contextlib.suppress(AgentRuntimeError):
-                await self.unclaim(want.tickets)
+        except (asyncio.CancelledError, StorageBusy) as error:
+            if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT:
+                # To ask a store that does not answer takes as long again: before the next claim is soon enough.
+                self._unsure.update(want.tickets)
+            else:
+                with contextlib.suppress(AgentRuntimeError):
+                    await self.unclaim(want.tickets)
             raise
 
     async def unclaim(self, tickets: Sequence[str]) -> None:
@@ -261,6 +292,11 @@ class RunQueue(ABC):
         answer: tuple[str, RunRow | None] = await self._granted(
             want, Op("queue.take", (row, insert, reopen, want, wait))
         )
+        there = answer[1]
+        if answer[0] == "conflict" and there is not None and there.run_id == row.run_id and same_input(row, there):
+            # By their digests alone they are two.
+            row = row.changed(digest=there.digest)
+            return await self.take(row, worker_id, lease_seconds, insert=insert, reopen=reopen, wait=wait)
         return answer
 
     # -- under a claim
@@ -293,7 +329,7 @@ class RunQueue(ABC):
         row = await self.must_get(key)
         how = self.keep(row, token)._replace(
             status="succeeded" if success else "failed",
-            output=None if output is None else encode(dict(output)),
+            output=None if output is None else encode(mapping("the output of a run", output)),
             error=None if error is None else encode(error),
         )
         await self._settled(key, worker_id, how)
@@ -337,8 +373,8 @@ class RunQueue(ABC):
             key, token = self._claim_of(run_id, worker_id, claim_id)
         except LeaseLost:
             return False
-        row = await self.must_get(key)
-        if row.attempt >= self.max_retries:
+        row = await self.row(key)
+        if row is None or row.attempt >= self.max_retries:
             return False
         how = self.keep(row, token)._replace(
             status="pending",
@@ -426,7 +462,7 @@ _THIS_CENTURY = 978_307_200.0
 
 def same_run(asked: RunRow, stored: RunRow) -> None:
     """Refuse a stored run of another agent or input under the same id or key."""
-    if asked.digest == stored.digest:
+    if same_input(asked, stored):
         return
     from_key = asked.run_id != stored.run_id
     what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
@@ -436,6 +472,13 @@ def same_run(asked: RunRow, stored: RunRow) -> None:
         else f"input {stored.input:.80}, now {asked.input:.80}"
     )
     raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
+
+
+def same_input(asked: RunRow, stored: RunRow) -> bool:
+    """Whether two runs are of one agent and one input; the order of its keys is none of it, but part of the digest."""
+    if asked.digest == stored.digest:
+        return True
+    return asked.agent == stored.agent and same_tree(asked.input, stored.input)
 
 
 def instant(name: str, value: _dt.datetime | float | None) -> float | None:

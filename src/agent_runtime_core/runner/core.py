@@ -24,9 +24,9 @@ from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
 from ..outcome import before_of, decode_result
 from ..portal import call, in_thread
-from ..queue.base import RunQueue, instant, same_run, seconds
+from ..queue.base import RunQueue, instant, mapping, same_run, seconds, whole
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
-from ..registry import DEFAULT, Registry
+from ..registry import DEFAULT, Registry, key_of
 from ..schema import misfit
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
@@ -68,21 +68,6 @@ def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) 
     with contextlib.suppress(ValueError):
         conversation = UUID(str(conversation))
     return f"conversation:{conversation}"
-
-
-def _dict(what: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of it, {} for None."""
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidArgument(f"{what} is a dict, not {type(given).__name__}: {given!r:.80}")
-    return dict(given or {})
-
-
-def _status(given: RunStatus | str) -> str:
-    try:
-        return RunStatus(given).value
-    except ValueError:
-        known = ", ".join(each.value for each in RunStatus)
-        raise InvalidArgument(f"no run is ever {given!r:.80}: a status is one of {known}") from None
 
 
 def busy(outcome: str, there: RunRow) -> RunBusy:
@@ -220,8 +205,8 @@ class AgentRunner:
         await self.close()
 
     async def close(self) -> None:
-        """Stop working and let go of the backends."""
-        await self._worker.drain()
+        """Stop working, give back what runs, and let go of the backends; a `run_loop` that is going ends."""
+        await self._worker.close()
         self.heart.stop()
         if self._borrowed:
             return
@@ -236,8 +221,7 @@ class AgentRunner:
     def agent(self, agent: AgentRuntime | str) -> AgentRuntime:
         """The agent itself, or the registered one of that key; UnknownAgent names the nearest."""
         if not isinstance(agent, str):
-            if isinstance(agent, type) or not callable(getattr(agent, "run", None)):
-                raise InvalidArgument(f"an agent has a key and a method run(ctx), which {agent!r:.80} has not")
+            key_of(agent)
             return agent
         found = self.registry.get(agent)
         if found is None:
@@ -274,9 +258,9 @@ class AgentRunner:
         if recover not in ("inline", "worker"):
             raise InvalidArgument(f"recover is 'inline' or 'worker', not {recover!r}")
         runtime = self.agent(agent)
-        input_ = _dict("input_data", input_data)
-        if params:
-            input_["params"] = {**_dict("input_data['params']", input_.get("params")), **_dict("params", params)}
+        input_ = mapping("input_data", input_data)
+        if more := mapping("params", params):
+            input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
         lane = _lane(concurrency_key, input_, parent_run_id)
         if lane and (mine := await self._around(lane)) is not None:
             if concurrency_key:
@@ -384,11 +368,12 @@ class AgentRunner:
         Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that is the
         conversation of an input with a `conversation_id`, but not for a child run; "" is none.
         """
-        key = agent_key if isinstance(agent_key, str) else agent_key.key
+        key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
+        input = {} if input is None else input
         run = await self.queue.enqueue(
-            run_id, key, input or {}, metadata, priority, delay=delay, idempotency_key=idempotency_key,
+            run_id, key, input, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
-            concurrency_key=_lane(concurrency_key, input or {}, parent_run_id),
+            concurrency_key=_lane(concurrency_key, input, parent_run_id),
         )  # fmt: skip
         return run.run_id
 
@@ -432,13 +417,14 @@ class AgentRunner:
         limit: int = 1000,
     ) -> list[RunInfo]:
         """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
-        statuses = None if status is None else (_status(status),)
-        after = (instant("since", since) if since else None) or 0.0
+        if status is not None and status not in RunStatus.__members__.values():
+            raise InvalidArgument(f"no run is {status!r}, but one of {', '.join(RunStatus)}")
         if agent is not None and not isinstance(agent, str):
             raise InvalidArgument(f"agent is the key of an agent, not {agent!r:.80}")
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidArgument(f"limit is a whole number of at least 1, not {limit!r:.80}")
-        return [RunInfo.of(row) for row in await self.queue.find(RunFilter(statuses, agent, after, limit=limit))]
+        statuses = None if status is None else (RunStatus(status).value,)
+        after = (instant("since", since) if since else None) or 0.0
+        wanted = RunFilter(statuses, agent, after, limit=whole("limit", limit))
+        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
         """The result of a run once it has ended; TimeoutError after `timeout` seconds."""
@@ -478,9 +464,8 @@ class AgentRunner:
         is asked for. Without,
         and where another process has the run, it is never slowed.
         """
-        most = max_unsent_bytes
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            raise InvalidArgument(f"max_unsent_bytes is a whole number above 0, not {most!r:.60}")
+        most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
+        whole("since_sequence", since_sequence, least=0)
         key = (await self._row(run_id)).run_id
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:

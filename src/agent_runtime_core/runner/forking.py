@@ -21,6 +21,7 @@ from ..book import Book
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost
 from ..journal.record import COPIED, DONE, FAILED, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
+from ..queue.base import same_input
 from ..queue.row import RunRow
 
 After = str | tuple[str, str | int] | None
@@ -165,7 +166,7 @@ def _row(
 def _same(row: RunRow, stored: RunRow, after: After) -> bool:
     """Whether the stored run is the fork that was asked for; a fork of all is that of what there was then."""
     mine, theirs = (cast("dict[str, Any]", decode(each.metadata)).get(FORKED_FROM) for each in (row, stored))
-    if row.digest != stored.digest or not isinstance(theirs, dict) or mine is None:
+    if not same_input(row, stored) or not isinstance(theirs, dict) or mine is None:
         return False
     told = ("run_id",) if after is None else ("run_id", "step_id")
     return all(mine[each] == theirs.get(each) for each in told)

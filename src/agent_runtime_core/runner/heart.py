@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from .._engines.base import Op
-from ..errors import AgentRuntimeError
 from ..queue.base import RunQueue
 from ..queue.row import RunRow
 from ..waits import Place
@@ -113,7 +112,7 @@ class Heart:
         commit: Any = self._queue.commits
         try:
             answers = commit.commit_from_thread(None, [Op("queue.beat", (claims, until))])[0]
-        except AgentRuntimeError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on beating
             self._unanswered(held, error)
             return
         self._take(held, answers)
@@ -195,7 +194,8 @@ class Heart:
                     async with asyncio.timeout(1.0 if rings else NEWS_EVERY):
                         await news.wait()
                 # A copy: other loops hold and drop claims meanwhile, from their threads.
-                mine = [h for h in tuple(self._held.values()) if h.loop is loop]
+                with self._lock:
+                    mine = [h for h in tuple(self._held.values()) if h.loop is loop]
                 if not mine:
                     return
                 if news.is_set() or not rings:

@@ -56,6 +56,8 @@ class RunnerConfig:
             raise InvalidArgument(f"max_unsent_bytes is a number of bytes of at least 0, not {unsent!r}")
         if self.limits is not None and not isinstance(self.limits, RunLimits):
             raise InvalidArgument(f"limits are RunLimits(...) or None, not {self.limits!r:.80}")
+        if not isinstance(self.retention, Mapping):
+            raise InvalidArgument(f"retention is a dict of seconds per final status, not {self.retention!r:.80}")
         for status, kept in self.retention.items():
             if status not in TERMINAL:
                 raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {status!r}")

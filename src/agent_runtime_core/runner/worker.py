@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AgentRuntimeError, InvalidArgument
+from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed
+from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ class Worker:
         self._stopping = False
         self._looked = -LOOK_AROUND  # when the loop last claimed with an eye to leases and timers
         self._hurry = False
+        self._claims_due = False  # whether the last claim made what is due ready
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None  # set when the loop has ended
+        self._closed = False
 
     async def once(self) -> bool:
         rows = await self._claim(1)
@@ -98,13 +102,16 @@ class Worker:
     # -- the loop
 
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
-        if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-            raise InvalidArgument(f"concurrency is a whole number of at least 1, not {concurrency!r}")
+        if self._closed:
+            raise StorageClosed("this runner was closed: make another one")
+        if self._wake is not None:
+            raise InvalidArgument("this runner works already: give it a greater concurrency, or make another one")
+        whole("concurrency", concurrency)
         if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
         self._slots = concurrency
-        self._loop, wake = asyncio.get_running_loop(), asyncio.Event()
-        self._wake = wake
+        self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._wake, self._over = wake, over
         stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
         with self._signals(handle_signals):
             try:
@@ -116,6 +123,7 @@ class Worker:
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
+                over.set()
                 if stop_listening is not None:
                     stop_listening()
 
@@ -125,11 +133,15 @@ class Worker:
         if free <= 0:
             return False
         self._looked = self.runner.queue.clock.boot()
+        self._claims_due = False
         try:
             rows = await self._claim(free)
+        except StorageClosed:
+            raise  # there is nothing to wait for
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
             return False
+        self._claims_due = bool(self.runner.registry.keys())
         for row in rows:  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
             self._start(row)
         return bool(rows) and len(rows) == free and not self._stopping
@@ -140,10 +152,11 @@ class Worker:
         if self._busy >= self._slots:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
-        with contextlib.suppress(AgentRuntimeError):
-            due = await self.runner.queue.next_due()
-            if due is not None:
-                seconds = min(seconds, max(due - clock.wall(), 0.001))
+        if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
+            with contextlib.suppress(AgentRuntimeError):
+                due = await self.runner.queue.next_due()
+                if due is not None:
+                    seconds = min(seconds, max(due - clock.wall(), 0.001))
 
         async def alarm() -> None:
             await clock.sleep(seconds)
@@ -168,6 +181,21 @@ class Worker:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ring)
+
+    async def close(self) -> None:
+        """Give back what runs, and have the loop end if it is going, so that nothing is claimed after this."""
+        self._closed = True
+        going = self._wake is not None
+        if going and not self._stopping:  # a second word would cut the grace short
+            self.stop()
+        await self.drain()
+        if going and self._over is not None and asyncio.get_running_loop() is self._loop:
+            grace = self.runner.config.grace_seconds
+            with contextlib.suppress(
+                TimeoutError
+            ):  # it is a run of this very loop that closes, or one that will not end
+                async with asyncio.timeout(SHUTDOWN + grace / 5):
+                    await self._over.wait()
 
     @contextlib.contextmanager
     def _signals(self, wanted: bool) -> Any:

@@ -222,6 +222,38 @@ async def the_same_run_twice_is_the_first_one(make: Make) -> None:
 
 
 @CASES
+async def a_run_is_known_by_the_string_it_was_enqueued_under(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for key in ("nightly", str(UUID(int=0xABC)).upper()):
+            await queue.enqueue(key, "agent", {})
+            run = await queue.claim("w")
+            same(await queue.extend_lease(key, "w", LEASE), True, f"extend_lease of {key!r}")
+            same(await queue.requeue_for_retry(key, "w", "boom"), True, f"requeue_for_retry of {key!r}")
+            await queue.claim("w")
+            same(await queue.cancel(key), True, f"cancel of {key!r}")
+            same(await queue.is_cancelled(key), True, f"is_cancelled of {key!r}")
+            await queue.release(key, "w", True)
+            same((await queue.must_get(key)).run_id, str(run.run_id), f"the run of {key!r}")
+        with refused(InvalidArgument, "cancel of no run"):
+            await queue.cancel(None)  # type: ignore[arg-type]
+
+
+@CASES
+async def the_order_of_keys_makes_no_other_input(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        first = await queue.enqueue("nightly", "agent", {"a": 1, "b": {"c": 2, "d": [1]}}, idempotency_key="key-1")
+        turned = {"b": {"d": [1], "c": 2}, "a": 1}
+        for run_id, key in (("nightly", None), (None, "key-1")):
+            again = await queue.enqueue(run_id, "agent", turned, idempotency_key=key)
+            same(again.run_id, first.run_id, f"the run enqueued again under {run_id or key}")
+        row = queue.new_row("nightly", "agent", turned)
+        outcome, there = await queue.take(row, "w", LEASE, insert=True, reopen=False)
+        same((outcome, there and there.run_id), ("claimed", str(first.run_id)), "the run that is taken")
+        with refused(IdempotencyConflict, "another value, equal to Python"):
+            await queue.enqueue("nightly", "agent", {"a": True, "b": {"c": 2, "d": [1]}})
+
+
+@CASES
 async def another_run_under_the_same_id_or_key_is_a_conflict(make: Make) -> None:
     async with opened(make) as (queue, _):
         await queue.enqueue("nightly", "agent", {"n": 1}, idempotency_key="key-1")

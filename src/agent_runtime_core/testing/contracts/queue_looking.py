@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from ..._engines.base import Op
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
@@ -136,7 +137,7 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
             {"idempotency_key": "a\0b"}, {"idempotency_key": "a\ud800"},
             {"concurrency_key": 7}, {"concurrency_key": "x" * 513}, {"concurrency_key": "a\0b"},
             {"agent_key": ""}, {"agent_key": None}, {"agent_key": "a\0b"}, {"agent_key": "a\udfff"},
-            {"input": [1]}, {"run_id": ""}, {"run_id": "a\0b"},
+            {"input": [1]}, {"metadata": [1]}, {"metadata": "a"}, {"run_id": ""}, {"run_id": "a\0b"},
         ):  # fmt: skip
             asked: dict[str, Any] = {"run_id": None, "agent_key": "agent", "input": {}, **wrong}
             with refused(InvalidArgument, f"enqueue with {wrong}"):
@@ -148,12 +149,25 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
         for lease in (-1, 0, float("inf"), float("nan"), True, "60"):
             with refused(InvalidArgument, f"a lease of {lease!r}"):
                 await queue.claim("w", lease)  # type: ignore[arg-type]
-        with refused(InvalidArgument, "a claim of no run"):
-            await queue.claim("w", limit=0)
+        for limit in (0, -1, True, 1.5, "3", None):
+            with refused(InvalidArgument, f"a claim of {limit!r} runs"):
+                await queue.claim("w", limit=limit)  # type: ignore[arg-type]
+        for worker in ("", None, 7):
+            with refused(InvalidArgument, f"a claim by {worker!r}"):
+                await queue.claim(worker)  # type: ignore[arg-type]
+        for agents in ("agent", 7):
+            with refused(InvalidArgument, f"a claim for the agents {agents!r}"):
+                await queue.claim("w", agent_keys=agents)  # type: ignore[arg-type]
         await queue.claim("w")
         with refused(InvalidArgument, "extending a lease by less than nothing"):
             await queue.extend_lease(run_id, "w", -1)
         with refused(InvalidArgument, "a retry in the past"):
             await queue.requeue_for_retry(run_id, "w", "boom", delay_seconds=-1)
-        with refused(InvalidArgument, "a queue that never tries"):
-            make(clock=VirtualClock(), max_retries=0)
+        with refused(InvalidArgument, "an output that is no dict"):
+            await queue.release(run_id, "w", True, "done")  # type: ignore[arg-type]
+        same((await queue.must_get(run_id)).status, "running", "the status after all that")
+        unknown = await queue.requeue_for_retry(UUID(int=5), "w", "boom", claim_id="0" * 26)
+        same(unknown, False, "requeue_for_retry of an unknown run")
+        for tries in (0, "3", 1.5, None):
+            with refused(InvalidArgument, f"a queue that tries {tries!r} times"):
+                make(clock=VirtualClock(), max_retries=tries)

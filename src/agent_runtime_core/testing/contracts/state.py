@@ -155,6 +155,13 @@ async def what_cannot_be_stored_is_refused_and_nothing_written(make: Make) -> No
             await store.save_checkpoint(RUN, {"x": object()})
         with refused(InvalidArgument, "a checkpoint that is no dict"):
             await store.save_checkpoint(RUN, [1])  # type: ignore[arg-type]
+        for status in (None, "", 5):
+            with refused(InvalidArgument, f"the status {status!r}"):
+                await store.update_run_status(RUN, status)  # type: ignore[arg-type]
+        for run_id in (None, "", 5):
+            with refused(InvalidArgument, f"the checkpoint of run {run_id!r}"):
+                await store.get_checkpoint(run_id)  # type: ignore[arg-type]
+        same(await store.get_run_status(RUN), None, "the status")
         same(await store.get_checkpoint(RUN), {"n": 1}, "the checkpoint")
 
 
