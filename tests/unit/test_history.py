@@ -118,6 +118,13 @@ async def test_an_agent_may_give_the_end_of_a_long_history(talk: Talk, front: li
     assert contents == ["one", "answer 1", "two", "answer 2", "three", "answer 3"]
 
 
+async def test_an_agent_that_says_nothing_keeps_what_it_was_told(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({}, ctx.input_messages[-2:])
+    for each in ("one", "two", "three"):
+        await talk.run(said("user", each))
+    assert [content for _, content in await talk.kept()] == ["one", "two", "three"]
+
+
 async def test_an_answer_that_is_the_same_again_is_kept_again(talk: Talk) -> None:
     talk.give = lambda ctx, text: RunResult({}, [said("assistant", "yes")])
     await talk.run(said("user", "one"))

@@ -144,10 +144,11 @@ def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, 
 def _overlap(known: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], least: int) -> int | None:
     """How many messages at the end of `known` are told again at first, `least` of them or more; None: not so many.
 
-    Whoever tells the end of a long history again has something to add: one message that is the same is another one.
+    Where nothing was given, whoever tells the end of a long history again adds to it: a message that is the same as the
+    last one, and all that is told, is said once more.
     """
     for count in range(min(len(known), len(told)), least - 1, -1):
-        adds = count < len(told) or count in (len(known), least)
+        adds = least > 0 or count < len(told) or count in (0, len(known))
         if adds and _begins(told, known[len(known) - count :]):
             return count
     return None
