@@ -81,15 +81,16 @@ class History:
     def before(self, result: RunResult) -> Before | None:
         """The messages of a result that are the history as it was loaded, where they are many."""
         leaf, count = self._pin.get("leaf"), len(self._loaded)
-        at = len(_split(result.final_messages)[0])
-        if leaf is None or result.final_messages[at : at + count] != self._loaded:
+        told = result.final_messages or []
+        at = len(_split(told)[0])
+        if leaf is None or told[at : at + count] != self._loaded:
             return None
         if len(encode(self._loaded, max_bytes=_ANY)) <= SHORT:
             return None
         return Before(str(self.conversation_id), leaf, at, count)
 
     def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
-        _, told = _split(result.final_messages)
+        _, told = _split(result.final_messages or [])
         if not told:
             said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
             answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
