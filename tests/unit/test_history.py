@@ -118,6 +118,13 @@ async def test_an_agent_may_give_the_end_of_a_long_history(talk: Talk, front: li
     assert contents == ["one", "answer 1", "two", "answer 2", "three", "answer 3"]
 
 
+async def test_an_agent_that_says_nothing_keeps_what_it_was_told(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({}, ctx.input_messages[-2:])
+    for each in ("one", "two", "three"):
+        await talk.run(said("user", each))
+    assert [content for _, content in await talk.kept()] == ["one", "two", "three"]
+
+
 async def test_an_answer_that_is_the_same_again_is_kept_again(talk: Talk) -> None:
     talk.give = lambda ctx, text: RunResult({}, [said("assistant", "yes")])
     await talk.run(said("user", "one"))
@@ -237,8 +244,9 @@ async def test_an_agent_may_give_only_what_is_new(talk: Talk) -> None:
     assert [content for _, content in await talk.kept()] == ["one", "answer 1", "two", "answer 2"]
 
 
-async def test_an_agent_that_gives_no_messages_has_its_response_kept(talk: Talk) -> None:
-    talk.give = lambda ctx, text: RunResult({"response": text})
+@pytest.mark.parametrize("none", [[], None])
+async def test_an_agent_that_gives_no_messages_has_its_response_kept(talk: Talk, none: Any) -> None:
+    talk.give = lambda ctx, text: RunResult({"response": text}, none)
     await talk.run(said("user", "one"))
     assert await talk.kept() == [("user", "one"), ("assistant", "answer 1")]
 
@@ -349,6 +357,14 @@ async def test_a_run_is_audited(talk: Talk) -> None:
     assert (await audit.get_metric_summary("cost_usd"))["sum"] == 0.5
     assert (await audit.get_metric_summary("run_duration_ms"))["count"] == 1
     assert (await audit.get_metric_summary("tool_duration_ms"))["count"] == 1
+
+
+async def test_a_run_that_tells_no_usage_is_audited(talk: Talk) -> None:
+    talk.give = lambda ctx, text: RunResult({}, usage=None)  # type: ignore[arg-type]
+    await talk.run()
+    audit = talk.stores.audit
+    assert audit is not None
+    assert [each.event_type.value for each in await audit.get_events()] == ["agent_end", "agent_start"]
 
 
 async def test_a_failed_run_is_an_error(talk: Talk) -> None:

@@ -128,7 +128,7 @@ class Audit:
         figures += [
             (name, value, unit)
             for name, unit in _TOKENS.items()
-            if isinstance(value := result.usage.get(name), (int, float)) and not isinstance(value, bool)
+            if isinstance(value := (result.usage or {}).get(name), (int, float)) and not isinstance(value, bool)
         ]
         for name, value, unit in figures:
             await self._metric(f"{last.sequence}:{name}", name, value, unit, last, tags)

@@ -81,15 +81,16 @@ class History:
     def before(self, result: RunResult) -> Before | None:
         """The messages of a result that are the history as it was loaded, where they are many."""
         leaf, count = self._pin.get("leaf"), len(self._loaded)
-        at = len(_split(result.final_messages)[0])
-        if leaf is None or result.final_messages[at : at + count] != self._loaded:
+        told = result.final_messages or []
+        at = len(_split(told)[0])
+        if leaf is None or told[at : at + count] != self._loaded:
             return None
         if len(encode(self._loaded, max_bytes=_ANY)) <= SHORT:
             return None
         return Before(str(self.conversation_id), leaf, at, count)
 
     def _new(self, result: RunResult) -> list[Mapping[str, Any]]:
-        _, told = _split(result.final_messages)
+        _, told = _split(result.final_messages or [])
         if not told:
             said = result.final_output.get("response") if isinstance(result.final_output, dict) else None
             answer = [{"role": "assistant", "content": said}] if isinstance(said, str) else []
@@ -144,10 +145,11 @@ def _begins(messages: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, 
 def _overlap(known: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any]], least: int) -> int | None:
     """How many messages at the end of `known` are told again at first, `least` of them or more; None: not so many.
 
-    Whoever tells the end of a long history again has something to add: one message that is the same is another one.
+    Where nothing was given, whoever tells the end of a long history again adds to it: a message that is the same as the
+    last one, and all that is told, is said once more.
     """
     for count in range(min(len(known), len(told)), least - 1, -1):
-        adds = count < len(told) or count in (len(known), least)
+        adds = least > 0 or count < len(told) or count in (0, len(known))
         if adds and _begins(told, known[len(known) - count :]):
             return count
     return None

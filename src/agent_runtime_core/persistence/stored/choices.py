@@ -1,4 +1,4 @@
-"""What callers give, as it may be stored: it would be written, and then no list that it is in could be read."""
+"""What callers give, checked before it is stored: no list with a wrong one in it could be read again."""
 
 from __future__ import annotations
 
