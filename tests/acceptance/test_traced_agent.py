@@ -161,8 +161,7 @@ async def test_without_content_nothing_that_was_said_is_sent(receiver: Receiver,
 async def test_a_run_whose_worker_died_shows_each_call_once(receiver: Receiver, hang: str, tmp_path: Path) -> None:
     agents = Registry()
     agents.register(agent := Weather(hang))
-    # A lease that is short, so that the next worker need not wait for long.
-    config = RunnerConfig(lease_ttl_seconds=0.3, heartbeat_interval_seconds=0.1, grace_seconds=0)
+    config = RunnerConfig(grace_seconds=0)
 
     def runner(worker: str) -> AgentRunner:
         settings = RunnerConfig(**{**vars(config), "worker_id": worker})
@@ -177,6 +176,9 @@ async def test_a_run_whose_worker_died_shows_each_call_once(receiver: Receiver, 
     first.heart.drop(str(run_id))
     for drive in tuple(first._worker._drives.values()):
         drive.place.sealed = True
+    # Its lease ends now, so that the next worker need not wait for long.
+    row = await first.queue.must_get(str(run_id))
+    await first.queue.extend_lease(row.run_id, "first", 0.001, claim_id=row.claim_id)
     async with runner("second") as second:
         async with asyncio.timeout(10):
             while not await second.run_once():  # noqa: ASYNC110 - its lease has to run out
