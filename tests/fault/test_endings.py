@@ -380,6 +380,7 @@ async def test_an_agent_that_does_not_stop_is_abandoned_and_named(
 # -- loops that block
 
 
+@pytest.mark.alone
 async def test_a_blocked_loop_keeps_its_lease(kind: str, tmp_path: Path) -> None:
     """An async step that sleeps in earnest, for longer than the lease: the beat comes from a thread."""
     for n in range(TRIES):

@@ -132,6 +132,7 @@ async def test_a_killed_workers_run_on_redis_is_taken_over_when_its_lease_is_ove
     assert sum(ran.values()) - len(ran) <= 8, "at most the steps in flight ran again"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("engine", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
 async def test_a_cancel_reaches_a_running_step_in_another_process(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -419,6 +419,7 @@ def test_the_thread_starts_with_the_first_happening_and_ends_with_close(mine: My
     Tracer([mine]).close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sinks", [[], [NoopTraceSink()], [TraceSink()]])
 def test_without_a_sink_that_listens_nothing_is_done(sinks: list[TraceSink]) -> None:
     tracer = Tracer(sinks)
