@@ -42,7 +42,7 @@ def _told(outcomes: list[Outcome]) -> str:
 
 @pytest.fixture
 def uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New processes are not measured: that takes four times as long, and finds next to no line that other tests miss."""
+    """New processes are not measured: it would take four times as long, to find lines that other tests find."""
     for name in os.environ:
         if name.startswith("COVERAGE_PROCESS"):
             monkeypatch.delenv(name)
