@@ -40,6 +40,7 @@ def test_a_thousand_small_steps_keep_the_store_small(tmp_path: Path) -> None:
     assert store.holds(), store
 
 
+@pytest.mark.alone
 def test_nothing_foreign_is_imported_and_the_bare_import_is_cheap(tmp_path: Path) -> None:
     lines = _measured("imports", tmp_path)
     assert lines["third-party modules behind all public names"].holds()

@@ -21,14 +21,18 @@ PATIENCE = 30.0  # seconds a child may take for anything
 
 
 class Child:
-    """`python -m tests.fault.jobs.<job>`, talked to line by line; it does not outlive the block."""
+    """`python -m tests.fault.jobs.<job>`, talked to line by line; it does not outlive the block.
+
+    Of the jobs that heed it, `life` is after how many seconds of being ready they are killed.
+    """
 
     package = "tests.fault.jobs."
 
-    def __init__(self, job: str, *args: object) -> None:
+    def __init__(self, job: str, *args: object, life: float | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"{self.package}{job}", *map(str, args)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+            env=os.environ if life is None else {**os.environ, "LIFE": str(life)},
         )  # fmt: skip
         assert self.process.stdin is not None
         assert self.process.stdout is not None

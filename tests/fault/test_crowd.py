@@ -85,6 +85,7 @@ async def test_each_of_many_runs_is_claimed_once(tmp_path: Path) -> None:
     await claimed_once(tmp_path, 4, 400)
 
 
+@pytest.mark.alone
 async def test_many_processes_write_and_none_is_turned_away(tmp_path: Path) -> None:
     await written_together(tmp_path, 4, 3.0)
 

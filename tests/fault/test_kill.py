@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -15,7 +16,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fault.children import Child, image, lines, recorded
+from tests.fault.children import PATIENCE, Child, image, lines, recorded
 from tests.fault.jobs.twenty import STEPS
 
 log = logging.getLogger("fault")
@@ -40,13 +41,13 @@ class Ordeal:
     def go(self) -> Any:
         """The result, once it is done."""
         while True:
-            with Child(self.job, self.kind, self.db, self.run_id, self.effects, self.pause) as child:
+            life = self.random.uniform(0, self.life) if self.killed < self.kills else None
+            with Child(self.job, self.kind, self.db, self.run_id, self.effects, self.pause, life=life) as child:
                 child.expect("ready")
-                limit = self.random.uniform(0, self.life)
-                said = child.poll_line(limit) if self.killed < self.kills else child.line()
-                if said is None:
-                    self.killed += child.kill()
-                    said = child.poll_line(0)
+                said = child.poll_line(PATIENCE)
+                ended = child.ended()
+                assert ended == 0 or (life is not None and ended == -signal.SIGKILL)
+                self.killed += ended == -signal.SIGKILL
             self.check()
             if said is not None:
                 assert said.startswith("done "), said

@@ -25,6 +25,7 @@ from agent_runtime_core.backends import open_url
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.steps import Step, StepExecutor
+from tests.bars import TRIES
 from tests.cut import Cut
 from tests.fault.rig import Agent, consistent, settings
 from tests.servers import RedisServer
@@ -206,10 +207,22 @@ async def test_answers_are_nobody_elses_when_connections_are_cut_under_load(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cuts at any moment, with several calls under way: who is answered, is answered with what was asked."""
-    random = Random(7)
     monkeypatch.setattr(redis_line, "ANSWER", 0.5)
-    with Cut(redis_server.port, delay=0.001) as proxy:
-        engine = RedisEngine.open(f"{proxy.url}?prefix=load")
+    for n in range(TRIES):
+        told, landed = await under_load(redis_server, f"load{n}")
+        log.info("cuts under load: %s, %d landed", dict(told), landed)
+        assert told["answered"] <= landed <= 3000
+        if told["answered"] > 2000 and told["busy"] > 0:
+            break
+    assert told["answered"] > 2000
+    assert told["busy"] > 0
+
+
+async def under_load(server: RedisServer, prefix: str) -> tuple[Counter[str], int]:
+    """What callers were told, and how many of their calls landed."""
+    random = Random(7)
+    with Cut(server.port, delay=0.001) as proxy:
+        engine = RedisEngine.open(f"{proxy.url}?prefix={prefix}")
         engine.add(ECHO)
         told: Counter[str] = Counter()
 
@@ -228,9 +241,6 @@ async def test_answers_are_nobody_elses_when_connections_are_cut_under_load(
 
         for first in range(0, 3000, 500):
             await asyncio.gather(cut(), *(ask(n) for n in range(first, first + 500)))
-        landed = await engine.ask("count")
+        landed: int = await engine.ask("count")
         await engine.close()
-    log.info("cuts under load: %s, %d landed", dict(told), landed)
-    assert told["answered"] <= landed <= 3000
-    assert told["answered"] > 2000
-    assert told["busy"] > 0
+    return told, landed

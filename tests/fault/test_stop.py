@@ -177,7 +177,7 @@ async def test_the_same_writes_are_taken_from_the_claim_that_holds(places: list[
 @ENGINES
 async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[str], tmp_path: Path) -> None:
     effects = tmp_path / "effects"
-    how = {"places": places, "config": {"lease_ttl_seconds": 1.0, "worker_id": "old"}}
+    how = {"places": places, "config": {"lease_ttl_seconds": 1.5, "worker_id": "old"}}
     async with open_runner(places) as runner:
         run = await runner.submit("writer", {"params": {"effects": str(effects)}})
         with Child("worker", json.dumps(how)) as child:

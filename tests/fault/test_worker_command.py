@@ -29,8 +29,9 @@ def worker(stack: ExitStack, db: Path, *options: object) -> Command:
     return child
 
 
-async def submitted(runner: AgentRunner, count: int, where: Path, pause: float, n: int = 3) -> list[UUID]:
-    params = {"n": n, "pause": pause, "effects": str(where / "effects")}
+async def submitted(runner: AgentRunner, count: int, where: Path, n: int = 3, **how: float) -> list[UUID]:
+    """Each step leaves a line in `effects`; the one with the number `held` goes on when there is a file `gate`."""
+    params = {"n": n, "effects": str(where / "effects"), "gate": str(where / "gate"), **how}
     return [await runner.submit("steps", {"params": params}) for _ in range(count)]
 
 
@@ -39,7 +40,7 @@ async def test_a_worker_does_what_another_process_submitted(tmp_path: Path) -> N
     with ExitStack() as stack:
         child = await asyncio.to_thread(worker, stack, db, "--concurrency", 4)
         async with open_runner([db] * 3) as runner:
-            runs = await submitted(runner, 10, tmp_path, 0)
+            runs = await submitted(runner, 10, tmp_path)
             for run in runs:
                 assert (await runner.wait(run, 30)).final_output == {"out": [0, 1, 4]}
         assert {words[2] for words in lines(tmp_path / "effects")} == {str(child.pid)}
@@ -50,7 +51,7 @@ async def test_a_worker_does_what_another_process_submitted(tmp_path: Path) -> N
 async def test_a_worker_told_to_stop_under_load_loses_nothing_and_uses_no_attempt(tmp_path: Path) -> None:
     db = tmp_path / "all.db"
     async with open_runner([db] * 3) as runner:
-        runs = await submitted(runner, 24, tmp_path, 0.05, 4)
+        runs = await submitted(runner, 24, tmp_path, 4, pause=0.05, held=2)
         with ExitStack() as stack:
             for _ in range(3):
                 known = len(lines(tmp_path / "effects"))
@@ -61,6 +62,7 @@ async def test_a_worker_told_to_stop_under_load_loses_nothing_and_uses_no_attemp
                 infos = [await runner.get_run(run) for run in runs]
                 assert {info.status for info in infos} <= {RunStatus.PENDING, RunStatus.SUCCEEDED}
             assert any(info.status is RunStatus.PENDING for info in infos), "it was stopped in the middle"
+            (tmp_path / "gate").touch()
             last = await asyncio.to_thread(worker, stack, db, "--concurrency", 8)
             for run in runs:
                 assert (await runner.wait(run, 30)).final_output == {"out": [0, 1, 4, 9]}
@@ -90,7 +92,7 @@ async def test_a_run_of_a_killed_worker_goes_on_at_once_in_another(tmp_path: Pat
     async with open_runner([db] * 3) as runner:
         with ExitStack() as stack:
             workers = [await asyncio.to_thread(worker, stack, db, "--poll", 0.2) for _ in range(2)]
-            [run] = await submitted(runner, 1, tmp_path, 0.5)
+            [run] = await submitted(runner, 1, tmp_path, held=1)
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 2, "the second step to begin")
             holder = int(lines(effects)[0][2])
             [victim] = [each for each in workers if each.pid == holder]
@@ -103,6 +105,7 @@ async def test_a_run_of_a_killed_worker_goes_on_at_once_in_another(tmp_path: Pat
 
             await becomes(taken_over, "the other worker to go on")
             took = time.monotonic() - died
+            (tmp_path / "gate").touch()
             assert (await runner.wait(run, 30)).final_output == {"out": [0, 1, 4]}
         assert [words[1] for words in lines(effects)] == ["s0", "s1", "s1", "s2"], "what is recorded is not run again"
         assert (await runner.get_run(run)).attempt == 2

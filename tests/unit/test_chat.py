@@ -500,12 +500,20 @@ async def test_the_time_for_a_first_byte_is_no_limit_for_an_answer_in_one_piece(
     assert (await client.generate(ASK)).finish_reason == "stop"
 
 
-async def test_signs_of_life_without_text_keep_a_stream_alive_and_allow_a_retry() -> None:
+async def test_signs_of_life_without_text_keep_a_stream_alive_and_allow_a_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = [loop.time()]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+
     class Dripping(ScriptedWire):
         async def pour(self, request: Request) -> AsyncIterator[Piece]:
             self.asked.append(request)
             for _ in range(8):
-                await asyncio.sleep(0.02)
+                now[0] += 0.06
+                for _ in range(3):  # whatever is due comes to its turn
+                    await asyncio.sleep(0)
                 yield Piece()
             if len(self.asked) == 1:
                 raise GONE

@@ -441,6 +441,7 @@ def test_a_python_without_the_c_encoder_writes_the_same(monkeypatch: pytest.Monk
 # --- cost
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(TRACED, reason="measures the tracer")
 def test_the_walk_costs_little_beside_json_itself() -> None:
     def cost(call: Callable[[], object], times: int) -> float:

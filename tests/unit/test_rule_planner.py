@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from random import Random
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
+from tests.bars import within
 from tests.unit.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
 
 TODOS = Tool(
@@ -74,34 +74,30 @@ async def test_random_prompts_give_a_plan_or_a_planning_error_and_take_no_time()
     )
     odd = ["\n", '"', "\u0663", "\U0001d7d0", "\x00", "\ud800", "ß", "\u0130", "9" * 50, "{{", "}}"]
     vocabulary = [*said.split(), *odd]
-    plans, slowest = 0, 0.0
+    plans = 0
     planner = RuleBasedPlanner()
     for number in range(5000):
         if number % 5:
             prompt = " ".join(chance.choices(vocabulary, k=chance.randint(1, 25)))
         else:
             prompt = "".join(chr(chance.choice((chance.randint(1, 127), chance.randint(1, 0x2FFF)))) for _ in range(40))
-        since = time.perf_counter()
-        try:
-            plan: Plan | None = await planner.create_plan(prompt, TOOLS)
-        except PlanningError:
-            plan = None
-        slowest = max(slowest, time.perf_counter() - since)
+        plan: Plan | None = None
+        for _ in within(1.0):
+            with contextlib.suppress(PlanningError):
+                plan = await planner.create_plan(prompt, TOOLS)
         if plan is not None:
             plans += 1
             assert plan.problems(TOOLS) == []
     assert plans > 50
-    assert slowest < 1.0
 
 
 @pytest.mark.parametrize(
     "prompt", ["and " * 500, "add 1, " * 60, "add " * 490, "(" * 1999, "1 and " * 79 + "1", "remind me to " * 70]
 )
 async def test_a_prompt_that_leads_nowhere_is_given_up_soon(prompt: str) -> None:
-    since = time.perf_counter()
-    with contextlib.suppress(PlanningError):
-        await RuleBasedPlanner().create_plan(prompt, TOOLS)
-    assert time.perf_counter() - since < 2.0
+    for _ in within(2.0):
+        with contextlib.suppress(PlanningError):
+            await RuleBasedPlanner().create_plan(prompt, TOOLS)
 
 
 @pytest.mark.parametrize(("prompt", "part"), REFUSED)

@@ -23,6 +23,7 @@ from agent_runtime_core.config import configure
 from agent_runtime_core.errors import InvalidArgument, NotConfigured
 from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.tracing import NoopTraceSink, Tracer, get_trace_sink
+from tests.bars import within
 
 tracer_module = importlib.import_module("agent_runtime_core.tracing.tracer")
 
@@ -418,33 +419,27 @@ def test_the_thread_starts_with_the_first_happening_and_ends_with_close(mine: My
     Tracer([mine]).close()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("sinks", [[], [NoopTraceSink()], [TraceSink()]])
 def test_without_a_sink_that_listens_nothing_is_done(sinks: list[TraceSink]) -> None:
     tracer = Tracer(sinks)
     tracer.start_run(RUN, {})
     tracer.end_run(RUN, "succeeded")
     payload: dict[str, Any] = {"n": 1}
-    rounds = []
-    for _ in range(7):
-        since = time.perf_counter()
+    for _ in within(10_000 * 0.3e-6 * (5 if sys.gettrace() is not None or "coverage" in sys.modules else 1), tries=50):
         for _ in range(10_000):
             tracer.event(RUN, "own", payload)
-        rounds.append((time.perf_counter() - since) / 10_000)
     assert _threads() == []
     tracer.close()
-    assert min(rounds) < 0.3e-6 * (5 if sys.gettrace() is not None or "coverage" in sys.modules else 1)
 
 
 def test_a_happening_costs_the_run_less_than_a_millisecond(mine: MyTraceSink) -> None:
     tracer = Tracer([mine, Failing()])
     payload = {"input": [{"role": "user", "content": "x" * 1000}] * 200, "output": {}, "usage": {}}
-    costs = []
-    for _ in range(2000):
-        since = time.perf_counter()
-        tracer.event(RUN, "llm.call", payload)
-        costs.append(time.perf_counter() - since)
+    for _ in within(2000 * 1e-3):
+        for _ in range(2000):
+            tracer.event(RUN, "llm.call", payload)
     tracer.close(SOON)
-    assert sum(costs) / len(costs) < 1e-3
 
 
 def _python(code: str, path: Path) -> list[str]:

@@ -246,6 +246,15 @@ async def test_closing_carries_out_what_was_posted_in_this_turn(tmp_path: Path) 
 
 async def test_a_batch_larger_than_a_group_is_several(engine: SQLiteEngine) -> None:
     requests = [Request(None, [Op("put", (n,))]) for n in range(GROUP + 10)]
-    engine.writer.hand(requests)
-    assert await where(engine) == "thread"
+    go = threading.Event()
+
+    def stand() -> None:
+        go.wait(10)
+
+    engine.writer.hand([stand, *requests])
+    last = asyncio.ensure_future(where(engine))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    go.set()
+    assert await last == "thread"
     assert len(stored(engine)) == GROUP + 11

@@ -43,7 +43,10 @@ class Noop(AgentRuntime):
 
 
 class Steps(AgentRuntime):
-    """`n` steps of `pause` seconds each; with `say`, an event in each and one behind each, and a checkpoint."""
+    """`n` steps of `pause` seconds each; with `say`, an event in each and one behind each, and a checkpoint.
+
+    The step with the number `held` goes on when there is a file `gate`.
+    """
 
     key = "steps"
 
@@ -56,6 +59,8 @@ class Steps(AgentRuntime):
             if p.get("say"):
                 await ctx.emit("inside", {"i": i})
             await asyncio.sleep(p.get("pause", 0))
+            while i == p.get("held") and not os.path.exists(p["gate"]):  # noqa: ASYNC110 - another process makes it
+                await asyncio.sleep(0.005)
             return i * i
 
         out = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 
 
 def effect(path: str, *words: object) -> None:
@@ -18,3 +20,12 @@ def effect(path: str, *words: object) -> None:
 
 def say(line: str) -> None:
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def ready() -> None:
+    """Say so; if LIFE is set, SIGKILL comes that many seconds later, however busy those are who wait for it."""
+    say("ready")
+    if life := os.environ.get("LIFE"):
+        end = threading.Timer(float(life), os.kill, (os.getpid(), signal.SIGKILL))
+        end.daemon = True
+        end.start()

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from agent_runtime_core import Step, StepExecutor, open_run
-from tests.fault.jobs.effects import effect, say
+from tests.fault.jobs.effects import effect, ready, say
 
 STEPS = 30
 AT_ONCE = 4
@@ -45,7 +45,7 @@ def step(name: str, effects: str, pause: float) -> Callable[..., Any]:
 
 
 async def main(db: str, run_id: str, effects: str, pause: float) -> None:
-    say("ready")
+    ready()
     async with open_run(db, run_id) as ctx:
         steps = [Step(name, step(name, effects, pause), depends_on=needs) for name, needs in EDGES.items()]
         results = await StepExecutor(ctx, max_concurrency=AT_ONCE).run(steps)

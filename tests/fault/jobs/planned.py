@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_runtime_core import AgentRunner, RunContext, Tool, ToolRegistry
 from agent_runtime_core.planning import BasePlanner, Plan, PlanningAgent, PlanStep
-from tests.fault.jobs.effects import effect, say
+from tests.fault.jobs.effects import effect, ready, say
 from tests.fault.jobs.graph import AT_ONCE, EDGES
 
 #: What each step waits for, by the names under which they are recorded.
@@ -46,7 +46,7 @@ async def main(db: str, run_id: str, effects: str, pause: float) -> None:
     agent = PlanningAgent("planned", Fixed(), tools(effects, pause), max_concurrency=AT_ONCE)
     async with AgentRunner.open(db) as runner:
         await runner.runs(limit=1)  # so that most of its life is spent on the plan
-        say("ready")
+        ready()
         input_: dict[str, Any] = {"messages": [{"role": "user", "content": "mix"}]}
         result = await runner.execute(agent, run_id, input_, raise_on_error=True)
     say("done " + json.dumps(result.final_output["steps"]))

@@ -11,7 +11,7 @@ from agent_runtime_core import AgentRunner, Tool, ToolRegistry
 from agent_runtime_core.planning import BasePlanner, Plan, PlanningAgent, PlanStep
 from agent_runtime_core.tools import TodoStoreTool, ToolResult
 from agent_runtime_core.tools.todo import RunContext
-from tests.fault.jobs.effects import say
+from tests.fault.jobs.effects import ready, say
 
 TODOS = 12
 
@@ -53,7 +53,7 @@ async def main(db: str, run_id: str, pause: float) -> None:
     async with AgentRunner.open(db) as runner:
         stores = runner.persistence
         await asyncio.gather(runner.runs(limit=1), stores.memory.list_keys(), stores.tasks.ready())  # all is loaded
-        say("ready")
+        ready()
         input_ = {"messages": [{"role": "user", "content": "be busy"}]}
         result = await runner.execute(agent, run_id, input_, raise_on_error=True)
     left = result.final_output["result"]

@@ -10,7 +10,7 @@ from collections import Counter
 from agent_runtime_core import AgentRunner
 from agent_runtime_core.turns import TurnManager
 from agent_runtime_core.turns.events import TOPICS
-from tests.fault.jobs.effects import say
+from tests.fault.jobs.effects import ready, say
 from tests.fault.jobs.graph import AT_ONCE
 from tests.fault.jobs.planned import Fixed, tools
 
@@ -19,7 +19,7 @@ async def main(db: str, run_id: str, effects: str, pause: float) -> None:
     async with AgentRunner.open(db) as runner:
         manager = TurnManager(runner, planner=Fixed(), tools=tools(effects, pause), max_in_flight=AT_ONCE)
         await runner.runs(limit=1)  # so that most of its life is spent on the turn
-        say("ready")
+        ready()
         turn = await manager.run_turn({"text": "mix", "turn_id": run_id})
         steps = [[step.step_number, step.status.value, step.result] for step in turn.steps]
         told: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_runtime_core import StepExecutor, open_run
 from agent_runtime_core.steps import Step
-from tests.fault.jobs.effects import effect, say
+from tests.fault.jobs.effects import effect, ready, say
 
 STEPS = 20
 
@@ -42,7 +42,7 @@ def insert(conn: Any, run_id: str, i: int) -> int:
 
 
 async def main(kind: str, db: str, run_id: str, effects: str, pause: float) -> None:
-    say("ready")
+    ready()
     async with open_run(db, run_id) as ctx:
         if kind == "steps":
             steps = [Step(f"s{i}", step(i, effects, pause)) for i in range(STEPS)]
