@@ -56,6 +56,7 @@ AgentRuntimeError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 
 class AgentRuntimeError(Exception):
@@ -64,6 +65,17 @@ class AgentRuntimeError(Exception):
     def __str__(self) -> str:
         # KeyError would print the repr of its argument.
         return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, be it in another process, is made of the text: what most constructors take is something else.
+        _, args, *state = cast("tuple[Any, ...]", super().__reduce__())
+        return (_again, (type(self), args), *state)
+
+
+def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 class InvalidArgument(AgentRuntimeError, ValueError):
