@@ -56,6 +56,7 @@ AgentRuntimeError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 
 class AgentRuntimeError(Exception):
@@ -65,9 +66,10 @@ class AgentRuntimeError(Exception):
         # KeyError would print the repr of its argument.
         return str(self.args[0]) if self.args else (type(self).__doc__ or "").strip()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # What their constructors take is not what `args` holds: a pool of processes could not hand them on.
-        return _as_it_was, (type(self), self.args), dict(self.__dict__)
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy, be it in another process, is made of the text: what most constructors take is something else.
+        _, args, *state = cast("tuple[Any, ...]", super().__reduce__())
+        return (_again, (type(self), args), *state)
 
 
 LONGEST = 16_384  # characters kept of a long text of an error, or of its stack: it has to fit into a record
@@ -89,8 +91,8 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be told"
 
 
-def _as_it_was(cls: type[AgentRuntimeError], args: tuple[object, ...]) -> AgentRuntimeError:
-    error = cls.__new__(cls)
+def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    error = kind.__new__(kind, *args)
     error.args = args
     return error
 
@@ -181,9 +183,6 @@ class TooManyVectors(NotSupported):
 
 class MissingDependency(AgentRuntimeError, ImportError):
     """An optional package is not installed."""
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _as_it_was, (type(self), self.args), {**self.__dict__, "name": self.name, "path": self.path}
 
 
 class IllegalTransition(AgentRuntimeError):

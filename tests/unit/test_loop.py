@@ -933,6 +933,15 @@ async def test_a_person_may_change_a_call_that_is_written_flat() -> None:
     assert done.messages[2]["content"] == "11"
 
 
+async def test_nobody_is_asked_about_a_call_that_does_not_fit() -> None:
+    tools = registry(Tool.from_function(add, requires_confirmation=True))
+    client = Scripted(asks(call("add", {"a": "one", "b": 2})), "sorry")
+    states: list[TurnState] = []
+    done = await run_turn_loop(MockRunContext(HELLO), client, tools, hooks=Hooks(on_state=states.append))
+    assert done.messages[2]["content"].startswith("Error: tool 'add': $.a is str")
+    assert TurnState.WAITING not in states
+
+
 async def test_a_recorded_call_is_not_asked_about_afterwards(tmp_path: Path) -> None:
     async def code(ctx: Any, again: bool) -> LoopResult:
         tools = registry(add, requires_confirmation=again)

@@ -102,7 +102,8 @@ class Calling:
         recorded = talk.steps.recorded("tool", key)
         agent = None if tool is None else _agent(tool)
         refusal = None
-        if recorded is UNRECORDED and tool is not None and tool.requires_confirmation:
+        # Nobody is asked about a call that could not be made.
+        if recorded is UNRECORDED and tool is not None and tool.requires_confirmation and _fits(call, tool):
             refusal = await self._confirmed(key, call)
         if tool is not None and agent and refusal is None and _may_begin(call, tool, recorded):
             return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
@@ -257,6 +258,10 @@ def _may_begin(call: ToolCallDict, tool: Tool, recorded: Any) -> bool:
     """Whether the agent of a call was asked for something, and nobody refused that."""
     if isinstance(recorded, Mapping):
         return recorded.get("error") not in ("refused", BAD_ARGUMENTS)
+    return _fits(call, tool)
+
+
+def _fits(call: ToolCallDict, tool: Tool) -> bool:
     try:
         check_arguments(tool.parameters, read_arguments(call.arguments))
     except BadArguments:
