@@ -48,8 +48,10 @@ class ToolRegistry:
     def register(self, tool: Tool | BaseTool) -> None:
         """Add a tool; it replaces one of the same name."""
         made = tool.as_tool() if isinstance(tool, BaseTool) else tool
-        if isinstance(tool, type) or not isinstance(getattr(made, "name", None), str):
-            raise InvalidArgument(f"a Tool or a BaseTool object is registered, not {tool!r:.80}")
+        if not hasattr(made, "handler"):
+            raise InvalidArgument(
+                f"register takes a Tool, not {made!r:.80}: make one with Tool.from_function(fn) or @tool"
+            )
         self._tools[made.name] = made
         self._given.pop(made.name, None)
         if isinstance(tool, BaseTool):
