@@ -443,10 +443,10 @@ class AgentRunner:
         is asked for. Without,
         and where another process has the run, it is never slowed.
         """
+        key = (await self._row(run_id)).run_id
         most = max_unsent_bytes
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise InvalidArgument(f"max_unsent_bytes is a whole number above 0, not {most!r:.60}")
-        key = (await self._row(run_id)).run_id
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:
             events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)
