@@ -36,8 +36,11 @@ def test_words_become_a_plan_and_to_dos_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["what is love?"], "failed: no plan for 'what is love?': this planner understands sums"),
-        (["add 1 and 2, then multiply by 3", "--max-steps", "1"], "failed: max_steps=1 is reached (2 used)"),
+        (["what is love?"], "failed: PlanningError: no plan for 'what is love?': this planner understands sums"),
+        (
+            ["add 1 and 2, then multiply by 3", "--max-steps", "1"],
+            "failed: LimitExceeded: max_steps=1 is reached (2 used)",
+        ),
         (["add 1 and 2", "--max-steps", "0"], "todo_planner: max_steps is a whole number from 1 to 100, not 0"),
     ],
 )
@@ -55,7 +58,8 @@ def test_killed_it_finishes_what_was_left(tmp_path: Path) -> None:
     again = run(NAME, "list my to-dos", cwd=tmp_path)
     assert again.stdout.startswith("going on with: remind me to call Bob, then divide 1 by 0\n")
     assert again.stderr == (
-        "failed: step 'step_2' failed after 3 attempt(s): tool 'calculator' did not succeed: division by zero\n"
+        "failed: ToolFailed: step 'step_2' failed after 3 attempt(s): "
+        "tool 'calculator' did not succeed: division by zero\n"
     )
     assert again.stdout.endswith("\n[ ] 1: call Bob\n")
     assert again.stdout.count("call Bob'") == 1

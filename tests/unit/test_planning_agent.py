@@ -60,6 +60,18 @@ async def test_a_prompt_may_come_in_parts() -> None:
         assert (await runner.execute(PlanningAgent(), "r", said)).final_output["result"] == 14
 
 
+async def test_a_planner_that_gives_no_plan_is_named() -> None:
+    class Wrong(BasePlanner):
+        async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+            return {"steps": []}  # type: ignore[return-value]
+
+    async with AgentRunner.open("memory://") as runner:
+        result = await runner.execute(PlanningAgent(planner=Wrong()), "r", asking("x"))
+    assert result.error is not None
+    assert (result.error.type, result.error.retriable) == ("PlanningError", False)
+    assert result.error.message == "Wrong.create_plan gives a Plan, not {'steps': []}"
+
+
 async def test_the_plan_is_made_once() -> None:
     made: list[str] = []
 

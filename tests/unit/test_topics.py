@@ -40,6 +40,20 @@ async def test_the_same_event_is_published_once(place: Path | None) -> None:
         assert there[0] == first
 
 
+async def test_what_is_no_event_and_no_place_is_refused() -> None:
+    async with Rig() as rig:
+        topics = _topics(rig)
+        for wrong in (None, {"topic": AUDIT}, AuditEvent(action="a")):
+            envelope: Any = wrong
+            with pytest.raises(InvalidTurn, match="envelope: is an EventEnvelope"):
+                await topics.publish(envelope)
+        for place in (-1, True, 1.5, "0", None):
+            offset: Any = place
+            with pytest.raises(InvalidArgument, match="cannot be committed"):
+                await topics.commit(AUDIT, "c", offset)
+        assert await topics.offset(AUDIT, "c") == 0
+
+
 async def test_a_follower_replays_and_then_goes_on(place: Path | None) -> None:
     async with Rig(place) as rig:
         topics, elsewhere = _topics(rig), _topics(rig)

@@ -315,6 +315,30 @@ async def test_row_turn_manager_a_malformed_turn_is_a_422(turn: dict[str, Any], 
         assert await house.runner.runs() == []
 
 
+@pytest.mark.parametrize("gives", [KeyError("no such thing"), {"steps": []}])
+async def test_row_plan_executor_a_planner_that_fails_is_logged_and_done_without(
+    gives: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(BasePlanner):
+        async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+            if isinstance(gives, Exception):
+                raise gives
+            return gives  # type: ignore[no-any-return]
+
+    async with House() as house:
+        turn = await house.manager(planner=Broken(), client=MockLLMClient(["as it is"])).run_turn("hello")
+        assert (turn.status, turn.response) == (RunStatus.SUCCEEDED, "as it is")
+        assert "there is no plan" in caplog.text
+        assert ("Traceback" in caplog.text) is isinstance(gives, Exception)
+
+        class Away(Broken):
+            async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+                raise ProviderUnavailable("away")
+
+        turn = await house.manager(planner=Away(), client=MockLLMClient(["as it is"])).run_turn("hello")
+        assert (turn.error or {})["type"] == "ProviderUnavailable"
+
+
 async def test_row_plan_executor_broken_steps_are_skipped_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     steps = (
         PlanStep(1, "calculator", {"expression": "1 + 1"}), PlanStep(2, "nothing", {}),

@@ -15,7 +15,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.todo import TodoStoreTool
 from ..tools.tool import Tool
 from .asking import RecordedClient, count_recorded
-from .base import BasePlanner, checked_planner, registry_of
+from .base import BasePlanner, checked_planner, plan_of, registry_of
 from .by_model import LLMPlanner
 from .executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, execute_plan
 from .plan import Plan
@@ -70,7 +70,7 @@ class PlanningAgent(AgentRuntime):
         count_recorded(ctx, PLANNING, budget)
 
         async def make() -> dict[str, Any]:
-            return (await self._planner(ctx, budget).create_plan(prompt, self.tools)).to_dict()
+            return (await plan_of(self._planner(ctx, budget), prompt, self.tools)).to_dict()
 
         try:
             return Plan.from_dict(await ctx.step(PLANNING, make))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, PlanningError
 from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -25,6 +25,14 @@ def checked_planner(planner: BasePlanner) -> BasePlanner:
     if isinstance(planner, type) or not callable(getattr(planner, "create_plan", None)):
         raise InvalidArgument(f"a planner is an object with create_plan, as a BasePlanner is, not {planner!r:.80}")
     return planner
+
+
+async def plan_of(planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Plan:
+    """The plan that a planner makes; PlanningError for one that gives something else."""
+    plan: object = await planner.create_plan(prompt, tools)
+    if not isinstance(plan, Plan):
+        raise PlanningError(f"{type(planner).__name__}.create_plan gives a Plan, not {plan!r:.80}")
+    return plan
 
 
 def registry_of(tools: ToolRegistry | Iterable[Tool | BaseTool]) -> ToolRegistry:

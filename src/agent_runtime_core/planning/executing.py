@@ -53,7 +53,7 @@ Around = Callable[[PlanStep, dict[str, Any], Callable[[], Awaitable[Any]]], Awai
 _OPTIONS: Final = ("model", "temperature", "max_tokens")
 
 #: Trying again would not help, or is for the run to decide: these come as they are.
-_AS_THEY_ARE: Final = (
+AS_THEY_ARE: Final = (
     LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError, UnknownPrice,
     MissingDependency,
 )  # fmt: skip
@@ -229,7 +229,7 @@ class _Execution:
                 for each in planned:
                     self.attempts[each.step_number] = self.book.done[step_name(each), dag.key].attempt
         except StepExecutionError as error:
-            if isinstance(error.__cause__, _AS_THEY_ARE):
+            if isinstance(error.__cause__, AS_THEY_ARE):
                 raise error.__cause__ from None
             raise
         self.results.update({each.step_number: done[step_name(each)] for each in planned})
@@ -276,7 +276,7 @@ class _Execution:
         try:
             result = await self.tools.execute(planned.tool_name, given, ctx)
         except Exception as error:
-            if not isinstance(error, _AS_THEY_ARE):
+            if not isinstance(error, AS_THEY_ARE):
                 what = str(error) or type(error).__name__
                 await ctx.emit(EventType.TOOL_RESULT, {**told, "result": None, "error": what})
             raise
@@ -337,7 +337,7 @@ def _may_help(error: BaseException) -> bool:
     """Whether it makes sense to try again after this."""
     if isinstance(error, ProviderError):
         return error.retriable
-    return not isinstance(error, _AS_THEY_ARE)
+    return not isinstance(error, AS_THEY_ARE)
 
 
 def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:

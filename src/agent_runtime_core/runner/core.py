@@ -464,9 +464,9 @@ class AgentRunner:
         is asked for. Without,
         and where another process has the run, it is never slowed.
         """
-        most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
-        whole("since_sequence", since_sequence, least=0)
         key = (await self._row(run_id)).run_id
+        whole("since_sequence", since_sequence, least=0)
+        most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:
             events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)

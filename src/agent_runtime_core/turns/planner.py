@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..errors import PlanningError
+from ..errors import NotConfigured, PlanningError, ProviderError
 from ..interfaces import LLMClient
-from ..planning.base import BasePlanner
+from ..planning.base import BasePlanner, plan_of
+from ..planning.executing import AS_THEY_ARE
 from ..planning.memory import memory_operations
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..tools.registry import ToolRegistry
@@ -41,9 +42,9 @@ class Planned:
 class PlanExecutor:
     """Makes the plan of a turn.
 
-    A planner that gives none is logged, and the turn answered by one call of the model; with no model to ask, its
-    PlanningError is raised. Of a plan with steps that cannot be carried out, those and what depends on them are
-    left out, and logged. What goes wrong with the model itself is raised.
+    A planner that gives none, or fails, is logged, and the turn answered by one call of the model; with no model to
+    ask, its PlanningError is raised. Of a plan with steps that cannot be carried out, those and what depends on them
+    are left out, and logged. What goes wrong with the model itself is raised.
     """
 
     def __init__(self, planner: BasePlanner) -> None:
@@ -55,14 +56,23 @@ class PlanExecutor:
     ) -> Planned:  # fmt: skip
         """`client` gives what is asked, by a planner with a client of its own or without one; called where need be."""
         try:
-            plan = await self._with(client).create_plan(request.prompt, tools)
+            plan = await self._made(self._with(client), request.prompt, tools)
             return self._without_broken(plan, tools, log)
         except PlanningError as error:
             if client(None) is None:
                 raise
-            log.warning("there is no plan, the model is asked to answer as it is: %s", error)
+            why = error.__cause__  # what a planner of the application's own raised, to be found by its traceback
+            log.warning("there is no plan, the model is asked to answer as it is: %s", error, exc_info=why)
         step = PlanStep(1, "", {"prompt": CONVERSATION}, "an answer without a plan", kind=StepKind.LLM_CALL)
         return Planned(Plan([step], request.prompt), direct=True)
+
+    async def _made(self, planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Plan:
+        try:
+            return await plan_of(planner, prompt, tools)
+        except (PlanningError, ProviderError, NotConfigured, *AS_THEY_ARE):
+            raise
+        except Exception as error:
+            raise PlanningError(f"the planner failed: {type(error).__name__}: {error}") from error
 
     def _with(self, client: Callable[[LLMClient | None], LLMClient | None]) -> BasePlanner:
         own = getattr(self.planner, "client", None)

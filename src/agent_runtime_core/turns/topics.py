@@ -88,6 +88,8 @@ class EventPublisherSubscriber:
         """Publish several envelopes, of any topics, in one commit: all of them or none."""
         told: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for place, each in enumerate(envelopes):
+            if not isinstance(each, EventEnvelope):
+                raise InvalidTurn("envelope", f"is an EventEnvelope, as `envelope` makes it, not {each!r:.80}")
             plain = each.to_dict()
             EventEnvelope.from_dict(plain)
             told.setdefault(each.topic, []).append((place, plain))
@@ -169,6 +171,8 @@ class EventPublisherSubscriber:
 
     async def commit(self, topic: str, consumer: str, offset: int) -> None:
         """The consumer is done with the event at `offset` and with all before it."""
+        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
+            raise InvalidArgument(f"offset={offset!r:.60} cannot be committed: it is that of an envelope")
         self._consumers[self._known(topic)].add(consumer)
         await self._state.save_checkpoint(self._place(topic, consumer), {"offset": offset + 1})
 
