@@ -216,7 +216,7 @@ class AgentRunner:
 
     async def close(self) -> None:
         """Stop working and let go of the backends."""
-        await self._worker.drain()
+        await self._worker.close()
         self.heart.stop()
         if self._borrowed:
             return

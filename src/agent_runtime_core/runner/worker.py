@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AgentRuntimeError, InvalidArgument
+from ..errors import AgentRuntimeError, InvalidArgument, NotSupported
 from ..queue.row import ClaimRequest, RunRow
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Worker:
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
         now, runner = self.runner.queue.clock.boot(), self.runner
-        if self._stopping or self._busy > self._slots or now - self._looked > LOOK_AROUND:
+        if self._stopping or self._wake is None or self._busy > self._slots or now - self._looked > LOOK_AROUND:
             return None
         return runner.queue.want(
             runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
@@ -102,6 +102,8 @@ class Worker:
             raise InvalidArgument(f"concurrency is a whole number of at least 1, not {concurrency!r}")
         if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
+        if self._wake is not None and self._loop is not None and not self._loop.is_closed():
+            raise NotSupported("run_loop is under way here: give it a greater concurrency, or open another runner")
         self._slots = concurrency
         self._loop, wake = asyncio.get_running_loop(), asyncio.Event()
         self._wake = wake
@@ -113,6 +115,11 @@ class Worker:
                     if not await self._fill():
                         await self._sleep(wake, poll_interval)
                 await self.drain()
+            except (Exception, asyncio.CancelledError):
+                # Whoever cancels the loop does not wait: what is running is given back now.
+                self._stopping = self._hurry = True
+                await self.drain()
+                raise
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
@@ -161,6 +168,12 @@ class Worker:
                 self._loop.call_soon_threadsafe(self._ring)
 
     # -- stopping
+
+    async def close(self) -> None:
+        """Claim no more, and drain."""
+        if self._wake is not None and not self._stopping:
+            self.stop()
+        await self.drain()
 
     def stop(self) -> None:
         self._hurry = self._stopping
