@@ -959,6 +959,20 @@ def test_a_config_of_another_kind_is_refused() -> None:
         AgentRunner(config=configure())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("queue", "RunQueue and brings commit, read"), ("event_bus", "EventBus and brings _head, _rows, commit"),
+     ("state_store", "StateStore and brings commit, read")],
+)  # fmt: skip
+def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
+    class Legacy:
+        async def close(self) -> None: ...
+
+    for wrong in ("sqlite", Legacy()):
+        with pytest.raises(InvalidArgument, match=f"{name} is a .*{said}"):
+            AgentRunner(**{name: wrong})  # type: ignore[arg-type]
+
+
 async def test_a_transaction_says_where_it_works() -> None:
     async with Rig() as rig:
         result = await rig.go(lambda ctx: ctx.transaction("t", lambda conn: 1))
