@@ -1013,6 +1013,20 @@ async def test_a_stream_begins_at_a_sequence(since: Any) -> None:
             await anext(rig.runner.stream("r", since))
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("queue", "RunQueue and brings commit, read"), ("event_bus", "EventBus and brings _head, _rows, commit"),
+     ("state_store", "StateStore and brings commit, read")],
+)  # fmt: skip
+def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
+    class Legacy:
+        async def close(self) -> None: ...
+
+    for wrong in ("sqlite", Legacy()):
+        with pytest.raises(InvalidArgument, match=f"{name} is a .*{said}"):
+            AgentRunner(**{name: wrong})  # type: ignore[arg-type]
+
+
 async def test_a_transaction_says_where_it_works() -> None:
     async with Rig() as rig:
         result = await rig.go(lambda ctx: ctx.transaction("t", lambda conn: 1))

@@ -99,6 +99,45 @@ async def test_no_more_run_at_once_than_slots(place: Path | None) -> None:
         await stopped(rig.runner, loop)
 
 
+async def test_a_loop_that_is_cancelled_gives_back_what_runs_and_claims_no_more(place: Path | None) -> None:
+    inside = asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        ids = [await rig.runner.submit("script") for _ in range(2)]
+        loop = await working(rig.runner, concurrency=1)
+        await until(inside)
+        loop.cancel()
+        await asyncio.wait({loop})
+        assert loop.cancelled()
+        assert rig.runner._worker._drives == {}
+        told = [await rig.runner.get_run(each) for each in ids]
+        assert [(each.status, each.attempt) for each in told] == [(RunStatus.PENDING, 1)] * 2
+
+
+async def test_closing_a_runner_ends_its_loop(place: Path | None) -> None:
+    async with Rig(place, Clock()) as rig:
+        runner = rig.another()
+        loop = await working(runner)
+        await runner.close()
+        await asyncio.wait({loop}, timeout=5)
+        assert loop.done()
+        assert loop.exception() is None
+
+
+async def test_a_runner_has_one_loop(place: Path | None) -> None:
+    async with Rig(place, Clock()) as rig:
+        loop = await working(rig.runner)
+        with pytest.raises(InvalidArgument, match="a greater concurrency"):
+            await rig.runner.run_loop()
+        await stopped(rig.runner, loop)
+        await stopped(rig.runner, await working(rig.runner))
+
+
 async def test_a_run_that_waits_in_place_leaves_its_slot(place: Path | None) -> None:
     async def waits(ctx: Any) -> Any:
         return await ctx.wait_for_signal("go")

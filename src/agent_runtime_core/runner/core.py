@@ -70,6 +70,11 @@ def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) 
     return f"conversation:{conversation}"
 
 
+def _a_backend(kind: type) -> str:
+    brings = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+    return f"a {kind.__name__} (one of your own extends {kind.__name__} and brings {brings})"
+
+
 def busy(outcome: str, there: RunRow) -> RunBusy:
     """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
     worker = there.worker if there.status == "running" else None
@@ -109,6 +114,11 @@ class AgentRunner:
         settings = get_config()
         if config is not None and not isinstance(config, RunnerConfig):
             raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
+        for what, given, kind in (
+            ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
+        ):  # fmt: skip
+            if given is not None and not isinstance(given, kind):
+                raise InvalidArgument(f"{what} is {_a_backend(kind)}, not {given!r:.80}")
         self.config: RunnerConfig = config or RunnerConfig.of(settings)
         self.backends: Backends = configured(
             settings, queue, event_bus, state_store, max_retries=self.config.max_retries

@@ -72,7 +72,7 @@ class Worker:
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
         now, runner = self.runner.queue.clock.boot(), self.runner
-        if self._stopping or self._busy > self._slots or now - self._looked > LOOK_AROUND:
+        if self._stopping or self._wake is None or self._busy > self._slots or now - self._looked > LOOK_AROUND:
             return None
         return runner.queue.want(
             runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
@@ -104,7 +104,7 @@ class Worker:
     async def loop(self, poll_interval: float, concurrency: int, handle_signals: bool) -> None:
         if self._closed:
             raise StorageClosed("this runner was closed: make another one")
-        if self._wake is not None:
+        if self._wake is not None and self._loop is not None and not self._loop.is_closed():
             raise InvalidArgument("this runner works already: give it a greater concurrency, or make another one")
         whole("concurrency", concurrency)
         if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
@@ -120,6 +120,11 @@ class Worker:
                     if not await self._fill():
                         await self._sleep(wake, poll_interval)
                 await self.drain()
+            except (Exception, asyncio.CancelledError):
+                # Whoever cancels the loop does not wait: what is running is given back now.
+                self._stopping = self._hurry = True
+                await self.drain()
+                raise
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
@@ -191,9 +196,8 @@ class Worker:
         await self.drain()
         if going and self._over is not None and asyncio.get_running_loop() is self._loop:
             grace = self.runner.config.grace_seconds
-            with contextlib.suppress(
-                TimeoutError
-            ):  # it is a run of this very loop that closes, or one that will not end
+            # In time, unless it is a run of this very loop that closes, or one that will not end.
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SHUTDOWN + grace / 5):
                     await self._over.wait()
 
