@@ -454,6 +454,27 @@ async def test_closing_a_runner_ends_its_loop_and_nothing_is_claimed_after(place
         assert (await other.get_run(run_id)).status == RunStatus.PENDING
 
 
+async def test_closing_a_runner_ends_its_loop_in_another_thread(place: Path | None) -> None:
+    ended: list[BaseException | None] = []
+
+    def work() -> None:
+        try:
+            asyncio.run(rig.runner.run_loop(3600, handle_signals=False))
+        except BaseException as error:  # noqa: BLE001 - it is looked at below
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    async with Rig(place, Clock(), grace_seconds=0) as rig:
+        thread = threading.Thread(target=work)
+        thread.start()
+        await soon(lambda: rig.runner._worker._wake is not None)
+        await rig.runner.close()
+        assert rig.runner._worker._wake is None
+        await asyncio.to_thread(thread.join, 10)
+    assert ended == [None]
+
+
 async def test_a_loop_whose_store_was_closed_ends_with_that_error(tmp_path: Path) -> None:
     async def body(ctx: Any) -> None: ...
 

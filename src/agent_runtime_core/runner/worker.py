@@ -8,6 +8,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ class Worker:
         self._claims_due = False  # whether the last claim made what is due ready
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: asyncio.Event | None = None  # set when the loop has ended
+        self._over: Future[None] | None = None  # done when the loop has ended
         self._closed = False
 
     async def once(self) -> bool:
@@ -110,7 +111,7 @@ class Worker:
         if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
         self._slots = concurrency
-        self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
         self._wake, self._over = wake, over
         stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
         with self._signals(handle_signals):
@@ -128,7 +129,7 @@ class Worker:
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
-                over.set()
+                over.set_result(None)
                 if stop_listening is not None:
                     stop_listening()
 
@@ -142,6 +143,8 @@ class Worker:
         try:
             rows = await self._claim(free)
         except StorageClosed:
+            if self._stopping:
+                return False
             raise  # there is nothing to wait for
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
@@ -194,12 +197,12 @@ class Worker:
         if going and not self._stopping:  # a second word would cut the grace short
             self.stop()
         await self.drain()
-        if going and self._over is not None and asyncio.get_running_loop() is self._loop:
-            grace = self.runner.config.grace_seconds
-            # In time, unless it is a run of this very loop that closes, or one that will not end.
+        over, loop = self._over, self._loop  # which may be that of another thread
+        if going and over is not None and loop is not None and not loop.is_closed():
+            # What closes may be a run of this very loop, or one that does not end.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SHUTDOWN + grace / 5):
-                    await self._over.wait()
+                async with asyncio.timeout(SHUTDOWN + self.runner.config.grace_seconds / 5):
+                    await asyncio.shield(asyncio.wrap_future(over))
 
     @contextlib.contextmanager
     def _signals(self, wanted: bool) -> Any:
