@@ -149,7 +149,7 @@ def test_the_configured_sinks_are_told_too() -> None:
         traced(RuntimeConfig(trace_sinks=["langfuze"]), (), clock)
 
 
-@pytest.mark.parametrize("wrong", ["langfuse", [5], [Heard], Heard()], ids=repr)
+@pytest.mark.parametrize("wrong", ["langfuse", [5], [Heard], Heard()], ids=["name", "number", "class", "sink"])
 def test_what_is_no_list_of_sinks_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="trace sinks, or their names, in a list"):
         AgentRunner(trace_sinks=wrong)
