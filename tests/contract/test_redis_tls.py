@@ -18,17 +18,13 @@ import pytest
 
 from agent_runtime_core.errors import StorageBusy, StorageError
 from agent_runtime_core.events import get_event_bus
-from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
-from agent_runtime_core.testing.contracts import events, queue, runs, state
+from tests.contract.suites import SUITES, making
 from tests.cut import Cut
 from tests.servers import HOST, RedisServer
 
 pytestmark = pytest.mark.redis
 
-SUITES: dict[str, list[Any]] = {
-    "queue": queue.CASES, "events": events.CASES, "state": state.CASES, "runs": runs.CASES,
-}  # fmt: skip
 FEW = [
     pytest.param(suite, case, id=f"{suite}-{case.__name__}") for suite, cases in SUITES.items() for case in cases[::4]
 ]
@@ -100,23 +96,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize(("suite", "case"), FEW)
 async def test_some_cases_over_tls(suite: str, case: Any, url: str, shared: Counter[str]) -> None:
-    def make(**options: Any) -> Any:
-        place = {"url": f"{url}x{next(_PREFIXES)}"}
-        match suite:
-            case "queue":
-                return get_queue("redis", **place, **options)
-            case "events":
-                return get_event_bus("redis", **place, **options)
-            case "state":
-                return get_state_store("redis", **place, **options)
-            case _:
-                return (
-                    get_queue("redis", **place, **options),
-                    get_event_bus("redis", **place, **options),
-                    get_state_store("redis", **place, **options),
-                )
-
-    await case(make)
+    await case(making(suite, lambda: f"{url}x{next(_PREFIXES)}"))
     assert shared["send"]
     assert not shared["at once"]
 
