@@ -16,7 +16,7 @@ from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import PlanningError
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.outputs import Output
-from agent_runtime_core.persistence import PersistenceManager
+from agent_runtime_core.persistence import AuditEventType, PersistenceManager
 from agent_runtime_core.planning.base import BasePlanner
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
@@ -120,6 +120,9 @@ async def test_a_turn_answers_at_length(place: Path | None) -> None:
     async with Rig(place, clock) as rig:
         rig.runner._stores = stores
         await turned(rig.runner, Talkative(clock))
+    assert stores.audit is not None
+    ended = [each for each in await stores.audit.get_events() if each.event_type is AuditEventType.AGENT_END]
+    assert ["larger than" in each.details["left_out"] for each in ended] == [True]
     await stores.close()
 
 
@@ -127,7 +130,7 @@ async def test_a_turn_answers_at_length(place: Path | None) -> None:
 async def test_a_turn_answers_at_length_on_redis(redis_url: str) -> None:
     """The server carries out one write at a time: ten mebibytes, several times over, may hold it up for too long."""
     async with PersistenceManager.open(redis_url) as stores, AgentRunner.open(redis_url, persistence=stores) as runner:
-        await turned(runner, Talkative(size=3 * MEBIBYTE))
+        await turned(runner, Talkative(size=20 * PIECE))
 
 
 @pytest.mark.parametrize("kind", ["talker", "turn"])

@@ -238,14 +238,15 @@ async def streamed(
 async def _poured(
     pieces: AsyncIterator[LLMStreamChunk], tell: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
 ) -> LLMResponse:
-    buffered, told, text = "", clock.boot(), ""
+    buffered, told = "", clock.boot()
+    texts: list[str] = []
     last = LLMStreamChunk()
     calls: list[Any] = []
     usage = dict[str, Any]()
     try:
         async for piece in pieces:
             buffered += piece.delta
-            text += piece.delta
+            texts.append(piece.delta)
             calls += piece.tool_calls or ()
             usage = piece.usage or usage
             if piece.finish_reason is not None:
@@ -260,7 +261,7 @@ async def _poured(
             await close()
     if last.response is not None:
         return last.response
-    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
     if calls:
         if last.finish_reason is None:
             raise StreamCut("the stream asked for tools and ended without a finish_reason; nothing of it counts")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
-from ..errors import LeaseLost
+from ..errors import LeaseLost, UnserialisableResult
 from ..events.base import Event, EventBus
 from ..interfaces import RunResult
 from ..persistence.base.audit import AuditStore
@@ -95,7 +96,10 @@ class Audit:
             id=self._id(event.sequence), event_type=kind, timestamp=event.timestamp,
             action=f"{tool or self.row.agent} {action}", details=dict(payload), actor_id=self.row.agent, **self._about,
         )  # fmt: skip
-        await self.store.log_event(entry)
+        try:
+            await self.store.log_event(entry)
+        except UnserialisableResult as refusal:  # what it tells may be larger than an entry
+            await self.store.log_event(replace(entry, details={"left_out": str(refusal)}))
 
     async def _error(
         self, event: Event, kind: str, message: str, severity: ErrorSeverity, context: dict[str, Any]
