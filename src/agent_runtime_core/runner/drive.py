@@ -621,7 +621,8 @@ class Drive:
         result = decode_result(ended.result or "{}")
         events = [] if self.ending is None else await self._said(self.ending, result)
         await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result), events=events)
-        return result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
+        self.ended = result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
+        return self.ended
 
 
 def recordable(error: ErrorInfo) -> ErrorInfo:
