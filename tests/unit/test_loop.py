@@ -982,6 +982,64 @@ async def test_a_mismatch_ends_the_run_with_what_there_is(tmp_path: Path) -> Non
     assert result.usage["turns"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_was_cut_before_it_said_anything_ends_the_run_with_what_there_is(
+    tmp_path: Path, stream: bool
+) -> None:
+    cut = LLMResponse({"role": "assistant", "content": ""}, {"total_tokens": 7}, "scripted-1", "length")
+    asked = Scripted(asks(call("add", {"a": 1, "b": 2})), cut)
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, asked, registry(add), stream=stream)
+            return RunResult({"response": done.text})
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO})
+        assert (await runner.get_run("r")).attempt == 1
+    assert result.status is RunStatus.FAILED
+    assert result.error is not None
+    assert (result.error.type, result.error.retriable) == ("OutputMismatch", False)
+    assert "cut at its length" in result.error.message
+    assert [each["role"] for each in result.final_messages] == ["user", "assistant", "tool", "assistant"]
+    assert result.usage["turns"] == 2
+
+
+async def cancels_itself() -> None:
+    """Awaits what somebody else has cancelled."""
+    gone = asyncio.get_running_loop().create_future()
+    gone.cancel()
+    await gone
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_tool_that_awaited_what_was_cancelled_is_told_of_it_and_the_run_goes_on(
+    tmp_path: Path, calls: int
+) -> None:
+    asked = Scripted(asks(*(call("cancels_itself", {}, f"c{each}") for each in range(calls))), "never mind")
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, asked, registry(cancels_itself))
+            return RunResult({"response": done.text})
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO})
+    assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"response": "never mind"})
+    told = [each["content"] for each in asked.asked[1] if each["role"] == "tool"]
+    assert told == ["Error: CancelledError"] * calls
+
+
+async def test_a_text_that_was_cut_at_its_length_is_an_answer() -> None:
+    cut = LLMResponse({"role": "assistant", "content": "once upon"}, {}, "scripted-1", "length")
+    done = await run_turn_loop(MockRunContext(), Scripted(cut), messages=HELLO)
+    assert (done.state, done.text) == (TurnState.YIELDING, "once upon")
+
+
 async def test_a_block_that_meets_an_open_circuit_can_be_entered_again(tmp_path: Path) -> None:
     client = Scripted(CircuitOpen("not now", after=30.0), "there")
     with pytest.raises(CircuitOpen):
