@@ -173,7 +173,7 @@ def test_a_run_that_was_claimed_when_its_event_loop_ended_is_pending(tmp_path: P
             return task
 
         worker._start = start  # type: ignore[method-assign]
-        working.append(asyncio.ensure_future(rig.runner.run_loop(handle_signals=False)))
+        loops.append(asyncio.ensure_future(rig.runner.run_loop(handle_signals=False)))
         await claimed.wait()
         return run_id
 
@@ -181,9 +181,9 @@ def test_a_run_that_was_claimed_when_its_event_loop_ended_is_pending(tmp_path: P
         async with Rig(tmp_path / "a.db", Clock()) as rig:
             return (await rig.runner.get_run(run_id)).status
 
-    working: list[asyncio.Task[None]] = []
+    loops: list[asyncio.Task[None]] = []
     run_id = asyncio.run(leave())
-    assert working[0].cancelled()
+    assert loops[0].cancelled()
     assert asyncio.run(look(run_id)) is RunStatus.PENDING
 
 

@@ -223,7 +223,7 @@ class Calling:
             await hook(call.name, args)
             return args
 
-        return cast("dict[str, Any]", await self._once(f"{key}:before", before))
+        return await self._once(f"{key}:before", before)
 
     async def _after(self, key: str, call: ToolCallDict, said: Any) -> dict[str, Any]:
         """The answer of another agent as the hook behind it gives it, which is asked once."""
@@ -238,13 +238,13 @@ class Calling:
             except UnserialisableResult as error:
                 return _failed(f"the result of tool {call.name!r} cannot be kept: {error}")
 
-        return cast("dict[str, Any]", await self._once(f"{key}:after", after))
+        return await self._once(f"{key}:after", after)
 
     async def _once(self, key: str, hook: Callable[[int], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         recorded = self.talk.steps.recorded("hook", key)
-        return cast(
-            "dict[str, Any]", await self.talk.steps.perform("hook", key, hook) if recorded is UNRECORDED else recorded
-        )
+        if recorded is UNRECORDED:
+            recorded = await self.talk.steps.perform("hook", key, hook)
+        return cast("dict[str, Any]", recorded)
 
     async def _child(self, agent: Any, input_: dict[str, Any], key: str) -> RunResult:
         talk = self.talk
