@@ -305,6 +305,8 @@ class Context:
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"a step's name is a text that is not empty, not {name!r}")
         if key is not None:
+            if not isinstance(key, str) or not key:
+                raise InvalidArgument(f"the key of step {name!r} is a text that is not empty, or None, not {key!r:.80}")
             record = self.book.recorded(name, place := f"k:{key}")
         else:
             place = self.book.occurrence(space, name)

@@ -29,7 +29,7 @@ AgentRuntimeError
 ├── StepCancelledError                the run was cancelled before the step
 ├── WaitTimeout (TimeoutError)        a signal or an approval did not come in time
 ├── LimitExceeded                     a limit of the run was reached
-├── OutputMismatch                    a model's answer is not of the type that was asked for
+├── OutputMismatch                    a model's answer is not of the type that was asked for, or was cut
 ├── UnknownPrice                      a limit in USD, and a model that has no price
 ├── Postponed                         not now: the run is taken up again later, at no cost to it
 ├── ProviderError                     a model's provider did not do what was asked
@@ -301,7 +301,10 @@ class LimitExceeded(AgentRuntimeError):
 
 
 class OutputMismatch(AgentRuntimeError):
-    """A model's answer is still not of the type that was asked for. `text` is the last one."""
+    """A model's answer is still not of the type that was asked for, or was cut before it said anything.
+
+    `text` is the last one.
+    """
 
     def __init__(self, message: str, text: str) -> None:
         self.text: str = text

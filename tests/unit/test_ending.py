@@ -15,7 +15,8 @@ from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.interfaces import RunResult, TraceSink
+from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.ending import Ending
@@ -146,7 +147,7 @@ async def test_a_worker_that_is_gone_between_the_hook_and_the_end_leaves_nothing
         assert await agent.told() == ["succeeded"]
 
 
-def apart(shape: str) -> tuple[AgentRunner, Rig]:
+def apart(shape: str, **options: Any) -> tuple[AgentRunner, Rig]:
     """A runner on several engines, by letter: that of queue, bus and state."""
     clock = Hurried()
     rig = Rig(clock=clock)
@@ -154,7 +155,7 @@ def apart(shape: str) -> tuple[AgentRunner, Rig]:
     queue, bus, state = (engines[letter] for letter in shape)
     rig.runner = AgentRunner(
         InMemoryQueue(engine=queue), InMemoryEventBus(engine=bus), InMemoryStateStore(engine=state),
-        RunnerConfig(park_after=0), registry=rig.registry,
+        RunnerConfig(park_after=0), registry=rig.registry, **options,
     )  # fmt: skip
     return rig.runner, rig
 
@@ -208,3 +209,45 @@ async def test_on_engines_apart_an_end_that_the_queue_did_not_hear_of_is_told_on
         assert await runner.run_once()
         assert (await runner.wait("r")).status is RunStatus.SUCCEEDED
         assert await agent.told() == ["succeeded"]
+
+
+class Sink(TraceSink):
+    """Hears how runs ended."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any]] = []
+
+    def end_run(self, run_id: UUID, outcome: str, metadata: dict[str, Any] | None = None) -> None:
+        self.heard.append((outcome, (metadata or {}).get("output")))
+
+
+@pytest.mark.parametrize("shape", ["aab", "aba", "abb", "abc"])
+async def test_the_claim_that_closes_a_run_tells_the_trail_and_the_traces_of_its_result(shape: str) -> None:
+    sink, stores = Sink(), PersistenceManager.open("memory://")
+    runner, rig = apart(shape, trace_sinks=[sink], persistence=stores)
+    async with rig:
+        rig.register(well)
+        engine, away = runner.queue.commits, True
+        commit = engine.commit
+
+        async def unsure(guard: Any, ops: Sequence[Op]) -> list[Any]:
+            if away and any(op.name == "queue.settle" for op in ops):
+                raise StorageBusy("no answer")
+            return await commit(guard, ops)
+
+        engine.commit = unsure  # type: ignore[method-assign]
+        await runner.submit("script", run_id="r")
+        with pytest.raises(StorageBusy):
+            await runner.run_once()
+        away = False
+        rig.clock.advance(1000)  # type: ignore[attr-defined]
+        assert await runner.run_once()
+        assert (await runner.wait("r")).final_output == {"value": 1}
+        await runner.close()
+        assert sink.heard == [("given back", None), ("succeeded", {"value": 1})]
+        assert stores.audit is not None
+        entries = await stores.audit.get_events()
+        assert {each.action for each in entries} == {"script started", "script succeeded"}
+        figures = {each.name: each.tags for each in await stores.audit.get_metrics("run_duration_ms")}
+        assert figures == {"run_duration_ms": {"status": "succeeded"}}
+        await stores.close()

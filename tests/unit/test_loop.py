@@ -982,6 +982,134 @@ async def test_a_mismatch_ends_the_run_with_what_there_is(tmp_path: Path) -> Non
     assert result.usage["turns"] == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_was_cut_before_it_said_anything_ends_the_run_with_what_there_is(
+    tmp_path: Path, stream: bool
+) -> None:
+    cut = LLMResponse({"role": "assistant", "content": ""}, {"total_tokens": 7}, "scripted-1", "length")
+    asked = Scripted(asks(call("add", {"a": 1, "b": 2})), cut)
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, asked, registry(add), stream=stream)
+            return RunResult({"response": done.text})
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO})
+        assert (await runner.get_run("r")).attempt == 1
+    assert result.status is RunStatus.FAILED
+    assert result.error is not None
+    assert (result.error.type, result.error.retriable) == ("OutputMismatch", False)
+    assert "cut at its length" in result.error.message
+    assert [each["role"] for each in result.final_messages] == ["user", "assistant", "tool", "assistant"]
+    assert result.usage["turns"] == 2
+
+
+class Asking(AgentRuntime):
+    """Has its loop call an agent, and fails once when that is done."""
+
+    key = "parent"
+
+    def __init__(self, tool: Tool, hooks: Hooks | None = None, fails: bool = False) -> None:
+        self.tool, self.hooks, self.fails = tool, hooks, fails
+        self.asked = Scripted(asks(call(tool.name, {"task": "count"})), "done")
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        done = await run_turn_loop(ctx, self.asked, registry(self.tool), hooks=self.hooks)
+        if self.fails:
+            self.fails = False
+            raise ConnectionError
+        return RunResult({"response": done.text}, done.messages)
+
+
+class Echo(AgentRuntime):
+    key = "echo"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        return RunResult({"response": ctx.input_messages[-1]["content"]})
+
+
+@pytest.mark.parametrize("handoff", [False, True])
+async def test_hooks_see_and_change_what_an_agent_is_asked_and_answers_once(tmp_path: Path, handoff: bool) -> None:
+    seen: list[Any] = []
+
+    async def before(name: str, args: dict[str, Any]) -> None:
+        seen.append((name, dict(args)))
+        args["task"] = "count twice"
+
+    async def after(name: str, result: Any) -> Any:
+        seen.append((name, result))
+        return f"<{result}>"
+
+    parent = Asking(agent_tool(Echo(), handoff=handoff), Hooks(before, after), fails=True)
+    async with AgentRunner.open(tmp_path / "runs.db", config=RunnerConfig(retry_backoff_base=0)) as runner:
+        result = (await runner.execute(parent, "r", {"messages": HELLO})).raise_for_status()
+        told = [each for each in await runner.event_bus.get_events("r") if each.event_type == "tool.result"]
+        assert (await runner.get_run("r")).attempt == 2
+    assert seen == [("echo", {"task": "count"}), ("echo", "count twice")]
+    assert [each["content"] for each in result.final_messages if each["role"] == "tool"] == ["<count twice>"]
+    assert result.final_output == {"response": "<count twice>" if handoff else "done"}
+    assert {each.payload["result"] for each in told} == {"<count twice>"}
+
+
+async def test_an_answer_that_a_hook_makes_unkeepable_is_told_to_the_model(tmp_path: Path) -> None:
+    async def after(name: str, result: Any) -> Any:
+        return object()
+
+    parent = Asking(agent_tool(Echo(), handoff=True), Hooks(after_tool=after))
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = (await runner.execute(parent, "r", {"messages": HELLO})).raise_for_status()
+    assert result.final_output == {"response": "done"}
+    assert parent.asked.asked[1][-1]["content"].startswith("Error: the result of tool 'echo' cannot be kept: ")
+
+
+async def test_an_agent_that_nobody_registered_is_told_to_the_model(tmp_path: Path) -> None:
+    parent = Asking(agent_tool("ecoh"), fails=True)
+    agents = Registry()
+    agents.register(Echo())
+    config = RunnerConfig(retry_backoff_base=0)
+    async with AgentRunner.open(tmp_path / "runs.db", config=config, registry=agents) as runner:
+        result = (await runner.execute(parent, "r", {"messages": HELLO})).raise_for_status()
+    assert result.final_output == {"response": "done"}
+    said = [each["content"] for each in result.final_messages if each["role"] == "tool"]
+    assert said[0].startswith("Error: no agent 'ecoh' is registered")
+
+
+async def cancels_itself() -> None:
+    """Awaits what somebody else has cancelled."""
+    gone = asyncio.get_running_loop().create_future()
+    gone.cancel()
+    await gone
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_tool_that_awaited_what_was_cancelled_is_told_of_it_and_the_run_goes_on(
+    tmp_path: Path, calls: int
+) -> None:
+    asked = Scripted(asks(*(call("cancels_itself", {}, f"c{each}") for each in range(calls))), "never mind")
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            done = await run_turn_loop(ctx, asked, registry(cancels_itself))
+            return RunResult({"response": done.text})
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO})
+    assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"response": "never mind"})
+    told = [each["content"] for each in asked.asked[1] if each["role"] == "tool"]
+    assert told == ["Error: CancelledError"] * calls
+
+
+async def test_a_text_that_was_cut_at_its_length_is_an_answer() -> None:
+    cut = LLMResponse({"role": "assistant", "content": "once upon"}, {}, "scripted-1", "length")
+    done = await run_turn_loop(MockRunContext(), Scripted(cut), messages=HELLO)
+    assert (done.state, done.text) == (TurnState.YIELDING, "once upon")
+
+
 async def test_a_block_that_meets_an_open_circuit_can_be_entered_again(tmp_path: Path) -> None:
     client = Scripted(CircuitOpen("not now", after=30.0), "there")
     with pytest.raises(CircuitOpen):

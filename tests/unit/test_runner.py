@@ -887,6 +887,7 @@ def test_the_defaults_of_a_runner_config() -> None:
         ({"worker_id": ""}, "not ''"),
         ({"worker_id": 3}, "not 3"),
         ({"run_timeout_seconds": 0}, "run_timeout_seconds.*not 0"),
+        ({"max_unsent_bytes": 0}, "max_unsent_bytes.*not 0"),
         ({"heartbeat_interval_seconds": -1}, "heartbeat_interval_seconds.*not -1"),
         ({"lease_ttl_seconds": float("inf")}, "lease_ttl_seconds.*not inf"),
         ({"lease_ttl_seconds": True}, "lease_ttl_seconds.*not True"),
@@ -963,6 +964,26 @@ async def test_a_bad_argument_of_a_verb_is_named(verb: str, options: dict[str, A
             await getattr(rig.runner, verb)(**options)
 
 
+async def test_messages_that_are_no_list_are_refused_and_nothing_is_stored(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        for doing in (rig.runner.submit("script", {"messages": "text"}), rig.go(answer, input_data={"messages": "x"})):
+            with pytest.raises(InvalidArgument, match="a list of dicts"):
+                await doing
+        assert await rig.runner.runs() == []
+
+
+@pytest.mark.parametrize("key", ["", 3])
+async def test_a_key_of_a_step_that_is_no_text_is_refused(place: Path | None, key: Any) -> None:
+    async def body(ctx: Any) -> None:
+        await ctx.step("a", answer, None, key=key)
+
+    async with Rig(place) as rig:
+        error = (await rig.go(body)).error
+        assert error is not None
+        assert (error.type, "a text that is not empty, or None" in error.message) == ("InvalidArgument", True)
+        assert [record.name for record in await rig.records() if record.kind == "done"] == []
+
+
 def test_a_config_of_another_kind_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not RuntimeConfig"):
         AgentRunner(config=configure())  # type: ignore[arg-type]
@@ -976,6 +997,9 @@ def test_a_config_of_another_kind_is_refused() -> None:
         ({"agent": Echo}, r"write Echo\(\)"),
         ({"agent": 7}, "int.key is None"),
         ({"input_data": [1]}, r"input_data .* not list: \[1\]"),
+        ({"input_data": {"messages": "text"}}, r"messages .* a list of dicts, as .*, not 'text'"),
+        ({"input_data": {"messages": {"role": "user"}}}, "a list of dicts.* not {'role': 'user'}"),
+        ({"input_data": {"messages": 7}}, "a list of dicts.* not 7"),
         ({"input_data": {"params": 7}, "params": {"a": 1}}, "params.* not int: 7"),
         ({"params": "a"}, "params .* not str: 'a'"),
         ({"metadata": "a"}, "metadata .* not str: 'a'"),

@@ -240,7 +240,6 @@ async def test_a_very_long_error_is_cut() -> None:
         LimitExceeded("max_turns", 3, 3),
         JournalMismatch("changed"),
         StorageBusy("busy"),
-        asyncio.CancelledError(),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -251,6 +250,33 @@ async def test_what_no_model_can_mend_goes_on(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         await _answer(broken)
     assert caught.value is error
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_a_cancellation_that_was_not_meant_for_the_tool_is_told(timeout: float | None) -> None:
+    async def impatient() -> None:
+        other = asyncio.ensure_future(asyncio.Event().wait())
+        asyncio.get_running_loop().call_soon(other.cancel, "enough")
+        await other
+
+    answer = await answer_call(_only(impatient, timeout=timeout), _call("impatient"), None)
+    assert (answer.ok, answer.error) == (False, "failed")
+    assert answer.content.startswith("Error: CancelledError")
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_a_cancellation_of_the_call_goes_on(timeout: float | None) -> None:
+    begun = asyncio.Event()
+
+    async def endless() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    running = asyncio.ensure_future(answer_call(_only(endless, timeout=timeout), _call("endless"), None))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_an_interrupt_in_a_thread_goes_on() -> None:

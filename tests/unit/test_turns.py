@@ -655,6 +655,107 @@ async def test_a_turn_that_is_cut_off_is_told_once(place: Path | None) -> None:
         assert [call for call in hooks.calls if call[0] == "on_turn_end"] == [("on_turn_end", "timed_out")]
 
 
+async def fails_then_hangs(house: House, **options: Any) -> tuple[TurnManager, asyncio.Task[bool], asyncio.Event]:
+    """A turn `t` whose first attempt failed, and whose second one hangs in a step, and was saved meanwhile.
+
+    The event is set when it hangs.
+    """
+    inside, saved, tries = asyncio.Event(), asyncio.Event(), 0
+
+    def begin() -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= 2:
+            raise ProviderUnavailable("the first one")
+
+    async def hang() -> None:
+        begin()
+        inside.set()
+        await asyncio.Event().wait()
+
+    async def beside() -> None:
+        begin()
+        await inside.wait()
+
+    class Saved:
+        def on_step_end(self, turn: Turn, step: Any) -> None:
+            if step.status is StepStatus.COMPLETED:
+                saved.set()
+
+    steps = (PlanStep(1, "hang", {}), PlanStep(2, "beside", {}), PlanStep(3, "beside", {}, depends_on=[1]))
+    manager = house.manager(planner=Fixed(*steps), tools=tools_of(hang, beside), step_tries=1, hooks=[Saved()])
+    await manager.start_turn({"text": "x", "turn_id": "t"}, **options)
+    await house.runner.run_once()
+    turn = await manager.get_turn("t")
+    assert turn.error is not None
+    assert (turn.status, turn.error["type"]) == (RunStatus.PENDING, "ProviderUnavailable")
+    house.clock.advance(30)  # type: ignore[attr-defined]
+    running = asyncio.ensure_future(house.runner.run_once())
+    await until(saved)
+    assert [step.status.value for step in (await manager.get_turn("t")).steps] == ["running", "completed", "pending"]
+    return manager, running, inside
+
+
+async def as_the_run_tells(manager: TurnManager) -> Turn:
+    """The turn `t`, whose error is that of its run."""
+    turn, told = await manager.get_turn("t"), (await manager.runner.wait("t", 10)).error
+    assert told is not None
+    assert turn.error == {"type": told.type, "message": told.message, "details": told.details}
+    return turn
+
+
+async def test_a_turn_that_failed_before_it_timed_out_tells_that_it_timed_out(place: Path | None) -> None:
+    async with House(place, max_retries=3) as house:
+        manager, running, _ = await fails_then_hangs(house, deadline=house.clock.wall() + 60)
+        running.cancel()
+        await asyncio.wait({running})
+        house.clock.advance(100)  # type: ignore[attr-defined]
+        assert await house.another().run_once()
+        turn = await as_the_run_tells(manager)
+        assert (turn.status, turn.error and turn.error["type"]) == (RunStatus.TIMED_OUT, "DeadlineExceeded")
+        assert [step.status.value for step in turn.steps] == ["cancelled", "completed", "pending"]
+
+
+async def test_a_turn_that_failed_before_it_died_tells_what_it_died_of(place: Path | None) -> None:
+    async with House(place, max_retries=3) as house:
+        manager, running, inside = await fails_then_hangs(house)
+        for crashes in (1, 3):  # the first of them came after a record
+            running.cancel()
+            await asyncio.wait({running})
+            for _ in range(crashes):  # claimed, and never heard of again
+                await house.runner.queue.claim("lost", lease_seconds=1)
+                house.clock.advance(5)  # type: ignore[attr-defined]
+            inside.clear()
+            running = asyncio.ensure_future(house.runner.run_once())
+            if crashes == 1:
+                await until(inside)
+        assert await running
+        turn = await as_the_run_tells(manager)
+        assert (turn.status, turn.error and turn.error["type"]) == (RunStatus.DEAD, "Poisoned")
+        assert [step.status.value for step in turn.steps] == ["pending", "completed", "pending"]
+
+
+async def test_a_turn_that_failed_before_it_was_cancelled_tells_no_earlier_error() -> None:
+    async with House(max_retries=3) as house:
+        manager, running, _ = await fails_then_hangs(house)
+        assert await manager.cancel("t", wait=True) is RunStatus.CANCELLED
+        await running
+        turn = await manager.get_turn("t")
+        assert turn.error == {"type": "cancelled", "message": "", "details": {}}
+        assert [step.status.value for step in turn.steps] == ["cancelled", "completed", "cancelled"]
+        assert await ends(manager) == [("turn.cancelled", None)]
+
+
+async def test_a_turn_that_expired_tells_so(place: Path | None) -> None:
+    async with House(place) as house:
+        manager = house.manager()
+        await manager.start_turn({"text": SUM, "turn_id": "t"}, expires_in=5)
+        house.clock.advance(10)  # type: ignore[attr-defined]
+        assert await house.runner.run_once()
+        turn = await as_the_run_tells(manager)
+        assert turn.error == {"type": "Expired", "message": "the run was not begun within 5 s", "details": {}}
+
+
 async def test_a_turn_that_kills_its_workers_is_told_once(place: Path | None) -> None:
     async with House(place) as house:
         hooks = Told()

@@ -12,15 +12,18 @@ import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from agent_runtime_core._clock import Clock
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed, StorageCorrupt, StorageFull
 from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
 from agent_runtime_core.runner.heart import Heart, Held
+from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.waits import Place
@@ -117,6 +120,71 @@ async def test_a_loop_that_is_cancelled_gives_back_what_runs_and_claims_no_more(
         assert rig.runner._worker._drives == {}
         told = [await rig.runner.get_run(each) for each in ids]
         assert [(each.status, each.attempt) for each in told] == [(RunStatus.PENDING, 1)] * 2
+
+
+@pytest.mark.parametrize("how", ["run_loop", "run_once"])
+async def test_a_run_whose_task_is_cancelled_before_its_first_step_is_given_back(
+    place: Path | None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    def cancelled(worker: Worker, row: RunRow) -> asyncio.Task[Any]:
+        task = start(worker, row)
+        for each in (task, loop):  # as `asyncio.run` does at its end
+            each.cancel()
+        return task
+
+    start = Worker._start
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        run_id = await rig.runner.submit("script")
+        runner = rig.another()
+        with monkeypatch.context() as patch:
+            patch.setattr(Worker, "_start", cancelled)
+            work = runner.run_loop(handle_signals=False) if how == "run_loop" else runner.run_once()
+            loop = asyncio.ensure_future(work)
+            await asyncio.wait({loop}, timeout=10)
+        assert loop.cancelled()
+        assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
+        # Nothing of it is left to the worker that gave it back.
+        assert (runner._worker._drives, runner._worker._busy) == ({}, 0)
+        assert await rig.runner.run_once()
+        told = await rig.runner.get_run(run_id)
+        assert (told.status, told.attempt) == (RunStatus.SUCCEEDED, 1)
+
+
+def test_a_run_that_was_claimed_when_its_event_loop_ended_is_pending(tmp_path: Path) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async def leave() -> UUID:
+        """Submit a run, and return in the turn of the loop in which it was claimed."""
+        rig = Rig(tmp_path / "a.db", Clock())
+        rig.register(body)
+        run_id = await rig.runner.submit("script")
+        claimed, worker = asyncio.Event(), rig.runner._worker
+        starts = worker._start
+
+        def start(row: RunRow) -> asyncio.Task[Any]:
+            task = starts(row)
+            task.cancel()
+            claimed.set()
+            return task
+
+        worker._start = start  # type: ignore[method-assign]
+        loops.append(asyncio.ensure_future(rig.runner.run_loop(handle_signals=False)))
+        await claimed.wait()
+        return run_id
+
+    async def look(run_id: UUID) -> RunStatus:
+        async with Rig(tmp_path / "a.db", Clock()) as rig:
+            return (await rig.runner.get_run(run_id)).status
+
+    loops: list[asyncio.Task[None]] = []
+    run_id = asyncio.run(leave())
+    assert loops[0].cancelled()
+    assert asyncio.run(look(run_id)) is RunStatus.PENDING
 
 
 async def test_closing_a_runner_ends_its_loop(place: Path | None) -> None:

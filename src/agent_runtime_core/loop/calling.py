@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from .._json import MAX_PARSED, encode
 from ..attempts import PLAIN_POLICY, Policy
 from ..context import UNRECORDED, Context
-from ..errors import InvalidArgument, LimitExceeded, RunFailed
+from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
-from ..tools.calls import BAD_ARGUMENTS, UNKNOWN_TOOL, ToolAnswer, answer_call
+from ..tools.calls import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call
 from ..tools.tool import Tool
 from .state import TurnState
 from .talk import Talk
@@ -166,12 +167,15 @@ class Calling:
         return cast("dict[str, Any]", await self.talk.steps.perform("tool", key, told, tool=_told(call)))
 
     async def _delegated(self, key: str, call: ToolCallDict, tool: Tool, agent: Any, recorded: bool) -> dict[str, Any]:
-        """Run another agent with what is left of the budget; its answer is the tool's.
+        """Run another agent with what is left of the budget; its answer is the tool's, and so are the hooks.
 
         Its own record answers for a child that has ended.
         """
         talk = self.talk
         args = _args(call)
+        told = {"tool_name": call.name, "tool_call_id": call.id}
+        await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
+        args = await self._before(key, call, args)
         given = talk.budget.lend(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
         handoff = bool(tool.metadata.get("handoff"))
@@ -179,8 +183,6 @@ class Calling:
             [*talk.messages[:-1], {"role": "user", "content": task}] if handoff else [{"role": "user", "content": task}]
         )
         input_ = {"messages": messages, "limits": given.as_dict()}
-        told = {"tool_name": call.name, "tool_call_id": call.id}
-        await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
         talk.pause()
         paid = talk.steps.copied(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
         try:
@@ -188,14 +190,19 @@ class Calling:
         except RunFailed as failure:
             ended = failure.result if isinstance(failure.result, RunResult) else RunResult()
             talk.budget.bring_back(given, {} if paid else ended.usage)
-            answer = {"content": f"Error: {failure}", "ok": False, "result": None, "error": "failed"}
+            talk.go_on()
+            answer = _failed(failure)
+        except UnknownAgent as unknown:
+            talk.budget.bring_back(given, {})
+            talk.go_on()
+            answer = _failed(unknown.args[0], UNKNOWN_TOOL)
         else:
             talk.budget.bring_back(given, {} if paid else result.usage)
-            if handoff:
-                self.child = result
+            talk.go_on()
             said = result.final_output.get("response", result.final_output)
-            answer = {"content": said if isinstance(said, str) else encode(said), "ok": True, "result": said}
-        talk.go_on()
+            answer = await self._after(key, call, said)
+            if handoff and answer["ok"]:
+                self.child = replace(result, final_output={"response": answer["result"]})
         failed = {} if answer["ok"] else {"error": answer["content"]}
         await talk.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"], **failed})
         if recorded:
@@ -205,6 +212,39 @@ class Calling:
             return answer
 
         return cast("dict[str, Any]", await talk.steps.perform("tool", key, kept, lazy=True))
+
+    async def _before(self, key: str, call: ToolCallDict, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of another agent's call as the hook before it leaves them, which is asked once."""
+        hook = self.talk.hooks.before_tool
+        if hook is None:
+            return args
+
+        async def before(attempt: int) -> dict[str, Any]:
+            await hook(call.name, args)
+            return args
+
+        return await self._once(f"{key}:before", before)
+
+    async def _after(self, key: str, call: ToolCallDict, said: Any) -> dict[str, Any]:
+        """The answer of another agent as the hook behind it gives it, which is asked once."""
+        hook = self.talk.hooks.after_tool
+        if hook is None:
+            return _good(said)
+
+        async def after(attempt: int) -> dict[str, Any]:
+            result = await hook(call.name, said)
+            try:
+                return _good(result)
+            except UnserialisableResult as error:
+                return _failed(f"the result of tool {call.name!r} cannot be kept: {error}")
+
+        return await self._once(f"{key}:after", after)
+
+    async def _once(self, key: str, hook: Callable[[int], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+        recorded = self.talk.steps.recorded("hook", key)
+        if recorded is UNRECORDED:
+            recorded = await self.talk.steps.perform("hook", key, hook)
+        return cast("dict[str, Any]", recorded)
 
     async def _child(self, agent: Any, input_: dict[str, Any], key: str) -> RunResult:
         talk = self.talk
@@ -254,10 +294,18 @@ def _plain(answer: ToolAnswer) -> dict[str, Any]:
     return plain
 
 
+def _good(said: Any) -> dict[str, Any]:
+    return {"content": said if isinstance(said, str) else encode(said), "ok": True, "result": said}
+
+
+def _failed(why: object, kind: str = FAILED) -> dict[str, Any]:
+    return {"content": f"Error: {why}", "ok": False, "result": None, "error": kind}
+
+
 def _may_begin(call: ToolCallDict, tool: Tool, recorded: Any) -> bool:
     """Whether the agent of a call was asked for something, and nobody refused that."""
     if isinstance(recorded, Mapping):
-        return recorded.get("error") not in ("refused", BAD_ARGUMENTS)
+        return recorded.get("error") not in ("refused", BAD_ARGUMENTS, UNKNOWN_TOOL)
     return _fits(call, tool)
 
 

@@ -18,6 +18,10 @@ from .state import CancellationToken, Hooks, LoopResult, TurnState
 from .talk import Cancelled, Talk
 
 RETRIES = 50  # times that all calls of the model in one loop may be tried again
+CUT = (
+    "the model's answer was cut at its length (finish_reason 'length') before there was a text or a whole tool call: "
+    "give a greater max_tokens, or ask for less at once"
+)
 REPAIRS = 2  # times a model is asked to correct an answer that is not of the type asked for
 
 
@@ -126,24 +130,29 @@ class _Loop:
         if self.calling.child is not None:
             return self._handed_off(self.calling.child)
         # A provider that only paused is sent its message back as it is, and goes on.
-        return None if calls or response["finish_reason"] == "pause_turn" else self._answered(response["message"])
+        return None if calls or response["finish_reason"] == "pause_turn" else self._answered(response)
 
-    def _answered(self, message: Mapping[str, Any]) -> LoopResult | None:
+    def _answered(self, response: Mapping[str, Any]) -> LoopResult | None:
         talk = self.talk
-        text = _text(message.get("content"))
+        text = _text(response["message"].get("content"))
         if self.output is None:
+            if not text and response["finish_reason"] == "length":
+                raise self._mismatch(CUT, text)
             return self._ended(TurnState.YIELDING, text)
         problem = self.output.problem(text)
         if problem is None:
             return self._ended(TurnState.YIELDING, text, *self.output.values(text))
         self.repairs += 1
         if self.repairs > REPAIRS:
-            mismatch = OutputMismatch(f"the model's answer is not what was asked for: {problem}", text)
-            mismatch.result = self._partial()
-            raise mismatch
+            raise self._mismatch(f"the model's answer is not what was asked for: {problem}", text)
         talk.said = [{"role": "user", "content": self.output.repair(problem)}]
         talk.messages += talk.said
         return None
+
+    def _mismatch(self, why: str, text: str) -> OutputMismatch:
+        mismatch = OutputMismatch(why, text)
+        mismatch.result = self._partial()
+        return mismatch
 
     def _handed_off(self, child: RunResult) -> LoopResult:
         said = child.final_output.get("response", child.final_output)

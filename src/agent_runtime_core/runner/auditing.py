@@ -42,6 +42,7 @@ _ENTRIES = {
     "state.checkpoint": (AuditEventType.CHECKPOINT_SAVED, "saved a checkpoint"),
     "assistant.message": (AuditEventType.MESSAGE_SENT, "answered"),
 }
+_ENDS = ("run.succeeded", "run.cancelled", "run.timed_out", "run.failed")
 _TOKENS = {"prompt_tokens": "tokens", "completion_tokens": "tokens", "total_tokens": "tokens", "cost_usd": "USD"}
 
 
@@ -69,6 +70,8 @@ class Audit:
     async def _tell(self, result: RunResult | None) -> None:
         known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=KNOWN)}
         events = await self.bus.get_events(self.run_id)
+        if result is None and events and events[-1].event_type in _ENDS:
+            events = events[:-1]  # its claim did not get to close the run: the one that does tells of it, with figures
         for event in events:
             if event.event_type in _ENTRIES and self._id(event.sequence) not in known:
                 if result is not None and event is events[-1]:

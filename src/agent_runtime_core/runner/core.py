@@ -55,6 +55,16 @@ def _manager(name: str) -> Any:
     return load(f"..persistence.manager:{name}", package=__package__)
 
 
+def _listed(input: Any) -> None:
+    """InvalidArgument for an input whose messages are no list."""
+    messages = input.get("messages") if isinstance(input, Mapping) else None
+    if messages is not None and not isinstance(messages, (list, tuple)):
+        raise InvalidArgument(
+            "the messages of an input are a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
+            f"not {messages!r:.80}"
+        )
+
+
 def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
     """The concurrency key of a run: as given, else that of its conversation.
 
@@ -269,6 +279,7 @@ class AgentRunner:
             raise InvalidArgument(f"recover is 'inline' or 'worker', not {recover!r}")
         runtime = self.agent(agent)
         input_ = mapping("input_data", input_data)
+        _listed(input_)
         if more := mapping("params", params):
             input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
         lane = _lane(concurrency_key, input_, parent_run_id)
@@ -380,6 +391,7 @@ class AgentRunner:
         """
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
         input = {} if input is None else input
+        _listed(input)
         run = await self.queue.enqueue(
             run_id, key, input, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,

@@ -91,6 +91,7 @@ class Drive:
         self.clock: Clock = backends.queue.clock
         self.ledger: Ledger = self._ledger()
         self.place: Place = Place()
+        self.entered: bool = False  # whether anything was done under this claim
         self.lost: bool = False
         self.handing_back: bool = False
         #: The row is being left: that it is no longer running is our own doing, and nothing to be told of.
@@ -114,6 +115,7 @@ class Drive:
 
     async def run(self) -> RunResult | None:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
+        self.entered = True
         self._hold()
         self._trace_start()
         try:
@@ -539,6 +541,14 @@ class Drive:
         with contextlib.suppress(AgentRuntimeError, Moved):
             await self._give_back()
 
+    async def put_back(self) -> None:
+        """Give back a claim that was never entered: only the queue knows of it, and the run is as it was before."""
+        self.entered = True
+        row = self.row
+        how = self._settle("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
+        with contextlib.suppress(AgentRuntimeError, Moved):
+            await self.backends.queue.settle(row.run_id, how)
+
     async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
         """End the run; `event` is what its last event tells, which for a success is the result itself."""
         row = self.row
@@ -611,7 +621,8 @@ class Drive:
         result = decode_result(ended.result or "{}")
         events = [] if self.ending is None else await self._said(self.ending, result)
         await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result), events=events)
-        return result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
+        self.ended = result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
+        return self.ended
 
 
 def recordable(error: ErrorInfo) -> ErrorInfo:

@@ -14,6 +14,7 @@ from .._json import decode
 from ..config import RuntimeConfig
 from ..errors import InvalidArgument
 from ..limits import RunLimits
+from ..queue.base import whole
 from ..queue.row import RunRow
 from ..status import TERMINAL, RunStatus
 
@@ -51,9 +52,7 @@ class RunnerConfig:
             self._number(name)
         if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
             raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {self.max_retries!r}")
-        unsent = self.max_unsent_bytes
-        if isinstance(unsent, bool) or not isinstance(unsent, int) or unsent < 0:
-            raise InvalidArgument(f"max_unsent_bytes is a number of bytes of at least 0, not {unsent!r}")
+        whole("max_unsent_bytes", self.max_unsent_bytes)
         if self.limits is not None and not isinstance(self.limits, RunLimits):
             raise InvalidArgument(f"limits are RunLimits(...) or None, not {self.limits!r:.80}")
         if not isinstance(self.retention, Mapping):

@@ -47,7 +47,13 @@ class Worker:
         rows = await self._claim(1)
         if not rows:
             return False
-        await self._start(rows[0])
+        task = self._start(rows[0])
+        try:
+            await task
+        finally:
+            put_back = [each for each, drive in self._drives.items() if drive.row is rows[0]]
+            if put_back:
+                await asyncio.wait(put_back)
         return True
 
     async def _claim(self, count: int) -> list[RunRow]:
@@ -60,7 +66,9 @@ class Worker:
         drive = self.runner._drive(row, self.runner.agent(row.agent), inline=False)
         if self._wake is not None:
             drive.next_claim, drive.start = self._next_claim, self._start_all
-        task = asyncio.ensure_future(drive.run())
+        return self._follow(asyncio.ensure_future(drive.run()), drive)
+
+    def _follow(self, task: asyncio.Task[Any], drive: Drive) -> asyncio.Task[Any]:
         self._busy += 1
         self._drives[task] = drive
         task.add_done_callback(self._ended)
@@ -80,8 +88,11 @@ class Worker:
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._drives.pop(task, None)
+        drive = self._drives.pop(task)
         self._busy -= 1
+        if task.cancelled() and not drive.entered:
+            # Its loop ends, say, and not a line of it ran that could have given the run back.
+            self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
         self._ring()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,7 +60,7 @@ async def answer_call(
 
     `before(name, arguments)` is awaited when the call fits, and may change the arguments; `after(name,
     result)` gives the result that counts, which has an exact JSON form. What they raise goes on. Of what
-    the tool raises, only what the model can do nothing about does: a cancellation, LeaseLost,
+    the tool raises, only what the model can do nothing about does: a cancellation of this task, LeaseLost,
     StepCancelledError, Postponed, LimitExceeded, JournalMismatch and StorageError.
     """
     name = call.name
@@ -81,6 +82,11 @@ async def answer_call(
         )
     except _ENDS_RUN:
         raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return _failed(name, error)  # what the tool awaited was cancelled, and nobody cancelled the tool
     except Exception as error:
         if (end := _end_in(error)) is not None:
             raise end from error
@@ -101,7 +107,7 @@ def _end_in(error: BaseException) -> BaseException | None:
     return error if isinstance(error, _ENDS_RUN) else None
 
 
-def _failed(name: str, error: Exception) -> ToolAnswer:
+def _failed(name: str, error: BaseException) -> ToolAnswer:
     # Only of this very call: a tool may have called another one.
     if isinstance(error, BadArguments) and error.tool == name:
         return _wrong(BAD_ARGUMENTS, str(error))

@@ -13,7 +13,7 @@ from ..runner.ending import Ending
 from ..runner.settings import RunInfo
 from ..status import RunStatus
 from .attempt import Attempt
-from .keeping import as_ended, cancel_steps, end_of, save, saved
+from .keeping import as_ended, end_of, save, saved, stop_steps
 from .logs import TurnLog
 from .parts import Parts
 
@@ -62,7 +62,7 @@ class TurnAgent(AgentRuntime, Ending):
         assert isinstance(ctx, Context)
         turn = await saved(self.parts, ctx)
         turn.status = RunStatus.CANCELLED
-        cancel_steps(turn)
+        stop_steps(turn)
         await save(self.parts, ctx, turn)
 
     async def ending(self, info: RunInfo, result: RunResult) -> Sequence[Op]:

@@ -54,18 +54,25 @@ async def as_ended(parts: Parts, info: RunInfo, result: RunResult) -> Turn:
         log.warning("turn %s cannot be read, its end is told without its steps: %s", info.run_id, error)
         turn = None
     turn = turn or turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
-    turn.status = result.status or RunStatus.FAILED
-    if (error_ := result.error) is not None:
-        turn.error = {"type": error_.type, "message": error_.message, "details": error_.details}
-    if turn.status is RunStatus.CANCELLED:
-        cancel_steps(turn)
+    close(turn, result)
     return turn
 
 
-def cancel_steps(turn: Turn) -> None:
-    """Of a turn that was cancelled, no step goes on."""
+def close(turn: Turn, result: RunResult) -> None:
+    """Have a turn, as it was last saved, tell the end of its run: an earlier attempt may have failed otherwise."""
+    turn.status, error = result.status or RunStatus.FAILED, result.error
+    turn.error = None if error is None else {"type": error.type, "message": error.message, "details": error.details}
+    stop_steps(turn)
+
+
+def stop_steps(turn: Turn) -> None:
+    """Of a turn that has ended, no step goes on."""
     for step in turn.steps:
-        step.status = step.status if step.ended else StepStatus.CANCELLED
+        if turn.status is RunStatus.CANCELLED and not step.ended:
+            step.status = StepStatus.CANCELLED
+        elif step.status is StepStatus.RUNNING:
+            late = turn.status is RunStatus.TIMED_OUT
+            step.status = StepStatus.CANCELLED if late else StepStatus.PENDING
 
 
 def end_of(parts: Parts, turn: Turn, generation: int) -> EventEnvelope:

@@ -33,7 +33,7 @@ from .contexts import ContextManager
 from .events import TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent
 from .hooks import Hooks
 from .instances import PersonalityInstance
-from .keeping import cancel_steps, turn_of
+from .keeping import close, turn_of
 from .logs import TurnLog, log
 from .parts import Parts
 from .personality import PackSet, PersonalityPackManager
@@ -181,12 +181,11 @@ class TurnManager:
             turn = turn_of(str(info.run_id), trace_id(info.run_id), info.input, info.metadata)
         turn.created_at = info.created_at
         turn.status = info.status
-        if info.status is RunStatus.CANCELLED:
-            cancel_steps(turn)
         if info.status in TERMINAL:
             turn.updated_at = info.ended_at or turn.updated_at
-            if info.status is not RunStatus.SUCCEEDED and turn.error is None:
-                turn.error = {"type": info.reason or info.status.value, "message": "", "details": {}}
+            if info.status is not RunStatus.SUCCEEDED:
+                close(turn, await self.runner.wait(info.run_id))
+                turn.error = turn.error or {"type": info.reason or info.status.value, "message": "", "details": {}}
         return turn
 
     async def _info(self, turn_id: UUID | str) -> RunInfo:
