@@ -14,6 +14,7 @@ import pytest
 
 from agent_runtime_core.errors import (
     AuthenticationFailed,
+    InvalidArgument,
     ModelNotFound,
     NotSupported,
     ProviderError,
@@ -233,9 +234,10 @@ class _Silent(Exception):
 
 
 class StallingMock(MockLLMClient):
-    """A mock that can also be silent."""
+    """A mock that can also be silent, and that, other than the mock itself, does not let itself be asked nothing."""
 
     async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+        _some(messages)
         try:
             return await super().generate(messages, **options)
         except _Silent:
@@ -243,6 +245,7 @@ class StallingMock(MockLLMClient):
             raise
 
     async def stream(self, messages: list[Any], **options: Any) -> AsyncIterator[LLMStreamChunk]:
+        _some(messages)
         try:
             async for chunk in super().stream(messages, **options):
                 yield chunk
@@ -253,6 +256,11 @@ class StallingMock(MockLLMClient):
                 async with asyncio.timeout(0.3):
                     await asyncio.Event().wait()
             raise ProviderTimeout("the mock is silent") from None
+
+
+def _some(messages: list[Any]) -> None:
+    if not messages:
+        raise InvalidArgument("messages=[] asks nothing")
 
 
 @asynccontextmanager
