@@ -59,5 +59,5 @@ __all__ = [
     "check",
 ]
 
-CASES: Cases[Case] = Cases([*ANSWERS, *TOOLS, *STREAMS, *FAILURES, *OTHERS])
+CASES: Cases[Case] = Cases([*ANSWERS, *TOOLS, *FAILURES, *STREAMS, *OTHERS])
 check: Callable[[Make], Awaitable[None]] = CASES.check

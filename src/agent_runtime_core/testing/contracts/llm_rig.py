@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ...errors import NotSupported
+from ...errors import NotSupported, ProviderError
 from ...interfaces import LLMClient, LLMStreamChunk
 from .checks import PATIENCE
 
@@ -180,6 +180,17 @@ async def there(answer: Awaitable[T]) -> T:
         if not str(error):
             raise AssertionError("NotSupported says nothing: name the operation") from error
         raise Lacking from None
+
+
+async def failed(answer: Awaitable[object], what: str) -> ProviderError:
+    """The error with which a call ended."""
+    try:
+        await answer
+    except ProviderError as error:
+        return error
+    except Exception as other:
+        raise AssertionError(f"{what}: ProviderError was expected, not {other!r:.400}") from other
+    raise AssertionError(f"{what}: ProviderError was not raised")
 
 
 async def poured(

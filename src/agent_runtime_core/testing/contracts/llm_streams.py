@@ -24,6 +24,7 @@ from .llm_rig import (
     Stalls,
     Usage,
     asks_for,
+    failed,
     opened,
     optional,
     poured,
@@ -176,12 +177,8 @@ async def a_stream_that_stalls_is_an_error(make: Make) -> None:
 @optional
 async def a_stream_that_is_refused_says_why(make: Make) -> None:
     async with opened(make, Refuses(429, retry_after=7.0)) as client:
-        with refused(ProviderError, "a stream that is refused"):
-            try:
-                await whole(client)
-            except ProviderError as error:
-                same((type(error).__name__, error.retry_after), ("RateLimited", 7.0), "a stream that is refused")
-                raise
+        error = await failed(whole(client), "a stream that is refused")
+        same((type(error).__name__, error.retry_after), ("RateLimited", 7.0), "the error of a stream that is refused")
 
 
 async def whole(client: LLMClient, messages: list[Any] | None = None, **options: Any) -> list[LLMStreamChunk]:
