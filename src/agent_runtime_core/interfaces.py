@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar
@@ -50,7 +50,7 @@ class Message(TypedDict, total=False):
 
 def messages_in(given: Any) -> list[Any]:
     """The messages of a conversation in a list of their own; InvalidArgument if they are none."""
-    no_list = isinstance(given, (str, bytes, Mapping))
+    no_list = isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable)
     messages = [] if no_list else list(given)
     if no_list or not all(isinstance(each, Mapping) for each in messages):
         raise InvalidArgument(

@@ -32,7 +32,7 @@ from tests.contract.third_party.their_queue import TheirQueue, TheirRows
 from tests.contract.third_party.their_store import TheirStore
 
 PLACE = Path(__file__).parent / "third_party"
-PUBLIC = {"errors", "events", "queue", "state"}
+PUBLIC = {"errors", "events", "interfaces", "queue", "state", "testing.contracts.llm"}
 
 # -- queues
 

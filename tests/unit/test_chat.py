@@ -452,7 +452,7 @@ def test_a_timeout_is_a_number_of_seconds(name: str, seconds: Any) -> None:
     assert getattr(Timeouts(**{name: math.inf}), name) == math.inf
 
 
-@pytest.mark.parametrize("wrong", ["hello", {"role": "user", "content": "hello"}, ["hello"], [None]], ids=repr)
+@pytest.mark.parametrize("wrong", ["hello", {"role": "user", "content": "hello"}, ["hello"], [None], 5], ids=repr)
 async def test_what_is_no_message_is_not_sent(wrong: Any) -> None:
     client, wire, _ = _client(ANSWER)
     for ask in (client.generate, client.count_tokens, lambda messages: anext(client.stream(messages))):
@@ -461,7 +461,21 @@ async def test_what_is_no_message_is_not_sent(wrong: Any) -> None:
     assert wire.asked == []
 
 
-@pytest.mark.parametrize("wrong", ["hello", b"hello", [1], [None]], ids=repr)
+@pytest.mark.parametrize("hidden", [False, True])
+async def test_half_a_character_is_not_sent_twice(hidden: bool) -> None:
+    error: Exception = UnicodeEncodeError("utf-8", "hi \ud83d", 3, 4, "surrogates not allowed")
+    if hidden:
+        sdk = Sdk(500, "it made something else of that")
+        sdk.__context__ = error
+        error = sdk
+    client, wire, _ = _client(error)
+    for ask in (client.generate, lambda messages: anext(client.stream(messages))):
+        with pytest.raises(InvalidArgument, match=r"'\\ud83d', half of a character"):
+            await ask(ASK)
+    assert len(wire.asked) == 2
+
+
+@pytest.mark.parametrize("wrong", ["hello", b"hello", [1], [None], None, 5], ids=repr)
 async def test_one_text_is_not_taken_for_a_list_of_letters(wrong: Any) -> None:
     client, wire, _ = _client(ANSWER)
     with pytest.raises(InvalidArgument, match="texts are a list of texts"):

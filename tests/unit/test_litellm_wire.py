@@ -247,6 +247,20 @@ async def test_embeddings_and_what_litellm_has_not() -> None:
     assert server.asked[0]["input"] == ["a", "b"]
 
 
+async def test_embeddings_are_asked_for_once() -> None:
+    refused = script({"error": {"message": "slow down"}}, status=429, headers={"retry-after": "30"})
+    async with asking(refused) as (client, server):
+        with pytest.raises(RateLimited) as caught:
+            await client.embed(["a"])
+    assert caught.value.retry_after == 30.0
+    assert len(server.asked) == 1
+
+
+async def test_fields_that_say_nothing_are_not_kept() -> None:
+    async with asking(script(completion({"content": "4 °C"}))) as (client, _):
+        assert (await client.generate(ASK)).message == {"role": "assistant", "content": "4 °C"}
+
+
 async def test_warm_up_imports_without_the_network() -> None:
     await LiteLLMClient("m").warm_up()
     assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"

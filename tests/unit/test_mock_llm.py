@@ -82,6 +82,17 @@ async def test_a_whole_response_scripts_usage_and_cost() -> None:
     assert whole.model == ""
 
 
+@pytest.mark.parametrize("messages", ["Hello!", HELLO[0], ["Hello!"], None])
+async def test_what_no_model_can_be_asked_is_refused(messages: Any) -> None:
+    client = MockLLMClient()
+    with pytest.raises(InvalidArgument, match="messages"):
+        await client.generate(messages)
+    with pytest.raises(InvalidArgument, match="messages"):
+        await anext(client.stream(messages))
+    assert client.get_call_count() == 0
+    assert (await client.generate([])).message["content"] == "Mock response"
+
+
 async def test_an_exception_among_the_responses_is_raised_once() -> None:
     client = MockLLMClient([RateLimited("slow down", retry_after=3.0), "then this"])
     with pytest.raises(RateLimited, match="slow down") as caught:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,10 @@ class Script:
     cut: int | None = None
     stall: int | None = None
     broken: bool = False
+
+
+#: A script, or what makes one of the JSON body of the request.
+Scripted = Script | Callable[[dict[str, Any]], Script]
 
 
 def script(body: Any, **options: Any) -> Script:
@@ -70,7 +74,7 @@ class WireServer:
 
 
 @asynccontextmanager
-async def serving(*scripts: Script) -> AsyncIterator[WireServer]:
+async def serving(*scripts: Scripted) -> AsyncIterator[WireServer]:
     """A server that answers the n-th request with the n-th script, and all later ones with the last."""
     server = WireServer("")
     tasks: set[asyncio.Task[Any]] = set()
@@ -100,7 +104,7 @@ async def serving(*scripts: Script) -> AsyncIterator[WireServer]:
 
 
 async def _answer(
-    server: WireServer, scripts: Sequence[Script], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    server: WireServer, scripts: Sequence[Scripted], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.split("\r\n")
@@ -110,6 +114,8 @@ async def _answer(
     server.paths.append(first.split(" ")[1])
     server.headers.append(headers)
     server.asked.append(json.loads(body) if body else {})
+    if callable(chosen):
+        chosen = chosen(server.asked[-1])
     sent = {"content-type": chosen.content_type, "connection": "close", **chosen.headers}
     if chosen.broken:
         sent["content-length"] = str(len(chosen.body) + 1)

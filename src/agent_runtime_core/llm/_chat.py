@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar, cast
 
 from .._clock import SYSTEM, Clock
@@ -138,7 +138,8 @@ class ChatClient(LLMClient):
         )
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
-        if isinstance(texts, (str, bytes)) or not all(isinstance(text, str) for text in texts):
+        no_list = isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable)
+        if no_list or not all(isinstance(text, str) for text in texts):
             raise InvalidArgument(f"texts are a list of texts, not {texts!r:.80}")
         tries = self._tries(model or "")
         return await self._persist(
@@ -235,6 +236,11 @@ class ChatClient(LLMClient):
                 explained(error, provider, model)
             raise
         except Exception as error:
+            if half := _half_a_character(error):
+                raise InvalidArgument(
+                    f"the request holds {half}, half of a character, which cannot be sent: replace it, as with "
+                    f"text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+                ) from None
             translated = self._wire.translate(error, model)
             if translated is None:
                 raise
@@ -243,6 +249,15 @@ class ChatClient(LLMClient):
             raise explained(translated, provider, model) from None
         finally:
             permit.dropped()
+
+
+def _half_a_character(error: BaseException | None) -> str | None:
+    """The lone surrogate because of which a request could not be encoded, also where an SDK hides that."""
+    while error is not None:
+        if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+            return ascii(error.object[error.start])
+        error = error.__cause__ or error.__context__
+    return None
 
 
 async def _within(tries: Tries, what: Literal["first_byte", "between_chunks", "total"], awaited: Awaitable[T]) -> T:

@@ -76,12 +76,19 @@ def incoming(told: Mapping[str, Any], provider: str, finish_reason: str, taken: 
         message["tool_calls"] = calls
     if refusal := told.get("refusal"):
         message["refusal"] = refusal
-    own = {key: value for key, value in told.items() if key not in _KNOWN and value not in (None, "", [], {})}
+    own = {key: value for key, value in told.items() if key not in _KNOWN and not _says_nothing(value)}
     if of_calls:
         own["tool_calls"] = of_calls
     if own:
         message["provider_fields"] = {provider: own}
     return message
+
+
+def _says_nothing(value: Any) -> bool:
+    # litellm has {"refusal": None} among its fields of each answer.
+    if isinstance(value, Mapping):
+        return all(map(_says_nothing, value.values()))
+    return value in (None, "", [])
 
 
 def _is_whole_call(call: Mapping[str, Any]) -> bool:

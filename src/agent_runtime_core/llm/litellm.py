@@ -34,6 +34,16 @@ _MOCKS = ("mock_response", "mock_tool_calls")
 _ONCE = {"num_retries": 0, "max_retries": 0}
 
 
+class _None(int):
+    """Nought that is true: litellm's embeddings take `max_retries or 2`."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+_ONCE_EMBEDDED = {"num_retries": 0, "max_retries": _None(0)}
+
+
 class LiteLLMClient(ChatClient):
     """Any provider through litellm; keys come from litellm's own variables, or `api_key` among the options.
 
@@ -124,7 +134,7 @@ class LiteLLMWire(Wire):
             return []
         sdk = await self.sdk()
         asked = {"model": model or "text-embedding-3-small", "input": list(texts), "timeout": self._timeout(timeouts)}
-        told = await sdk.aembedding(**self._options, **asked, **_ONCE)
+        told = await sdk.aembedding(**self._options, **asked, **_ONCE_EMBEDDED)
         return vectors(told, len(texts), self.provider)
 
     async def count_tokens(

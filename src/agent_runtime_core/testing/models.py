@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import InvalidArgument
-from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 
 __all__ = ["LLMEvaluator", "MockLLMClient", "MockLLMResponse"]
 
@@ -82,6 +82,8 @@ class MockLLMClient(LLMClient):
     def _answer(
         self, messages: list[Any], model: str | None, tools: list[dict[str, Any]] | None, kwargs: dict[str, Any]
     ) -> LLMResponse:
+        # As real clients do; but none at all are taken, as a test of an agent may have no input.
+        messages = messages_in(messages)
         # Copies: an agent goes on with the same list.
         self._calls.append(
             {"messages": copy.deepcopy(messages), "model": model, "tools": copy.deepcopy(tools), "kwargs": kwargs}

@@ -1,0 +1,214 @@
+"""How a model client streams: pieces, the end with all the rest, and streams that do not get there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from ...errors import InvalidArgument, ProviderError
+from ...interfaces import LLMClient, LLMStreamChunk
+from .checks import PATIENCE, Cases, refused, same
+from .llm_answers import ANY_SCRIPT, BRIEFLY, NO_MESSAGES, patiently
+from .llm_rig import (
+    ASK,
+    OSLO,
+    ROME,
+    WEATHER,
+    Breaks,
+    Case,
+    Echoes,
+    Make,
+    Refuses,
+    Says,
+    Stalls,
+    Usage,
+    asks_for,
+    failed,
+    opened,
+    optional,
+    poured,
+    received,
+    told,
+)
+
+CASES: Cases[Case] = Cases()
+
+TEXT = Says("It is 4 °C.", ("It", " is", " 4 °C", "."), usage=Usage(30, 12, 20, 8))
+CALLS = asks_for(OSLO, ROME, text="Let me look.", pieces=("Let me", " look."))
+#: Seconds between two looks at what is left.
+_LOOK = 0.01
+
+
+@CASES
+@optional
+async def pieces_joined_are_the_answer(make: Make) -> None:
+    spelt = Says(ANY_SCRIPT, tuple(ANY_SCRIPT))
+    async with opened(make, TEXT, spelt, Says("")) as client:
+        for says in (TEXT, spelt, Says("")):
+            chunks = await whole(client)
+            same("".join(chunk.delta for chunk in chunks), says.text, "the pieces joined")
+            if chunks[-1].response is not None:
+                same(chunks[-1].response.message.get("content") or "", says.text, "the content of the response")
+
+
+@CASES
+@optional
+async def the_last_piece_has_the_rest(make: Make) -> None:
+    async with opened(make, TEXT) as client:
+        *pieces, last = await whole(client)
+        for piece in pieces:
+            rest = (piece.finish_reason, piece.usage, piece.tool_calls, piece.response)
+            same(rest, (None, None, None, None), "what a piece before the last one has beside its text")
+        same((last.finish_reason, last.tool_calls or []), ("stop", []), "finish reason and calls of the last piece")
+        expected = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
+        expected |= {"cached_tokens": 20, "reasoning_tokens": 8}
+        same({name: (last.usage or {}).get(name) for name in expected}, expected, "usage of the last piece")
+        if last.response is not None:
+            same(last.response.usage, last.usage, "usage of the response")
+            same(
+                (last.response.finish_reason, bool(last.response.model)), ("stop", True), "its end, and whether a model"
+            )
+
+
+@CASES
+@optional
+async def calls_come_whole_and_last(make: Make) -> None:
+    async with opened(make, CALLS) as client:
+        *pieces, last = await whole(client, tools=[WEATHER])
+        same([piece.tool_calls for piece in pieces], [None] * len(pieces), "calls of pieces before the last one")
+        calls = [told(call) for call in last.tool_calls or ()]
+        same(calls, [("call_a", "weather", {"city": "Oslo"}), ("call_b", "weather", {"city": "Rome"})], "the calls")
+        same([call["function"]["name"] for call in last.tool_calls or ()], ["weather"] * 2, "the calls as dicts")
+        same(last.finish_reason, "tool_calls", "the finish reason")
+        same("".join(each.delta for each in [*pieces, last]), "Let me look.", "the text before the calls")
+        if last.response is not None:
+            same(
+                [dict(each) for each in last.response.tool_calls],
+                [dict(each) for each in last.tool_calls or ()],
+                "calls in the response",
+            )
+
+
+@CASES
+async def an_answer_is_the_same_however_it_came(make: Make) -> None:
+    for says in (TEXT, CALLS):
+        async with opened(make, says) as client:
+            plain = await client.generate(ASK, tools=[WEATHER])
+            found = await client.generate(ASK, tools=[WEATHER], stream=True)
+            for name in ("role", "content", "tool_calls"):
+                same(found.message.get(name), plain.message.get(name), f"{name} of an answer that came in pieces")
+            same(found.usage, plain.usage, "its usage")
+            same((found.finish_reason, bool(found.model)), (plain.finish_reason, True), "its end, and whether a model")
+
+
+@CASES
+@optional
+async def a_stream_sends_what_it_is_given(make: Make) -> None:
+    async with opened(make, Echoes()) as client:
+        messages = [{"role": "system", "content": "Be brief."}, *ASK]
+        chunks = await whole(client, messages, tools=[WEATHER])
+        sent = received("".join(chunk.delta for chunk in chunks))
+        for value in ("Be brief.", ASK[0]["content"], "weather"):
+            same(value in sent, True, f"whether {value!r} is in the request, which has {sent!r:.300}")
+
+
+@CASES
+@optional
+async def a_stream_of_no_messages_is_refused(make: Make) -> None:
+    async with opened(make, TEXT) as client:
+        for messages in NO_MESSAGES:
+            with refused(InvalidArgument, f"a stream of messages={messages!r}"):
+                await whole(client, messages)
+
+
+@CASES
+@optional
+async def a_stream_left_early_leaves_nothing(make: Make) -> None:
+    async with opened(make, TEXT, Stalls(TEXT), TEXT) as client:
+        await whole(client)
+        before = asyncio.all_tasks()
+        async with contextlib.aclosing(poured(client)) as pieces:
+            same(bool((await anext(pieces)).delta), True, "whether the first piece has text")
+        await _gone(before)
+        same("".join(chunk.delta for chunk in await whole(client)), TEXT.text, "the next stream")
+
+
+@CASES
+@optional
+async def a_cancelled_stream_leaves_the_client_usable(make: Make) -> None:
+    async with opened(make, TEXT, Stalls(TEXT), TEXT) as client:
+        await whole(client)
+        before = asyncio.all_tasks()
+        reading = asyncio.create_task(whole(client))
+        await asyncio.wait([reading], timeout=BRIEFLY)
+        reading.cancel()
+        await asyncio.wait([reading])
+        same(reading.cancelled(), True, "whether reading a stream can be cancelled")
+        await _gone(before)
+        same(await patiently(client), TEXT.text, "the next answer")
+
+
+@CASES
+@optional
+async def a_stream_that_is_cut_is_an_error(make: Make) -> None:
+    for clean in (True, False):
+        for says in (TEXT, CALLS):
+            async with opened(make, Breaks(says, clean=clean)) as client:
+                await _fails(client, says, "is cut")
+
+
+@CASES
+async def a_cut_stream_asked_for_whole_is_an_error(make: Make) -> None:
+    for clean in (True, False):
+        async with opened(make, Breaks(CALLS, clean=clean)) as client:
+            with refused(ProviderError, "an answer whose stream is cut"):
+                await client.generate(ASK, tools=[WEATHER], stream=True)
+
+
+@CASES
+@optional
+async def a_stream_that_stalls_is_an_error(make: Make) -> None:
+    async with opened(make, Stalls(CALLS)) as client:
+        await _fails(client, CALLS, "stalls")
+
+
+@CASES
+@optional
+async def a_stream_that_is_refused_says_why(make: Make) -> None:
+    async with opened(make, Refuses(429, retry_after=7.0)) as client:
+        error = await failed(whole(client), "a stream that is refused")
+        same((type(error).__name__, error.retry_after), ("RateLimited", 7.0), "the error of a stream that is refused")
+
+
+async def whole(client: LLMClient, messages: list[Any] | None = None, **options: Any) -> list[LLMStreamChunk]:
+    chunks = [chunk async for chunk in poured(client, messages, **options)]
+    same({type(chunk.delta) for chunk in chunks}, {str}, "the types of deltas")
+    ends = [place for place, chunk in enumerate(chunks) if chunk.finish_reason is not None]
+    same(ends, [len(chunks) - 1], "places of pieces with a finish reason")
+    return chunks
+
+
+async def _fails(client: LLMClient, says: Says, what: str) -> None:
+    """Reading ends with an error that may pass, and nothing but text was given until then."""
+    text = ""
+    try:
+        async for piece in poured(client, tools=[WEATHER]):
+            text += piece.delta
+            rest = (piece.finish_reason, piece.tool_calls, piece.response)
+            same(rest, (None, None, None), f"what a stream that {what} gave beside text")
+    except ProviderError as error:
+        same(error.retriable, True, f"whether a stream that {what} may be asked for again")
+        same(says.text.startswith(text), True, f"whether {text!r} is the beginning of {says.text!r}")
+        return
+    raise AssertionError(f"a stream that {what}: ProviderError was not raised")
+
+
+async def _gone(before: set[asyncio.Task[Any]]) -> None:
+    """Every task that was not there before has ended, those of a server that waits for its client among them."""
+    waited = 0.0
+    while left := [task for task in asyncio.all_tasks() - before if not task.done()]:
+        if waited > PATIENCE / 4:
+            raise AssertionError(f"tasks that a stream left behind: {left!r:.400}")
+        await asyncio.sleep(_LOOK)
+        waited += _LOOK

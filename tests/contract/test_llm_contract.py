@@ -1,0 +1,19 @@
+"""Every model client, and one of a third party, keeps the contract: ours with the real SDKs, over a scripted server."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_runtime_core.testing.contracts.llm import CASES, Case, Make
+from tests.contract.llm_places import CLIENTS
+
+
+@pytest.fixture(params=CLIENTS)
+def make(request: pytest.FixtureRequest) -> Make:
+    found: Make = request.param
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_contract(case: Case, make: Make) -> None:
+    await case(make)
