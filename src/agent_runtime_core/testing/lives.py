@@ -1,0 +1,311 @@
+"""Lives of a simulated process over one store in memory: each ends at a chosen write, or when its run has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from .._clock import Clock
+from .._engines.base import Guard, Op
+from .._engines.memory import MemoryEngine
+from ..config import get_config
+from ..errors import StorageClosed, UnknownAgent, WaitTimeout
+from ..events.memory import InMemoryEventBus
+from ..interfaces import AgentRuntime
+from ..persistence.manager import PersistenceConfig, PersistenceManager
+from ..portal import in_thread
+from ..queue.memory import InMemoryQueue
+from ..queue.row import LIVE, RunFilter, RunRow
+from ..registry import DEFAULT, Registry
+from ..runner.core import AgentRunner
+from ..runner.settings import RunnerConfig
+from ..state.memory import InMemoryStateStore
+from ..tools.registry import ToolRegistry
+from ..waits import Services
+from .clock import VirtualClock
+
+RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # of every run, so that its steps have the same ids each time
+MOMENT = 0.001  # real seconds that a sleep gives to what is under way beside it, before time jumps
+CLOSES = 8
+
+#: Hears of each write before it is tried, and of each one that landed.
+Watch = Callable[[Sequence[Op], bool], None]
+
+
+class JumpingClock(VirtualClock):
+    """A clock that jumps to the time of the next sleeper as soon as somebody sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._until: dict[object, float] = {}
+
+    async def sleep(self, seconds: float) -> None:
+        sleeper, until = object(), self.boot() + seconds
+        self._until[sleeper] = until
+        try:
+            await asyncio.sleep(0)
+            while self.boot() < until:
+                await asyncio.sleep(MOMENT)
+                self.advance(max(min(self._until.values()) - self.boot(), 0.0))
+        finally:
+            self._until.pop(sleeper, None)
+
+    def forget(self) -> None:
+        """Nobody sleeps any more: those who did are dead."""
+        self._until.clear()
+
+
+class _RunClock(Clock):
+    """The time of all, and the chance of one run: the n-th number that it draws is the same in every life."""
+
+    def __init__(self, clock: Clock, drawn: Sequence[str]) -> None:
+        super().__init__(seed=1)
+        self._clock = clock
+        for name in drawn:
+            _ = self.random.random() if name == "random" else self.random.getrandbits(128)
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+    def boot(self) -> float:
+        return self._clock.boot()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+
+class Blow(NamedTuple):
+    """A process is killed at its n-th write: before that lands, or after it landed and before the answer is seen."""
+
+    n: int
+    landed: bool
+
+    def __str__(self) -> str:
+        return f"{'after' if self.landed else 'before'} write {self.n}{' landed' if self.landed else ''}"
+
+
+class _Killed(Exception):
+    """This process is dead."""
+
+
+class Front(MemoryEngine):
+    """What one life sees of a store: it counts writes, and answers nothing any more once that life is over."""
+
+    def __init__(self, store: MemoryEngine, blow: Blow | None, watch: Watch, die: Callable[[], None]) -> None:
+        super().__init__(store.clock)
+        self.tables, self._lock = store.tables, store._lock
+        self.writes = 0
+        self.fatal: Sequence[Op] | None = None  # the operations of the write it was killed at
+        self._blow, self._watch, self._die = blow, watch, die
+
+    def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        with self._lock:
+            if self.fatal is not None:
+                raise _Killed
+            self.writes += 1
+            self._watch(ops, False)
+            blow = self._blow
+            if blow is None or blow.n != self.writes:
+                return self._land(guard, ops)
+            try:
+                if blow.landed:
+                    self._land(guard, ops)
+            finally:
+                self.fatal = ops
+                self._die()
+            raise _Killed
+
+    def _land(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        results = super().apply(guard, ops)
+        self._watch(ops, True)
+        return results
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        with contextlib.suppress(_Killed):
+            return self.apply(guard, ops)
+        return await _for_ever()
+
+    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        with contextlib.suppress(_Killed):
+            return self.apply(guard, ops)
+        raise StorageClosed("this process was killed")
+
+    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+        with contextlib.suppress(_Killed):
+            super().post(guard, ops)
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await _for_ever() if self.fatal is not None else await super().read(fn, *args)
+
+    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
+        """Never: time stands still, and nobody else claims."""
+        return lambda: None
+
+
+async def _for_ever() -> Any:
+    return await asyncio.get_running_loop().create_future()
+
+
+class _Runner(AgentRunner):
+    """A runner whose runs draw the same chance in every life."""
+
+    drawn: Callable[[str], Sequence[str]]
+    row: str = ""
+
+    def _drive(self, row: RunRow, runtime: AgentRuntime, *, inline: bool) -> Any:
+        self.row = row.run_id
+        return super()._drive(row, runtime, inline=inline)
+
+    def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
+        services = super().services(inline=inline, agent=agent)
+        return dataclasses.replace(services, clock=_RunClock(services.clock, self.drawn(self.row)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What every life has: how to make its agents, and the options of its runner."""
+
+    agents: Callable[[], Sequence[AgentRuntime]]
+    config: RunnerConfig | None = None
+    tools: ToolRegistry | None = None
+    persistence: PersistenceManager | bool = False
+    signals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def registry(self) -> tuple[str, Registry]:
+        """The agents of a new life, and the key of the one that is looked at."""
+        registry, made = Registry(), self.agents()
+        for agent in made:
+            registry.register(agent)
+        for key in DEFAULT.keys():  # noqa: SIM118 - it is no dict
+            known = DEFAULT.get(key)
+            if known is not None and registry.get(key) is None:
+                registry.register(known)
+        return made[0].key, registry
+
+    def runner(self, engine: MemoryEngine, registry: Registry, drawn: Callable[[str], Sequence[str]]) -> AgentRunner:
+        config = self.config or dataclasses.replace(RunnerConfig.of(get_config()), park_after=0.0)
+        stores = self.persistence
+        if isinstance(stores, bool):
+            stores_ = PersistenceManager(PersistenceConfig.on(engine)) if stores else None
+        else:
+            stores_ = stores
+        runner = _Runner(
+            InMemoryQueue(engine=engine, max_retries=config.max_retries),
+            InMemoryEventBus(engine=engine), InMemoryStateStore(engine=engine), config,
+            tools=self.tools, persistence=stores_, registry=registry,
+        )  # fmt: skip
+        runner.drawn = drawn
+        runner._in_one_place = True
+        return runner
+
+
+class Life:
+    """One process: a loop and a runner of its own. When it is killed its loop never turns again, so that no `finally`
+    of it runs before `bury`."""
+
+    def __init__(
+        self, store: MemoryEngine, client: AgentRunner, setting: Setting, blow: Blow | None, watch: Watch,
+        drawn: Callable[[str], Sequence[str]],
+    ) -> None:  # fmt: skip
+        self.client, self.setting = client, setting
+        self.front = Front(store, blow, watch, self._stop)
+        self._drawn = drawn
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_task_factory(self._task)
+
+    def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        # Held until it is buried: garbage collection would throw GeneratorExit into the tasks of the dead.
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
+        self._tasks.append(task)
+        return task
+
+    def _stop(self) -> None:
+        self._loop.stop()
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(lambda: None)  # it may be asleep
+
+    async def run(self) -> bool:
+        """Live until the run has ended; False where it was killed before that."""
+        try:
+            await in_thread(self._live)
+        except asyncio.CancelledError:
+            self._stop()
+            raise
+        return self.front.fatal is None
+
+    def _live(self) -> None:
+        main = self._loop.create_task(self._main())
+        main.add_done_callback(lambda _: self._loop.stop())
+        self._loop.run_forever()
+        if main.done():
+            main.result()
+
+    async def _main(self) -> None:
+        _, registry = self.setting.registry()
+        runner = self.setting.runner(self.front, registry, self._drawn)
+        while (await self.client.get_run(RUN)).status in LIVE:
+            if not await runner.run_once():
+                await self._wait(runner)
+        await runner.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)
+
+    async def _wait(self, runner: AgentRunner) -> None:
+        """Nothing can be claimed: let time pass, or answer what a run waits for."""
+        client = self.client
+        due, clock = await client.queue.next_due(), client.queue.clock
+        rows = await client.queue.find(RunFilter(LIVE))
+        for row in rows:
+            name = await _asked(client, row)
+            if name in self.setting.signals:
+                await client.signal(row.run_id, name, self.setting.signals[name])
+                return
+        if due is not None and isinstance(clock, VirtualClock):
+            clock.advance(max(due - clock.wall(), 0.001))
+            return
+        raise _stuck(rows, runner.registry)
+
+    def bury(self) -> None:
+        """End what is left of its tasks, and close its loop."""
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coro: Any = task.get_coro()
+                for _ in range(CLOSES):  # it may await in a `finally`
+                    with contextlib.suppress(Exception, asyncio.CancelledError):  # whom could it tell?
+                        coro.close()
+                        break
+            elif not task.cancelled():
+                task.exception()
+        self._tasks.clear()
+        self._loop.close()
+
+
+async def _asked(client: AgentRunner, row: RunRow) -> str:
+    """The name of the signal that a run waits for; "" for none."""
+    kind, _, name = row.reason.partition(" ")
+    if row.status != "waiting" or kind not in ("signal", "approval", "in_doubt"):
+        return ""
+    if kind != "in_doubt":
+        return name
+    asked = [each for each in await client.event_bus.get_events(row.run_id) if each.event_type == "step.in_doubt"]
+    return str(asked[-1].payload["signal"])
+
+
+def _stuck(rows: Sequence[RunRow], registry: Registry) -> Exception:
+    for row in rows:
+        if row.status == "pending" and registry.get(row.agent) is None:
+            return UnknownAgent(f"the run waits for agent {row.agent!r}, which is not known: agents=[…] brings it")
+    reasons = sorted({f"{row.status}: {row.reason}" if row.reason else row.status for row in rows})
+    return WaitTimeout(
+        f"the run goes on by itself no more ({'; '.join(reasons)}): answer a signal or an approval with "
+        "signals={name: payload}"
+    )
