@@ -15,6 +15,7 @@ from ..interfaces import RunResult
 from ..journal.record import DONE, FAILED, RESET, RETRYING, STARTED, Record
 from ..queue.row import RunFilter
 from ..runner.core import AgentRunner
+from ..status import RunStatus
 
 Identity = tuple[str, str, str]  # (run id, name of a step, its key)
 
@@ -26,6 +27,8 @@ REPEATED = {
 }  # fmt: skip
 #: Told once for each step, when its record is there.
 RECORDED = {"step.completed", "tool.result"}
+#: Statuses of a run that was stopped from outside, which a crash may be ahead of.
+STOPPED = {RunStatus.CANCELLED, RunStatus.TIMED_OUT}
 REVIEW = "signal:in_doubt:"  # how the waits begin that only a crash brings about
 
 
@@ -80,13 +83,15 @@ class Account:
     steps: frozenset[Identity]
     told: dict[str, Counter[str]]
     exact: bool  # no attempt failed, so that what is told between steps is told once
+    said: list[Any] | None  # the conversation of the run, where it is kept in the same store
     effects: Any
     wrong: Sequence[str]
 
 
 async def account(
-    client: AgentRunner, root: str, tally: Tally, compare: Callable[[RunResult], Any], effects: Any
-) -> Account:
+    client: AgentRunner, root: str, tally: Tally, compare: Callable[[RunResult], Any], said: list[Any] | None,
+    effects: Any,
+) -> Account:  # fmt: skip
     """The account of what is in the store when the run `root` has ended, and its children with it."""
     outcomes, told, wrong, exact = {}, {}, [], True
     if tally.again:
@@ -100,13 +105,16 @@ async def account(
         wrong += [f"{what} in the events of {about}" for what in _wrong(events)]
         told[row.run_id] = Counter(_told(events))
     result = await client.wait(root)
-    return Account(result, outcomes, frozenset(tally.begun), told, exact, effects, wrong)
+    return Account(result, outcomes, frozenset(tally.begun), told, exact, said, effects, wrong)
 
 
 def ending(result: RunResult) -> tuple[Any, ...]:
     """What is to be the same of a result: its status, its final output, and the type of its error."""
-    status = None if result.status is None else result.status.value
-    return status, result.final_output, None if result.error is None else result.error.type
+    return told_as(result), result.final_output, None if result.error is None else result.error.type
+
+
+def told_as(result: RunResult) -> str:
+    return "" if result.status is None else result.status.value
 
 
 def _wrong(events: Sequence[Event]) -> Iterable[str]:
@@ -137,44 +145,57 @@ def difference(plain: Account, other: Account) -> str | None:
     """What is not in `other` as it is in the undisturbed run; None where nothing is."""
     if other.wrong:
         return other.wrong[0]
-    for run_id, (about, expected) in plain.outcomes.items():
-        found = other.outcomes.get(run_id)
-        if found is None:
-            return f"{about} is not there"
-        if found[1] != expected:
-            return f"{about} ended as {found[1]!r:.1000}{_why(other.result)}, and undisturbed as {expected!r:.1000}"
-    if more := other.outcomes.keys() - plain.outcomes.keys():
-        return f"{other.outcomes[min(more)][0]} is called, which the undisturbed run does not call"
-    if other.steps != plain.steps:
-        return _other_steps(plain.steps, other.steps)
-    for run_id, expected in plain.told.items():
-        if (what := _other_events(expected, other.told[run_id], plain.exact and other.exact)) is not None:
+    for differs in (_wrong_outcome, _other_steps, _other_events):
+        if (what := differs(plain, other)) is not None:
             return what
+    if other.said != plain.said:
+        return f"the conversation is {other.said!r:.1000}, and undisturbed {plain.said!r:.1000}"
     if other.effects != plain.effects:
         return f"effects() gives {other.effects!r:.1000}, and undisturbed {plain.effects!r:.1000}"
     return None
+
+
+def _wrong_outcome(plain: Account, other: Account) -> str | None:
+    for run_id, (about, expected) in plain.outcomes.items():
+        found = other.outcomes.get(run_id)
+        if found is None and not _stopped(plain):
+            return f"{about} is not there"
+        if found is not None and found[1] != expected:
+            return f"{about} ended as {found[1]!r:.1000}{_why(other.result)}, and undisturbed as {expected!r:.1000}"
+    if more := other.outcomes.keys() - plain.outcomes.keys():
+        return f"{other.outcomes[min(more)][0]} is called, which the undisturbed run does not call"
+    return None
+
+
+def _stopped(plain: Account) -> bool:
+    return plain.result.status in STOPPED
 
 
 def _why(result: RunResult) -> str:
     return "" if result.error is None else f" ({result.error.type}: {result.error.message:.1000})"
 
 
-def _other_steps(expected: frozenset[Identity], found: frozenset[Identity]) -> str:
-    more, less = sorted(map(_named, found - expected)), sorted(map(_named, expected - found))
+def _other_steps(plain: Account, other: Account) -> str | None:
+    more, less = (sorted(map(_named, steps)) for steps in (other.steps - plain.steps, plain.steps - other.steps))
+    if not more and (not less or _stopped(plain)):
+        return None
     told = [f"also {', '.join(more)}"] if more else []
     told += [f"not {', '.join(less)}"] if less else []
     return (
-        f"other steps were carried out, under other idempotency keys ({'; '.join(told)}): names, keys and order of steps "
-        "are to come from the input and from results of steps alone"
+        f"other steps were carried out, under other idempotency keys ({'; '.join(told)}): the names, keys and order "
+        "of steps are to come from the input and from results of steps alone"
     )
 
 
-def _other_events(expected: Counter[str], found: Counter[str], exact: bool) -> str | None:
-    for event in [*found, *expected]:
-        # What a step tells that was in doubt is told once more, and under the same step.
-        repeats = not exact or '"step_id":' in event
-        if (event in found) != (event in expected) or not (repeats or found[event] == expected[event]):
-            return f"event {event:.1000} is there {found[event]} times, and undisturbed {expected[event]} times"
+def _other_events(plain: Account, other: Account) -> str | None:
+    exact = plain.exact and other.exact
+    for run_id, expected in plain.told.items():
+        found = other.told.get(run_id, Counter())
+        for event in [*found, *(() if _stopped(plain) else expected)]:
+            # What a step tells that was in doubt is told once more, and under the same step.
+            repeats = not exact or '"step_id":' in event
+            if (event in found) != (event in expected) or not (repeats or found[event] == expected[event]):
+                return f"event {event:.1000} is there {found[event]} times, and undisturbed {expected[event]} times"
     return None
 
 

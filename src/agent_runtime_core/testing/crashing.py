@@ -8,10 +8,11 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .._engines.base import Op
 from .._engines.memory import MemoryEngine
+from ..context import conversation_id
 from ..errors import InvalidArgument, NotSupported
 from ..interfaces import AgentRuntime, RunResult
 from ..journal.record import Record
@@ -20,11 +21,12 @@ from ..portal import in_thread
 from ..queue.base import mapping, seconds, whole
 from ..queue.row import RunFilter
 from ..registry import key_of
+from ..runner.core import AgentRunner
 from ..runner.drive import POISON
 from ..runner.settings import RunnerConfig
 from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
-from .accounts import Account, Tally, account, difference, ending
+from .accounts import Account, Tally, account, difference, ending, told_as
 from .lives import RUN, Blow, JumpingClock, Life, Setting
 
 __all__ = ["CrashReport", "crash_everywhere"]
@@ -63,7 +65,8 @@ async def crash_everywhere(
     runner then goes on with what is stored. AssertionError names the write and the difference, if one of these is
     not as in the undisturbed run: the `status` of the run, its final output and the type of its error (or what
     `compare` makes of its result), and those of its children; the steps that were carried out, by their idempotency
-    keys; the events, but for those that a resume adds; what `effects()` gives at the end of the run. No step may be
+    keys; the events, but for those that a resume adds; what `effects()` gives at the end of the run. (A run that is
+    cancelled or runs out of time may have got less far.) No step may be
     carried out again that was recorded.
 
     `agent`, and each of `agents` that it calls, is an agent, or a function or class that makes a new one for each life,
@@ -100,8 +103,9 @@ def _status(status: RunStatus | str) -> RunStatus:
 def _maker(agent: Agent) -> Callable[[], AgentRuntime]:
     if isinstance(agent, type) or (callable(agent) and not hasattr(agent, "run")):
         return agent
-    key_of(agent)
-    return lambda: agent  # type: ignore[return-value] # it has what an agent needs
+    known = cast(AgentRuntime, agent)
+    key_of(known)
+    return lambda: known
 
 
 async def _each(trial: _Trial, plain: Account, blows: tuple[Blow, ...], again: int) -> None:
@@ -138,7 +142,7 @@ class _Trial:
             raise NotSupported(f"crash_everywhere keeps runs in memory: {error.message}")
         why = "" if error is None else f" ({error.type}: {error.message})"
         if result.status is not status:
-            raise AssertionError(f"the undisturbed run is {result.status}{why}, and not {status}")
+            raise AssertionError(f"the undisturbed run is {told_as(result)}{why}, and not {status.value}")
         second, _ = await self._run(())
         if (wrong := difference(first, second)) is not None:
             raise AssertionError(
@@ -167,17 +171,26 @@ class _Trial:
         lives: list[Life] = []
         try:
             await client.submit(key, self.input, run_id=RUN)
-            fatal = await self._live(blows, store, client, tally, lives)
+            fatal = await self._live(blows, store, clock, client, tally, lives)
             effects = copy.deepcopy(await _called(self._effects))
-            return await account(client, str(RUN), tally, self._compare, effects), fatal
+            return await account(client, str(RUN), tally, self._compare, await self._said(client), effects), fatal
         finally:
             await client.close()
             for life in lives:
                 await in_thread(life.bury)
 
+    async def _said(self, client: AgentRunner) -> list[Any] | None:
+        """The messages of the run's conversation, if they are kept with it."""
+        known = conversation_id(self.input.get("conversation_id"))
+        if self.setting.persistence is not True or known is None:
+            return None
+        conversation = await client.persistence.conversations.get(known)
+        return [] if conversation is None else [[each.role, each.content] for each in conversation.messages]
+
     async def _live(
-        self, blows: Sequence[Blow], store: MemoryEngine, client: Any, tally: Tally, lives: list[Life]
-    ) -> list[Sequence[Op]]:
+        self, blows: Sequence[Blow], store: MemoryEngine, clock: JumpingClock, client: AgentRunner, tally: Tally,
+        lives: list[Life],
+    ) -> list[Sequence[Op]]:  # fmt: skip
         fatal: list[Sequence[Op]] = []
         recorded = deaths = 0
         while True:
@@ -191,6 +204,7 @@ class _Trial:
             fatal.append(life.front.fatal or ())
             deaths = 1 if len(tally.done) > recorded else deaths + 1
             recorded = len(tally.done)
+            clock.forget()
             await _let_go(client)
 
     async def _lived(self, life: Life) -> bool:
@@ -203,10 +217,8 @@ class _Trial:
             raise AssertionError(f"the run is not over after {self.timeout:g} s: timeout= gives it longer") from None
 
 
-async def _let_go(client: Any) -> None:
-    """The process is dead: its leases are over, and none of its sleepers will wake."""
-    clock = client.queue.clock
-    clock.forget()
+async def _let_go(client: AgentRunner) -> None:
+    """The process is dead: its leases are over."""
     held = tuple((row.run_id, row.claim_id) for row in await client.queue.find(RunFilter(("running",))))
     await client.queue.commits.commit(None, [Op("queue.beat", (held, -1.0))])
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from .._clock import Clock
@@ -30,6 +32,7 @@ from .clock import VirtualClock
 
 RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # of every run, so that its steps have the same ids each time
 MOMENT = 0.001  # real seconds that a sleep gives to what is under way beside it, before time jumps
+STUCK = 5.0  # real seconds that a loop which was stopped has to come to that
 CLOSES = 8
 
 #: Hears of each write before it is tried, and of each one that landed.
@@ -88,8 +91,8 @@ class Blow(NamedTuple):
         return f"{'after' if self.landed else 'before'} write {self.n}{' landed' if self.landed else ''}"
 
 
-class _Killed(Exception):
-    """This process is dead."""
+class _Killed(BaseException):
+    """This process is dead, and nothing in it mends that."""
 
 
 class Front(MemoryEngine):
@@ -127,7 +130,7 @@ class Front(MemoryEngine):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         with contextlib.suppress(_Killed):
             return self.apply(guard, ops)
-        return await _for_ever()
+        return cast("list[Any]", await _for_ever())
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         with contextlib.suppress(_Killed):
@@ -147,7 +150,11 @@ class Front(MemoryEngine):
 
 
 async def _for_ever() -> Any:
-    return await asyncio.get_running_loop().create_future()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # it is being buried
+        raise _Killed from None
+    return await loop.create_future()
 
 
 class _Runner(AgentRunner):
@@ -214,14 +221,16 @@ class Life:
         self.client, self.setting = client, setting
         self.front = Front(store, blow, watch, self._stop)
         self._drawn = drawn
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._tasks: list[tuple[asyncio.Task[Any], contextvars.Context]] = []
+        self._over = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._loop.set_task_factory(self._task)
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
         # Held until it is buried: garbage collection would throw GeneratorExit into the tasks of the dead.
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
-        self._tasks.append(task)
+        context = options.pop("context", None) or contextvars.copy_context()
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
+        self._tasks.append((task, context))
         return task
 
     def _stop(self) -> None:
@@ -241,7 +250,10 @@ class Life:
     def _live(self) -> None:
         main = self._loop.create_task(self._main())
         main.add_done_callback(lambda _: self._loop.stop())
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._over.set()
         if main.done():
             main.result()
 
@@ -274,14 +286,16 @@ class Life:
         raise _stuck(rows, runner.registry)
 
     def bury(self) -> None:
-        """End what is left of its tasks, and close its loop."""
-        for task in self._tasks:
+        """End what is left of its tasks, and close its loop; from a thread without one."""
+        if not self._over.wait(STUCK):
+            return  # it blocks, and cannot be ended
+        for task, context in self._tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 coro: Any = task.get_coro()
                 for _ in range(CLOSES):  # it may await in a `finally`
-                    with contextlib.suppress(Exception, asyncio.CancelledError):  # whom could it tell?
-                        coro.close()
+                    with contextlib.suppress(Exception, asyncio.CancelledError, _Killed):  # whom could it tell?
+                        context.run(coro.close)
                         break
             elif not task.cancelled():
                 task.exception()
