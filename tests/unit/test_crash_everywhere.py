@@ -5,27 +5,34 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._clock import aware
+from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._json import encode
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.context import Context
-from agent_runtime_core.errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
+from agent_runtime_core.errors import InvalidArgument, NotSupported, StorageClosed, UnknownAgent, WaitTimeout
+from agent_runtime_core.events import Event
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.llm import use_llm_client
 from agent_runtime_core.persistence import Conversation, ConversationMessage
-from agent_runtime_core.portal import call
+from agent_runtime_core.portal import call, from_thread
 from agent_runtime_core.retry import Backoff
 from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.state.memory import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.testing import CrashReport, MockLLMClient, MockLLMResponse, crash_everywhere
-from agent_runtime_core.testing.lives import Life
+from agent_runtime_core.testing import CrashReport, MockLLMClient, MockLLMResponse, crash_everywhere, lives
+from agent_runtime_core.testing.accounts import _wrong
+from agent_runtime_core.testing.lives import Blow, Front, Life
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 
@@ -184,6 +191,33 @@ async def test_retries_and_pauses_take_no_time_and_their_counters_begin_anew() -
 
     report = await crashed(agent, reset=lambda: world.update(asked=0))
     assert value(report) == "there"
+
+
+async def test_chance_is_the_same_in_every_life_and_never_drawn_twice() -> None:
+    async def agent(ctx: Any) -> Any:
+        drawn = [str(await ctx.uuid4()), await ctx.random()]
+        await ctx.step("pay", lambda: 1, key=drawn[0])
+        return [*drawn, await ctx.random(), str(await ctx.uuid4())]
+
+    drawn = value(await crashed(agent))
+    assert len(set(drawn)) == 4
+
+
+async def test_a_crash_uses_up_an_attempt() -> None:
+    world = {"asked": 0}
+
+    async def agent(ctx: Any) -> Any:
+        world["asked"] += 1
+        if world["asked"] < 3:
+            raise ConnectionError("not yet")
+        return await ctx.step("one", lambda: 1)
+
+    def reset() -> None:
+        world["asked"] = 0
+
+    assert value(await crashed(agent, reset=reset, config=RunnerConfig(max_retries=4))) == 1
+    with pytest.raises(AssertionError, match=r"ended as \('failed', .*ConnectionError: not yet\)"):
+        await crashed(agent, reset=reset, config=RunnerConfig(max_retries=3))
 
 
 class Child(AgentRuntime):
@@ -457,6 +491,51 @@ async def test_events_that_are_not_absorbed_are_found(monkeypatch: pytest.Monkey
 # -- the kill itself
 
 
+WORDS = Concern("words", {"word": lambda tx, word: tx.put(tx.tables["words"], word, True)}, tables=("words",))
+
+
+@pytest.mark.parametrize("landed", [False, True])
+async def test_the_write_that_kills_lands_or_not_and_none_after_it_does(landed: bool) -> None:
+    store, died = MemoryEngine(), list[str]()
+    front = Front(store, Blow(2, landed), lambda ops, landed: None, lambda: died.append("now"))
+    front.add(WORDS)
+    await front.commit(None, [Op("word", ("one",))])
+    assert died == []
+    killed = asyncio.ensure_future(front.commit(None, [Op("word", ("two",))]))
+    await asyncio.sleep(0)
+    front.post(None, [Op("word", ("three",))])
+    with pytest.raises(StorageClosed):
+        front.commit_from_thread(None, [Op("word", ("four",))])
+    reading = asyncio.ensure_future(front.read(lambda tx: tx.tables["words"]))
+    done, _ = await asyncio.wait([killed, reading], timeout=0.005)
+    assert not done, "nothing of it is answered"
+    assert [*store.tables["words"]] == (["one", "two"] if landed else ["one"])
+    assert died == ["now"]
+    for task in (killed, reading):
+        task.cancel()
+
+
+def _event(sequence: int, kind: str, step: str = "") -> Event:
+    return Event(UUID(int=1), kind, {"step_id": step} if step else {}, aware(0.0), sequence)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "told"),
+    [
+        ([(0, "a"), (2, "run.failed")], "the sequence numbers have a gap"),
+        ([(0, "a")], "there is not one end"),
+        ([(0, "run.failed"), (1, "run.failed")], "there is not one end"),
+        ([(0, "run.failed"), (1, "a")], "there is not one end, and nothing behind it"),
+        ([(0, "step.completed", "s"), (1, "step.completed", "s"), (2, "run.failed")], "step s is there 2 times"),
+        ([(0, "step.completed", "s"), (1, "step.completed", "t"), (2, "run.failed")], ""),
+    ],
+)
+def test_what_is_wrong_with_events_by_themselves(kinds: list[Any], told: str) -> None:
+    found = "; ".join(_wrong([_event(*each) for each in kinds]))
+    assert told in found
+    assert bool(found) is bool(told)
+
+
 async def test_the_dead_do_nothing_before_their_run_was_compared() -> None:
     said, late = list[str](), list[int]()
 
@@ -479,6 +558,35 @@ async def test_the_dead_do_nothing_before_their_run_was_compared() -> None:
     await crashed(agent, effects=effects, reset=reset, config=RunnerConfig(park_after=5))
     assert max(late) == 1
     assert said == ["through", "finally"], "the last run is an undisturbed one"
+
+
+@pytest.mark.parametrize("in_executor", [False, True])
+async def test_a_thread_of_the_dead_is_waited_for(in_executor: bool) -> None:
+    going, beside = list[str](), list[str]()
+
+    def slow() -> str:
+        beside.extend(going)
+        going.append("slow")
+        threading.Event().wait(0.003)
+        going.remove("slow")
+        return "done"
+
+    async def elsewhere() -> str:
+        return await asyncio.to_thread(slow)
+
+    report = await crashed(lambda ctx: ctx.step("slow", elsewhere if in_executor else slow))
+    assert value(report) == "done"
+    assert beside == []
+
+
+async def test_a_thread_that_asks_the_dead_does_not_hold_up_the_living(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lives, "AFTERLIFE", 0.02)
+
+    def tells(ctx: RunContext) -> str:
+        from_thread(ctx.emit, "told", {})
+        return "done"
+
+    assert value(await crashed(lambda ctx: ctx.step("tells", tells))) == "done"
 
 
 async def test_a_run_that_does_not_end_is_given_up() -> None:

@@ -77,7 +77,8 @@ async def crash_everywhere(
     would be dead. No life may take more than `timeout` real seconds.
 
     Everything is in memory, and each life on a loop and in a thread of its own; waits and pauses of the runtime take no
-    time. A kill is simulated: the loop stops for good. Code that runs in a thread at that moment runs to its end. The
+    time. A kill is simulated: the loop stops for good. Code that runs in a thread at that moment
+    is given half a second to run to its end first. The
     `finally` blocks of the dead run after `effects()` was asked and before `reset()`. A step's start is written
     without waiting: a process killed there may have begun the step. InvalidArgument: an option that cannot be
     used. WaitTimeout: nothing would wake the run any more. NotSupported: it needs another store, as

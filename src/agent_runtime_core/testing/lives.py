@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -19,7 +20,7 @@ from ..errors import StorageClosed, UnknownAgent, WaitTimeout
 from ..events.memory import InMemoryEventBus
 from ..interfaces import AgentRuntime
 from ..persistence.manager import PersistenceConfig, PersistenceManager
-from ..portal import in_thread
+from ..portal import AROUND, in_thread
 from ..queue.memory import InMemoryQueue
 from ..queue.row import LIVE, RunFilter, RunRow
 from ..registry import DEFAULT, Registry
@@ -32,6 +33,7 @@ from .clock import VirtualClock
 
 RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # of every run, so that its steps have the same ids each time
 MOMENT = 0.001  # real seconds that a sleep gives to what is under way beside it, before time jumps
+AFTERLIFE = 0.5  # real seconds that threads of the dead are waited for
 STUCK = 5.0  # real seconds that a loop which was stopped has to come to that
 CLOSES = 8
 
@@ -210,6 +212,33 @@ class Setting:
         return runner
 
 
+class _Threads:
+    """What threads do for one life."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._going = 0
+
+    def around(self, job: Callable[[], Any]) -> Callable[[], Any]:
+        with self._changed:
+            self._going += 1
+
+        def counted() -> Any:
+            try:
+                return job()
+            finally:
+                with self._changed:
+                    self._going -= 1
+                    self._changed.notify_all()
+
+        return counted
+
+    def wait(self, seconds: float) -> None:
+        """Until all is over, or for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._going == 0, seconds)
+
+
 class Life:
     """One process: a loop and a runner of its own. When it is killed its loop never turns again, so that no `finally`
     of it runs before `bury`."""
@@ -223,7 +252,10 @@ class Life:
         self._drawn = drawn
         self._tasks: list[tuple[asyncio.Task[Any], contextvars.Context]] = []
         self._over = threading.Event()
+        self._threads = _Threads()
         self._loop = asyncio.new_event_loop()
+        self._in_executor = self._loop.run_in_executor
+        self._loop.run_in_executor = self._counted  # type: ignore[method-assign, assignment]
         self._loop.set_task_factory(self._task)
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -232,6 +264,9 @@ class Life:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **options)
         self._tasks.append((task, context))
         return task
+
+    def _counted(self, executor: Any, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return self._in_executor(executor, self._threads.around(functools.partial(fn, *args)))
 
     def _stop(self) -> None:
         self._loop.stop()
@@ -248,12 +283,15 @@ class Life:
         return self.front.fatal is None
 
     def _live(self) -> None:
+        AROUND.set(self._threads.around)
         main = self._loop.create_task(self._main())
         main.add_done_callback(lambda _: self._loop.stop())
         try:
             self._loop.run_forever()
         finally:
             self._over.set()
+        # A thread cannot be killed: what it does is done in this life still, and not beside the next one.
+        self._threads.wait(AFTERLIFE)
         if main.done():
             main.result()
 
