@@ -32,7 +32,8 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import CrashReport, MockLLMClient, MockLLMResponse, crash_everywhere, lives
 from agent_runtime_core.testing.accounts import _wrong
-from agent_runtime_core.testing.lives import Blow, Front, Life
+from agent_runtime_core.testing.killing import Blow, Front
+from agent_runtime_core.testing.lives import Life
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 
@@ -404,7 +405,7 @@ async def test_another_order_in_each_life_is_a_mismatch() -> None:
         nonlocal lives
         lives = itertools.count()
 
-    with pytest.raises(AssertionError, match=r"ended as \('failed', .*JournalMismatch: the journal has step 'a' at"):
+    with pytest.raises(AssertionError, match=r"ended as \('failed', .*JournalMismatch: the journal has step 'b' at"):
         await crash_everywhere(made, reset=reset)
 
 

@@ -20,14 +20,16 @@ from ..persistence.manager import PersistenceManager
 from ..portal import in_thread
 from ..queue.base import mapping, seconds, whole
 from ..queue.row import RunFilter
-from ..registry import key_of
+from ..registry import Registry, key_of
 from ..runner.core import AgentRunner
 from ..runner.drive import POISON
 from ..runner.settings import RunnerConfig
 from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from .accounts import Account, Tally, account, difference, ending, told_as
-from .lives import RUN, Blow, JumpingClock, Life, Setting
+from .clock import JumpingClock
+from .killing import Blow
+from .lives import RUN, Life, Setting
 
 __all__ = ["CrashReport", "crash_everywhere"]
 
@@ -132,6 +134,7 @@ class _Trial:
     ) -> None:  # fmt: skip
         self.setting, self.input, self.timeout = setting, input, timeout
         self._compare, self._effects, self._reset = compare, effects, reset
+        self._key = setting.agents()[0].key
         self.writes = self.kills = 0
 
     async def plain(self, status: RunStatus) -> Account:
@@ -167,11 +170,10 @@ class _Trial:
         await _called(self._reset)
         tally, clock = Tally(), JumpingClock()
         store = MemoryEngine(clock)
-        key, registry = self.setting.registry()
-        client = self.setting.runner(store, registry, tally.drawn)
+        client = self.setting.runner(store, Registry(), tally.drawn)
         lives: list[Life] = []
         try:
-            await client.submit(key, self.input, run_id=RUN)
+            await client.submit(self._key, self.input, run_id=RUN)
             fatal = await self._live(blows, store, clock, client, tally, lives)
             effects = copy.deepcopy(await _called(self._effects))
             return await account(client, str(RUN), tally, self._compare, await self._said(client), effects), fatal
@@ -215,7 +217,9 @@ class _Trial:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise AssertionError(f"the run is not over after {self.timeout:g} s: timeout= gives it longer") from None
+            raise AssertionError(
+                f"the run is not over after {self.timeout:g} s: timeout= gives it longer, and nobody answers what waits in a step"
+            ) from None
 
 
 async def _let_go(client: AgentRunner) -> None:

@@ -9,14 +9,12 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any
 from uuid import UUID
 
-from .._clock import Clock
-from .._engines.base import Guard, Op
 from .._engines.memory import MemoryEngine
 from ..config import get_config
-from ..errors import StorageClosed, UnknownAgent, WaitTimeout
+from ..errors import UnknownAgent, WaitTimeout
 from ..events.memory import InMemoryEventBus
 from ..interfaces import AgentRuntime
 from ..persistence.manager import PersistenceConfig, PersistenceManager
@@ -29,134 +27,13 @@ from ..runner.settings import RunnerConfig
 from ..state.memory import InMemoryStateStore
 from ..tools.registry import ToolRegistry
 from ..waits import Services
-from .clock import VirtualClock
+from .clock import RunClock, VirtualClock
+from .killing import Blow, Front, Killed, Watch
 
 RUN = UUID("c4a54e00-0000-5000-8000-000000000001")  # of every run, so that its steps have the same ids each time
-MOMENT = 0.001  # real seconds that a sleep gives to what is under way beside it, before time jumps
 AFTERLIFE = 0.5  # real seconds that threads of the dead are waited for
 STUCK = 5.0  # real seconds that a loop which was stopped has to come to that
 CLOSES = 8
-
-#: Hears of each write before it is tried, and of each one that landed.
-Watch = Callable[[Sequence[Op], bool], None]
-
-
-class JumpingClock(VirtualClock):
-    """A clock that jumps to the time of the next sleeper as soon as somebody sleeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._until: dict[object, float] = {}
-
-    async def sleep(self, seconds: float) -> None:
-        sleeper, until = object(), self.boot() + seconds
-        self._until[sleeper] = until
-        try:
-            await asyncio.sleep(0)
-            while self.boot() < until:
-                await asyncio.sleep(MOMENT)
-                self.advance(max(min(self._until.values()) - self.boot(), 0.0))
-        finally:
-            self._until.pop(sleeper, None)
-
-    def forget(self) -> None:
-        """Nobody sleeps any more: those who did are dead."""
-        self._until.clear()
-
-
-class _RunClock(Clock):
-    """The time of all, and the chance of one run: the n-th number that it draws is the same in every life."""
-
-    def __init__(self, clock: Clock, drawn: Sequence[str]) -> None:
-        super().__init__(seed=1)
-        self._clock = clock
-        for name in drawn:
-            _ = self.random.random() if name == "random" else self.random.getrandbits(128)
-
-    def wall(self) -> float:
-        return self._clock.wall()
-
-    def boot(self) -> float:
-        return self._clock.boot()
-
-    async def sleep(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-
-
-class Blow(NamedTuple):
-    """A process is killed at its n-th write: before that lands, or after it landed and before the answer is seen."""
-
-    n: int
-    landed: bool
-
-    def __str__(self) -> str:
-        return f"{'after' if self.landed else 'before'} write {self.n}{' landed' if self.landed else ''}"
-
-
-class _Killed(BaseException):
-    """This process is dead, and nothing in it mends that."""
-
-
-class Front(MemoryEngine):
-    """What one life sees of a store: it counts writes, and answers nothing any more once that life is over."""
-
-    def __init__(self, store: MemoryEngine, blow: Blow | None, watch: Watch, die: Callable[[], None]) -> None:
-        super().__init__(store.clock)
-        self.tables, self._lock = store.tables, store._lock
-        self.writes = 0
-        self.fatal: Sequence[Op] | None = None  # the operations of the write it was killed at
-        self._blow, self._watch, self._die = blow, watch, die
-
-    def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        with self._lock:
-            if self.fatal is not None:
-                raise _Killed
-            self.writes += 1
-            self._watch(ops, False)
-            blow = self._blow
-            if blow is None or blow.n != self.writes:
-                return self._land(guard, ops)
-            try:
-                if blow.landed:
-                    self._land(guard, ops)
-            finally:
-                self.fatal = ops
-                self._die()
-            raise _Killed
-
-    def _land(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        results = super().apply(guard, ops)
-        self._watch(ops, True)
-        return results
-
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        with contextlib.suppress(_Killed):
-            return self.apply(guard, ops)
-        return cast("list[Any]", await _for_ever())
-
-    def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        with contextlib.suppress(_Killed):
-            return self.apply(guard, ops)
-        raise StorageClosed("this process was killed")
-
-    def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
-        with contextlib.suppress(_Killed):
-            super().post(guard, ops)
-
-    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return await _for_ever() if self.fatal is not None else await super().read(fn, *args)
-
-    def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
-        """Never: time stands still, and nobody else claims."""
-        return lambda: None
-
-
-async def _for_ever() -> Any:
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:  # it is being buried
-        raise _Killed from None
-    return await loop.create_future()
 
 
 class _Runner(AgentRunner):
@@ -171,7 +48,7 @@ class _Runner(AgentRunner):
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         services = super().services(inline=inline, agent=agent)
-        return dataclasses.replace(services, clock=_RunClock(services.clock, self.drawn(self.row)))
+        return dataclasses.replace(services, clock=RunClock(services.clock, self.drawn(self.row)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,16 +61,16 @@ class Setting:
     persistence: PersistenceManager | bool = False
     signals: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def registry(self) -> tuple[str, Registry]:
-        """The agents of a new life, and the key of the one that is looked at."""
-        registry, made = Registry(), self.agents()
-        for agent in made:
+    def registry(self) -> Registry:
+        """The agents of a new life."""
+        registry = Registry()
+        for agent in self.agents():
             registry.register(agent)
         for key in DEFAULT.keys():  # noqa: SIM118 - it is no dict
             known = DEFAULT.get(key)
             if known is not None and registry.get(key) is None:
                 registry.register(known)
-        return made[0].key, registry
+        return registry
 
     def runner(self, engine: MemoryEngine, registry: Registry, drawn: Callable[[str], Sequence[str]]) -> AgentRunner:
         config = self.config or dataclasses.replace(RunnerConfig.of(get_config()), park_after=0.0)
@@ -296,8 +173,7 @@ class Life:
             main.result()
 
     async def _main(self) -> None:
-        _, registry = self.setting.registry()
-        runner = self.setting.runner(self.front, registry, self._drawn)
+        runner = self.setting.runner(self.front, self.setting.registry(), self._drawn)
         while (await self.client.get_run(RUN)).status in LIVE:
             if not await runner.run_once():
                 await self._wait(runner)
@@ -332,7 +208,7 @@ class Life:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 coro: Any = task.get_coro()
                 for _ in range(CLOSES):  # it may await in a `finally`
-                    with contextlib.suppress(Exception, asyncio.CancelledError, _Killed):  # whom could it tell?
+                    with contextlib.suppress(Exception, asyncio.CancelledError, Killed):  # whom could it tell?
                         context.run(coro.close)
                         break
             elif not task.cancelled():
