@@ -67,24 +67,23 @@ async def crash_everywhere(
     runner then goes on with what is stored. AssertionError names the write and the difference, if one of these is
     not as in the undisturbed run: the `status` of the run, its final output and the type of its error (or what
     `compare` makes of its result), and those of its children; the steps that were carried out, by their idempotency
-    keys; the events, but for those that a resume adds; what `effects()` gives at the end of the run. (A run that is
-    cancelled or runs out of time may have got less far.) No step may be
-    carried out again that was recorded.
+    keys; the events, but for those that a resume adds; what `effects()` gives at the end of the run. A run that is
+    cancelled or runs out of time may have got less far. No step that was recorded may be carried out again.
 
     `agent`, and each of `agents` that it calls, is an agent, or a function or class that makes a new one for each life,
     as a new process would. `reset()` is called before each run, and puts the world back as `effects()` sees it; both
-    may be coroutine functions. `signals` answer what the run waits for, by name. With `persistence` conversations are
-    kept in the store that is written to; a manager of your own is yours to reset. `again` kills that many of the lives
-    after the first one as well, each at every write of its own, but not so often without a new record that the run
+    may be coroutine functions. `signals` answer what the run waits for, by name. With `persistence=True` conversations
+    are kept, and killed at, in the same store; a manager of your own is yours to reset. `again` kills so many of the
+    lives after the first one as well, at every write of theirs, but not so often without a new record that the run
     would be dead. No life may take more than `timeout` real seconds.
 
-    Everything is in memory, and each life on a loop and in a thread of its own; waits and pauses of the runtime take no
-    time. A kill is simulated: the loop stops for good. Code that runs in a thread at that moment
-    is given half a second to run to its end first. The
-    `finally` blocks of the dead run after `effects()` was asked and before `reset()`. A step's start is written
-    without waiting: a process killed there may have begun the step. InvalidArgument: an option that cannot be
-    used. WaitTimeout: nothing would wake the run any more. NotSupported: it needs another store, as
-    `ctx.transaction` does.
+    Everything is in memory, and each life on a loop and in a thread of its own. Waits and pauses of the runtime take no
+    time; `asyncio.sleep` does. A kill is simulated: that loop never turns again. What threads do at that moment is
+    given half a second to end, and `finally` blocks of the dead run after `effects()` was asked and before `reset()`.
+    The start of a step is written without waiting for it: a process killed there may have begun the step.
+
+    InvalidArgument: an option that cannot be used. WaitTimeout, UnknownAgent: nothing would wake the run any more.
+    NotSupported: it needs another store, as `ctx.transaction` does.
     """
     wanted = _status(status)
     whole("again", again, least=0)
@@ -98,7 +97,7 @@ async def crash_everywhere(
 
 
 def _status(status: RunStatus | str) -> RunStatus:
-    if status not in TERMINAL:
+    if not isinstance(status, str) or status not in TERMINAL:
         raise InvalidArgument(f"status is how the run ends ({', '.join(TERMINAL)}), not {status!r}")
     return RunStatus(status)
 
@@ -218,7 +217,8 @@ class _Trial:
             if not limit.expired():
                 raise
             raise AssertionError(
-                f"the run is not over after {self.timeout:g} s: timeout= gives it longer, and nobody answers what waits in a step"
+                f"the run is not over after {self.timeout:g} s: timeout= gives it longer; a wait inside of a step is "
+                "answered by nobody here"
             ) from None
 
 
