@@ -18,6 +18,7 @@ from ..runner.core import AgentRunner
 from ..status import RunStatus
 
 Identity = tuple[str, str, str]  # (run id, name of a step, its key)
+Told = tuple[str, bool]  # an event, and whether it is told inside of a step: again, where that is carried out again
 
 ENDS = {"run.succeeded", "run.failed", "run.cancelled", "run.timed_out"}
 #: What a resume tells anew, or tells besides.
@@ -25,8 +26,7 @@ REPEATED = {
     "run.started", "run.resumed", "run.heartbeat", "step.started", "step.skipped", "step.retrying", "step.failed",
     "step.in_doubt", "progress.update", "tool.call",
 }  # fmt: skip
-#: Told once for each step, when its record is there.
-RECORDED = {"step.completed", "tool.result"}
+COMPLETED = "step.completed"
 #: Statuses of a run that was stopped from outside, which a crash may be ahead of.
 STOPPED = {RunStatus.CANCELLED, RunStatus.TIMED_OUT}
 REVIEW = "signal:in_doubt:"  # how the waits begin that only a crash brings about
@@ -81,7 +81,7 @@ class Account:
     result: RunResult
     outcomes: dict[str, Any]
     steps: frozenset[Identity]
-    told: dict[str, Counter[str]]
+    told: dict[str, Counter[Told]]
     exact: bool  # no attempt failed, so that what is told between steps is told once
     said: list[Any] | None  # the conversation of the run, where it is kept in the same store
     effects: Any
@@ -124,21 +124,24 @@ def _wrong(events: Sequence[Event]) -> Iterable[str]:
     ends = [event.event_type for event in events if event.event_type in ENDS]
     if len(ends) != 1 or events[-1].event_type != ends[0]:
         yield f"there is not one end, and nothing behind it ({[event.event_type for event in events]})"
-    once = Counter((e.event_type, e.payload["step_id"]) for e in events if e.event_type in RECORDED)
-    for (kind, step), count in once.items():
+    completed = Counter(event.payload["step_id"] for event in events if event.event_type == COMPLETED)
+    for step, count in completed.items():
         if count > 1:
-            yield f"{kind} of step {step} is there {count} times"
+            yield f"{COMPLETED} of step {step} is there {count} times"
 
 
-def _told(events: Sequence[Event]) -> Iterable[str]:
+def _told(events: Sequence[Event]) -> Iterable[Told]:
     for event in events:
         kind, payload = event.event_type, event.payload
-        if kind in RECORDED:
-            yield f"{kind} of {payload.get('step_name') or payload.get('tool_name')} ({payload['step_id']})"
+        if kind == COMPLETED:
+            yield f"{kind} of {payload['step_name']} ({payload['step_id']})", False
+        elif kind == "tool.result":
+            # Told with the record of its step, or by the step itself.
+            yield f"{kind} of {payload['tool_name']} ({payload['step_id']})", True
         elif kind in ENDS:
-            yield kind
+            yield kind, False
         elif kind not in REPEATED:
-            yield f"{kind} {encode(payload)}"
+            yield f"{kind} {encode(payload)}", "step_id" in payload
 
 
 def difference(plain: Account, other: Account) -> str | None:
@@ -192,10 +195,9 @@ def _other_events(plain: Account, other: Account) -> str | None:
     for run_id, expected in plain.told.items():
         found = other.told.get(run_id, Counter())
         for event in [*found, *(() if _stopped(plain) else expected)]:
-            # What a step tells that was in doubt is told once more, and under the same step.
-            repeats = not exact or '"step_id":' in event
+            repeats = not exact or event[1]
             if (event in found) != (event in expected) or not (repeats or found[event] == expected[event]):
-                return f"event {event:.1000} is there {found[event]} times, and undisturbed {expected[event]} times"
+                return f"event {event[0]:.1000} is there {found[event]} times, and undisturbed {expected[event]} times"
     return None
 
 
