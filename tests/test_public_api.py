@@ -42,7 +42,7 @@ WHERE = {
     ".runner": "AgentRunner RunnerConfig RunInfo open_run open_run_sync",
     ".steps": "Step StepExecutor StepResult StepStatus ExecutionState StepExecutionError StepCancelledError",
     ".testing": "MockRunContext create_test_context run_agent_test MockLLMClient MockLLMResponse LLMEvaluator MockTool "
-    "ReplayLLMClient RecordingLLMClient Cassette CassetteMiss",
+    "ReplayLLMClient RecordingLLMClient Cassette CassetteMiss crash_everywhere",
     ".tools": "Tool ToolDefinition ToolRegistry tool BaseTool ToolResult CalculatorTool TodoStoreTool",
     ".llm": "get_llm_client use_llm_client LLMClient LLMResponse LLMStreamChunk OpenAIConfigurationError "
     "AnthropicConfigurationError OpenAIClient AnthropicClient LiteLLMClient Timeouts Retries",

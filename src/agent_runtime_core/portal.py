@@ -26,6 +26,13 @@ IDLE_THREADS = 8
 
 _home: contextvars.ContextVar[asyncio.AbstractEventLoop] = contextvars.ContextVar("agent_runtime_home")
 
+Job = Callable[[], None]
+
+#: Given what a thread is about to do, gives what it does: for whoever has to know when that is over.
+AROUND: contextvars.ContextVar[Callable[[Job], Job] | None] = contextvars.ContextVar(
+    "agent_runtime_around", default=None
+)
+
 
 class _Portal:
     """The loop thread; made on the first call, and anew in a forked child."""
@@ -212,5 +219,6 @@ async def in_thread(fn: Callable[..., T], *args: Any) -> T:
         except RuntimeError:
             return  # that loop is closed: nobody waits any more
 
-    _threads.run(job)
+    around = AROUND.get()
+    _threads.run(job if around is None else around(job))
     return await future

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .cassettes import Cassette, CassetteMiss, Exchange, RecordingLLMClient, ReplayLLMClient
     from .clock import VirtualClock
     from .context import MockRunContext, create_test_context, run_agent_test
+    from .crashing import CrashReport, crash_everywhere
     from .models import LLMEvaluator, MockLLMClient, MockLLMResponse
     from .recordings import record
     from .tools import MockTool
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cassette",
     "CassetteMiss",
+    "CrashReport",
     "Exchange",
     "LLMEvaluator",
     "MockLLMClient",
@@ -26,6 +28,7 @@ __all__ = [
     "RecordingLLMClient",
     "ReplayLLMClient",
     "VirtualClock",
+    "crash_everywhere",
     "create_test_context",
     "record",
     "run_agent_test",
@@ -35,6 +38,7 @@ _MODULES = {
     ".cassettes": "Cassette CassetteMiss Exchange RecordingLLMClient ReplayLLMClient",
     ".clock": "VirtualClock",
     ".context": "MockRunContext create_test_context run_agent_test",
+    ".crashing": "CrashReport crash_everywhere",
     ".models": "LLMEvaluator MockLLMClient MockLLMResponse",
     ".recordings": "record",
     ".tools": "MockTool",

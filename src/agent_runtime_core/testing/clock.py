@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""Clocks for tests: one that stands still until it is moved, and one that jumps over every sleep."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import contextlib
 import heapq
 import itertools
 import threading
+from collections.abc import Sequence
 
 from .._clock import Clock
 from ..errors import InvalidArgument
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change
+MOMENT = 0.001  # real seconds that a jumping clock gives to what is under way beside a sleep
 
 
 class VirtualClock(Clock):
@@ -95,6 +97,48 @@ class VirtualClock(Clock):
     def set_wall(self, seconds: float) -> None:
         """Set the wall clock alone, as an administrator or a time server does: it may go back."""
         self._wall = seconds
+
+
+class JumpingClock(VirtualClock):
+    """A clock that jumps to the time of the next sleeper as soon as somebody sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._until: dict[object, float] = {}
+
+    async def sleep(self, seconds: float) -> None:
+        sleeper, until = object(), self.boot() + seconds
+        self._until[sleeper] = until
+        try:
+            await asyncio.sleep(0)
+            while self.boot() < until:
+                await asyncio.sleep(MOMENT)
+                self.advance(max(min(self._until.values()) - self.boot(), 0.0))
+        finally:
+            self._until.pop(sleeper, None)
+
+    def forget(self) -> None:
+        """Nobody sleeps any more: those who did are dead."""
+        self._until.clear()
+
+
+class RunClock(Clock):
+    """The time of all, and the chance of one run: the n-th number that it draws is the same in every life."""
+
+    def __init__(self, clock: Clock, drawn: Sequence[str]) -> None:
+        super().__init__(seed=1)
+        self._clock = clock
+        for name in drawn:
+            _ = self.random.random() if name == "random" else self.random.getrandbits(128)
+
+    def wall(self) -> float:
+        return self._clock.wall()
+
+    def boot(self) -> float:
+        return self._clock.boot()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
 
 
 def _wake(future: asyncio.Future[None]) -> None:
