@@ -254,8 +254,10 @@ class Book:
 
     def passed(self, recorded: Record | None = None) -> None:
         """A step has its result, from that record or a new one: later events belong to the next stretch of code."""
-        self.boundary += 1
-        self.emitted = 0
+        frame = FRAME.get()
+        if frame is None or frame.book is not self:  # what runs inside of a step is not passed again on a resume
+            self.boundary += 1
+            self.emitted = 0
         # A recorded step answers for those that ran inside it, which nobody asks for any more.
         self._came = self._last if recorded is None else max(self._came, recorded.seq)
 

@@ -107,7 +107,17 @@ async def waits(ctx: Any) -> Any:
     return [(await ctx.now() - before).total_seconds(), await ctx.random() < 1]
 
 
+async def nested(ctx: Any) -> Any:
+    async def outer(ctx: RunContext) -> int:
+        return int(await ctx.step("inner", lambda: 1)) + 1
+
+    result = await ctx.step("outer", outer)
+    await ctx.emit("after", {"result": result})
+    return result
+
+
 OUTCOMES: dict[Code, Any] = {
+    nested: 2,
     imperative: [{"a": 1}, 2, "c", {"second": 2}],
     chain: {"a": 1, "b": 2, "c": 3},
     fan_out: [1, 4, 9],
@@ -279,6 +289,18 @@ async def test_an_agent_with_tools() -> None:
     assert report.outcome.final_output == {"response": "It has {'degrees': 4}"}
     assert report.kills == 2 * report.writes
     assert model.get_call_count() > 2 * (report.kills / 2)
+
+
+async def test_a_tool_that_is_confirmed() -> None:
+    class Pays(Weather):
+        key = "pays"
+        tools = ToolRegistry()
+        tools.register(Tool.from_function(look_up, requires_confirmation=True))
+
+    asked = {"messages": [{"role": "user", "content": "How warm is it?"}]}
+    with use_llm_client(MockLLMClient(response_fn=answer)):
+        report = await crash_everywhere(Pays, asked, signals={"tool:look_up": True})
+    assert report.outcome.final_output == {"response": "It has {'degrees': 4}"}
 
 
 async def test_a_conversation_is_kept_once() -> None:

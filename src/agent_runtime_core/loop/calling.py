@@ -109,6 +109,8 @@ class Calling:
         if tool is not None and agent and refusal is None and _may_begin(call, tool, recorded):
             return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
         if recorded is not UNRECORDED:
+            if tool is not None and tool.requires_confirmation:
+                talk.steps.recorded(f"signal:tool:{call.name}", key)  # it was passed too, before the call
             # Calls that ran side by side took as long as the longest of them.
             self.took = max(self.took, talk.steps.took("tool", key))
             return cast("dict[str, Any]", recorded)
