@@ -34,8 +34,9 @@ class Front(MemoryEngine):
 
     def __init__(self, store: MemoryEngine, blow: Blow | None, watch: Watch, die: Callable[[], None]) -> None:
         super().__init__(store.clock)
-        self.tables, self._lock = store.tables, store._lock
-        self.writes = 0
+        self.tables: dict[str, dict[Any, Any]] = store.tables
+        self._lock = store._lock
+        self.writes: int = 0
         self.fatal: Sequence[Op] | None = None  # the operations of the write it was killed at
         self._blow, self._watch, self._die = blow, watch, die
 

@@ -124,8 +124,9 @@ class Life:
         self, store: MemoryEngine, client: AgentRunner, setting: Setting, blow: Blow | None, watch: Watch,
         drawn: Callable[[str], Sequence[str]],
     ) -> None:  # fmt: skip
-        self.client, self.setting = client, setting
-        self.front = Front(store, blow, watch, self._stop)
+        self.client: AgentRunner = client
+        self.setting: Setting = setting
+        self.front: Front = Front(store, blow, watch, self._stop)
         self._drawn = drawn
         self._tasks: list[tuple[asyncio.Task[Any], contextvars.Context]] = []
         self._over = threading.Event()
