@@ -15,12 +15,13 @@ from typing import Any, Final
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Op
 from .._ids import new_ulid
+from .._json import encode
 from ..errors import InvalidArgument, StorageError, UnserialisableResult
 from .documents.base import Entry, Table
 from .documents.file_disk import Disk, told
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
-from .forms import text_of, value_text
+from .forms import text_of
 from .homes.files import home_directory, project_directory
 from .homes.old_files import CARRIED, PREFERENCES, old_files, root_of
 from .kinds import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
@@ -118,7 +119,7 @@ def _items(plain: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(key: Any, value: Any) -> Entry:
-    return Entry(stored_key(key), value_text(value, max_bytes=_LARGEST), rank=0.0)
+    return Entry(stored_key(key), encode(value, max_bytes=_LARGEST), rank=0.0)
 
 
 def _conversation(plain: Any, clock: Clock) -> Iterator[Put]:

@@ -8,8 +8,7 @@ from itertools import takewhile
 from typing import Any, cast
 from uuid import UUID
 
-from .._json import decode
-from .forms import value_text
+from .._json import decode, encode
 from .models import ConversationMessage, ToolCall
 
 RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
@@ -21,7 +20,7 @@ def chat_of(message: ConversationMessage) -> dict[str, Any]:
     """The message in OpenAI's chat format."""
     raw = (message.metadata or {}).get(RAW)  # other people's stores may give None
     if isinstance(raw, dict):
-        return cast("dict[str, Any]", decode(value_text(raw)))
+        return cast("dict[str, Any]", decode(encode(raw)))
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         chat["tool_calls"] = [_call_of(each) for each in message.tool_calls]

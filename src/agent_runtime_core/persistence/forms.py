@@ -7,7 +7,7 @@ import functools
 import typing
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .._json import MAX_BYTES, decode, encode
 from ..errors import StorageCorrupt, UnserialisableResult
@@ -28,15 +28,8 @@ from .models import (
 
 M = TypeVar("M")
 
-LARGEST: Final = MAX_BYTES  # of a value or a model as JSON: a message may hold a picture
 
-
-def value_text(value: object, *, max_bytes: int = LARGEST) -> str:
-    """The JSON of a value; UnserialisableResult names what has no JSON form."""
-    return encode(value, max_bytes=max_bytes)
-
-
-def text_of(model: Any, *, leave_out: frozenset[str] = frozenset(), max_bytes: int = LARGEST) -> str:
+def text_of(model: Any, *, leave_out: frozenset[str] = frozenset(), max_bytes: int = MAX_BYTES) -> str:
     """The JSON of a model without the fields of `leave_out`; UnserialisableResult names what has no JSON form."""
     return encode(_plain(model, leave_out), max_bytes=max_bytes)
 

@@ -483,8 +483,7 @@ class AgentRunner:
 
         With `backpressure` a run of this process waits with further pieces of an answer while more than
         `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
-        is asked for. Without,
-        and where another process has the run, it is never slowed.
+        is asked for. Without, and where another process has the run, it is never slowed.
         """
         key = (await self._row(run_id)).run_id
         whole("since_sequence", since_sequence, least=0)

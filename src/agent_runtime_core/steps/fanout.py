@@ -25,15 +25,9 @@ class FanOut:
         self.failed: BaseException | None = None
 
     async def run(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        items: list[Any],
-        keys: list[str],
-        policy: Policy,
-        returns: Any,
+        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any,
         max_result_bytes: int,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         self.fn: Callable[..., Any] = fn
         self.items: list[Any] = items
         self.policy: Policy = policy

@@ -222,15 +222,9 @@ class PlainFanOut(Plain):
     """One function over many items; each result is kept in the checkpoint under `name[key]`."""
 
     async def run(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        items: list[Any],
-        keys: list[str],
-        policy: Policy,
-        returns: Any,
+        self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any,
         max_result_bytes: int,
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         how: Callee = callee(fn, returns, max_result_bytes)
         self.how: Callee = how
         await self.load(True, {f"{name}[{key}]": how.decode for key in keys})

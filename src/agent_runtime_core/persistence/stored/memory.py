@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..._json import MAX_WHOLE, decode
+from ..._json import MAX_WHOLE, decode, encode
 from ...errors import InvalidArgument
 from ..base.memory import MemoryStore
 from ..documents.base import Document, Entry
-from ..forms import value_text
 from ..kinds import MEMORY
 from ..models import Scope
 from .base import Home
@@ -53,4 +52,4 @@ class StoredMemory(Home, MemoryStore):
 
 
 def _entry(key: str, value: Any) -> Entry:
-    return Entry(key, value_text(value, max_bytes=MAX_WHOLE), rank=0.0)
+    return Entry(key, encode(value, max_bytes=MAX_WHOLE), rank=0.0)

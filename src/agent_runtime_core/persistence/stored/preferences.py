@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._json import decode
+from ..._json import decode, encode
 from ..base.preferences import PreferencesStore
 from ..documents.base import Entry, Table
-from ..forms import value_text
 from ..kinds import PREFERENCE
 from ..models import Scope
 from .base import Home
@@ -21,7 +20,7 @@ class StoredPreferences(Home, PreferencesStore):
 
     async def set(self, key: str, value: Any, scope: Scope | None = None) -> None:
         table = self._table(scope)
-        await table.write(table.put(Entry(stored_key(key), value_text(value), rank=0.0)))
+        await table.write(table.put(Entry(stored_key(key), encode(value), rank=0.0)))
 
     async def delete(self, key: str, scope: Scope | None = None) -> bool:
         table = self._table(scope)

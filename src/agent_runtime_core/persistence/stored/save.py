@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from ..._clock import aware
 from ..._engines.base import Op
-from ..._json import digest
+from ..._json import MAX_BYTES, digest
 from ...errors import InvalidArgument
 from ..content import text_in
 from ..documents.base import Document, Entry, Table
-from ..forms import LARGEST, model_of, text_of
+from ..forms import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .keys import escaped, id_text
 from .order import ranks_for
@@ -55,7 +55,7 @@ def group_of(agent_key: str | None) -> str:
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
-def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = LARGEST) -> Entry:
+def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = MAX_BYTES) -> Entry:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
