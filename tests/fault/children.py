@@ -131,7 +131,7 @@ async def becomes(true: Callable[[], Awaitable[bool]], what: str, seconds: float
 
 def lines(path: Path) -> list[list[str]]:
     """The words of each whole line of a file of effects."""
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    return [line.split() for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def image(db: Path) -> sqlite3.Connection:

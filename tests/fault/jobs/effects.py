@@ -8,11 +8,17 @@ import sys
 import threading
 
 
+WIDTH = 256
+"""A divisor of the page's size: the kernel writes page by page, so a line over two of them is read, or cut, in halves."""
+
+
 def effect(path: str, *words: object) -> None:
-    """Append a line, durably."""
+    """Append a line, durably, and whole or not at all, whoever reads or kills meanwhile."""
+    line = " ".join(map(str, words)).encode().ljust(WIDTH - 1) + b"\n"
+    assert len(line) == WIDTH, f"a longer line than {WIDTH} bytes: {line!r}"
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(fd, (" ".join(map(str, words)) + "\n").encode())
+        os.write(fd, line)
         os.fsync(fd)
     finally:
         os.close(fd)
