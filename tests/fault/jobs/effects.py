@@ -7,9 +7,8 @@ import signal
 import sys
 import threading
 
-
 WIDTH = 256
-"""A divisor of the page's size: the kernel writes page by page, so a line over two of them is read, or cut, in halves."""
+"""Bytes of a line, which divide a page: the kernel writes page by page, and a line over two is read in halves."""
 
 
 def effect(path: str, *words: object) -> None:
