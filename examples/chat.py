@@ -146,6 +146,14 @@ def chat(loop: asyncio.Runner, runner: AgentRunner, agent: Chat, message: str | 
     return 0
 
 
+def close(loop: asyncio.Runner, runner: AgentRunner) -> None:
+    """Close the runner. A Ctrl-C that came just before the loop would have stopped has left that for its next turn."""
+    turn = loop.get_loop()
+    turn.call_soon(turn.stop)
+    turn.run_forever()
+    loop.run(runner.close())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A chat in the terminal whose conversation is kept.")
     parser.add_argument("--provider", help="openai, anthropic or litellm; default: the configured one")
@@ -163,7 +171,7 @@ def main() -> None:
                 with contextlib.suppress(EOFError):
                     sys.exit(chat(loop, runner, agent, options.message))
             finally:
-                loop.run(runner.close())
+                close(loop, runner)
     except (AgentRuntimeError, OSError) as error:
         sys.exit(f"chat: {error}")
     except KeyboardInterrupt:

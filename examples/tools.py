@@ -288,6 +288,14 @@ def told_usage(usage: dict[str, Any]) -> str:
     return f"({usage['turns']} model calls, {usage['tool_calls']} tool calls, {usage.get('total_tokens', 0)} tokens)"
 
 
+def close(loop: asyncio.Runner, runner: AgentRunner) -> None:
+    """Close the runner. A Ctrl-C that came just before the loop would have stopped has left that for its next turn."""
+    turn = loop.get_loop()
+    turn.call_soon(turn.stop)
+    turn.run_forever()
+    loop.run(runner.close())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="A model with tools; killed, it can go on.")
     parser.add_argument("task", nargs="?", default=TASK, help=TASK)
@@ -316,7 +324,7 @@ def main() -> None:
             try:
                 assist(loop, runner, agent, run_id, job, options.yes)
             finally:
-                loop.run(runner.close())
+                close(loop, runner)
     except (AgentRuntimeError, OSError) as error:
         sys.exit(f"tools: {error}")
     except KeyboardInterrupt:

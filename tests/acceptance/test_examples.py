@@ -40,6 +40,23 @@ tools.scripted, tools.Assistant.on_tool_call = model, tool
 tools.main()
 """
 
+#: Runs an example with a Ctrl-C in the last moment of one of its turns of the loop.
+INTERRUPTED = """
+import asyncio, importlib, sys
+sys.path.insert(0, sys.argv.pop(1))
+example, name = importlib.import_module(sys.argv.pop(1)), sys.argv.pop(1)
+turn = getattr(example, name)
+def interrupt():
+    raise KeyboardInterrupt
+async def interrupted(*args):
+    try:
+        return await turn(*args)
+    finally:
+        asyncio.get_running_loop().call_soon(interrupt)
+setattr(example, name, interrupted)
+example.main()
+"""
+
 
 def environment(**more: str) -> dict[str, str]:
     ours = ("AGENT_RUNTIME_", "OPENAI_", "ANTHROPIC_")
@@ -162,6 +179,18 @@ async def test_it_asks_a_real_client(tmp_path: Path) -> None:
     assert told == [("user", "hello"), ("assistant", "Good day"), ("user", "bye")]
 
 
+@pytest.mark.parametrize(("name", "turn"), [("chat", "answer"), ("tools", "work")])
+def test_ctrl_c_just_before_the_loop_stops_is_one_like_any_other(tmp_path: Path, name: str, turn: str) -> None:
+    said = tmp_path / "said.txt"
+    with started(["-c", INTERRUPTED, EXAMPLES, name, turn, "--mock"], tmp_path, said) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.wait(30) == 130, said.read_text()
+    assert said.read_text().endswith("\ninterrupted: start it again to go on\n")
+    assert "Traceback" not in said.read_text()
+
+
 def test_ctrl_c_at_the_prompt_ends_the_chat(tmp_path: Path) -> None:
     said = tmp_path / "said.txt"
     with started([EXAMPLES / "chat.py", "--mock"], tmp_path, said) as process:
@@ -175,7 +204,7 @@ def test_ctrl_c_at_the_prompt_ends_the_chat(tmp_path: Path) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
                 break
-        assert process.poll() == 130
+        assert process.poll() == 130, said.read_text()
     assert said.read_text().endswith("\ninterrupted: start it again to go on\n")
     assert said.read_text().count("Traceback") == said.read_text().count("Exception ignored in")
 
