@@ -173,27 +173,25 @@ class Ledger:
 
     async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
         """Make boundary records durable, with what must land in the queue together with them."""
-        results = await self._append(records, queue)
+        results: list[Any] = []
+        if self._one:
+            run_id = self.run_id
+            ops = [Op("journal.append", (run_id, record)) for record in records]
+            if queue or self._notes:
+                results = (await self._commit(self._state, [*ops, *queue]))[len(records) :]
+            else:
+                try:
+                    await self._state.commit(self.guard, ops)
+                except StorageBusy:
+                    if not self._newest(ops):
+                        raise
+                    await self._commit(self._state, ops)
+        else:
+            state, events = self._with_events(records)
+            results = (await self.write(state, events, queue))[2]
         if self.told is not None:
             self._tell(records)
         return results
-
-    async def _append(self, records: Sequence[Record], queue: Sequence[Op]) -> list[Any]:
-        if self._one:
-            run_id, ops = self.run_id, []
-            for record in records:
-                ops.append(Op("journal.append", (run_id, record)))
-            if queue or self._notes:
-                return (await self._commit(self._state, [*ops, *queue]))[len(records) :]
-            try:
-                await self._state.commit(self.guard, ops)
-            except StorageBusy:
-                if not self._newest(ops):
-                    raise
-                await self._commit(self._state, ops)
-            return []
-        state, events = self._with_events(records)
-        return (await self.write(state, events, queue))[2]
 
     async def note(self, *records: Record) -> None:
         """Queue records ahead of all later writes without waiting for them."""

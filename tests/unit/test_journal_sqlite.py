@@ -8,11 +8,12 @@ import string
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core._engines.requests import Request
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core.errors import StorageCorrupt
 from agent_runtime_core.journal.record import DONE, ENDED, Record
 from agent_runtime_core.journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED
@@ -76,13 +77,13 @@ async def test_what_takes_long_to_compress_is_the_threads_to_do(tmp_path: Path) 
     # Without flushes, which would be the thread's too on a slow disk.
     store = SQLiteStateStore(tmp_path / "normal.db", durability="normal")
     where: list[str] = []
-    group = store.engine.writer.group
+    apply = store.engine.writer.apply
 
-    def watched(*args: Any, **options: Any) -> bool:
+    def watched(tx: SQLiteTx, request: Request) -> bool:
         where.append(threading.current_thread().name)
-        return group(*args, **options)
+        return apply(tx, request)
 
-    store.engine.writer.group = watched  # type: ignore[method-assign]
+    store.engine.writer.apply = watched  # type: ignore[method-assign]
     for seq, (kind, size) in enumerate([(ENDED, 1), (ENDED, LONGEST_PACKED + 1), (DONE, 1)]):
         record = Record(seq, kind, "s", result="x" * size)
         await store.commits.commit(None, [Op("journal.append", (RUN, record))])

@@ -57,6 +57,8 @@ class Concern:
     once: frozenset[str] = frozenset()
     #: Operations that may take more than a moment, with these arguments, so that no event loop is to carry them out.
     lengthy: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
+    #: Operations that, with these arguments, write by one statement: alone in a commit, one needs no transaction.
+    single: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
 
 
 def always(*args: Any) -> bool:

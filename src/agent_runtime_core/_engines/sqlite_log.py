@@ -32,17 +32,33 @@ class Log:
         self._per_group: float = 1.5  # frames of the log that a group takes, until it is known better
 
     def grown(self) -> bool:
-        """A group was committed; whether the log is to be tended now."""
+        """A group was committed; whether the log is to be tended now, which takes longer than a group."""
         self._groups += 1
-        return self._groups >= self._look_after
+        if self._groups < self._look_after:
+            return False
+        try:
+            size = os.stat(self._wal).st_size
+        except OSError:
+            size = 0
+        if size >= WAL_SIZE or self._is_short(size):
+            return True
+        self._look_again(_AHEAD // _FRAME)
+        return False
+
+    def _is_short(self, size: int) -> bool:
+        # Where commits are large it is not the extending that takes the time, and without flushes nothing.
+        return self._flushes and size < 8 * _FRAME * self._groups
+
+    def _look_again(self, frames: int) -> None:
+        """When it will have grown by so many frames, about."""
+        self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
 
     def tend(self) -> None:
         frames = _AHEAD // _FRAME
         try:
             size = os.stat(self._wal).st_size
             if size < WAL_SIZE:
-                # Where commits are large it is not the extending that takes the time, and without flushes nothing.
-                if self._flushes and size < 8 * _FRAME * self._groups:
+                if self._is_short(size):
                     self._extend()
             else:
                 # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
@@ -52,7 +68,7 @@ class Log:
                 frames = WAL_SIZE // _FRAME
         except (OSError, sqlite3.Error):
             pass  # another time
-        self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
+        self._look_again(frames)
 
     def _checkpoint(self, mode: str) -> int:
         """How many frames the log had."""

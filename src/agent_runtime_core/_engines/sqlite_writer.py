@@ -112,6 +112,7 @@ class Writer:
         self.applied: dict[str, Callable[..., Any]] = {}
         self.once: frozenset[str] = frozenset()
         self.lengthy: dict[str, Callable[..., bool]] = {}
+        self.single: dict[str, Callable[..., bool]] = {}
         self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
         self.inbox: SimpleQueue[Request | Callable[[], None] | None] = SimpleQueue()
         self._known: Known = home.known
@@ -130,6 +131,7 @@ class Writer:
         self.ops.update(concern.ops)
         self.applied.update(concern.applied)
         self.once |= concern.once
+        self.single |= concern.single
         self.lengthy |= {**dict.fromkeys(concern.once, always), **concern.lengthy}
 
     # -- the callers' side
@@ -182,9 +184,14 @@ class Writer:
             if not self._commit_lock.take_now():
                 return False
             try:
-                if not self._begin(self._tx):
-                    return False
-                grown = self.group(batch)
+                if len(batch) == 1 and self._is_single(batch[0].ops):
+                    if not self._alone(batch[0]):
+                        return False
+                    grown = self._log.grown()
+                else:
+                    if not self._begin(self._tx):
+                        return False
+                    grown = self.group(batch)
             finally:
                 self._commit_lock.let_go()
             self._tell_others()
@@ -299,6 +306,30 @@ class Writer:
                 request.result = request.error = None
                 self._wait_to_begin(tx)
                 self._transact(tx, [request], once)
+
+    def _is_single(self, ops: Sequence[Op]) -> bool:
+        if len(ops) != 1:
+            return False
+        name, args = ops[0]
+        known = self.single.get(name)
+        return known is not None and known(*args)
+
+    def _alone(self, request: Request) -> bool:
+        """Carry out a commit that is one statement, and so a transaction by itself; False, with nothing done, where a
+        program outside this library is in one. Our own are kept out by the commit lock."""
+        self._known.check(self.conn)
+        since = time.perf_counter()
+        try:
+            if not self.apply(self._tx, request):
+                self._known.forget()
+        except sqlite3.Error as error:
+            self._known.forget()
+            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY:
+                return False
+            request.error = translate(error, self.path)
+        if self._flushes:
+            self._flush += (time.perf_counter() - since - self._flush) * _WEIGHT
+        return True
 
     def _commit(self, tx: SQLiteTx) -> None:
         if not self._flushes:

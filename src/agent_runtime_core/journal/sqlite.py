@@ -29,11 +29,8 @@ CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
 
 # The next event sequence number of a run. Nothing is stored for it: a counter would be one more page to
 # write with every record. Quiet records hold the number too, so the last record always tells.
-_HEAD = (
-    "max(coalesce((SELECT ev + nev FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1), 0),"
-    " coalesce((SELECT max(seq) + 1 FROM arc_events WHERE run_id = ?), 0))"
-)
-_SELECT_HEAD = "SELECT " + _HEAD
+_AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
+_AFTER_RECORDS = "SELECT ev + nev FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?)"
 _COLUMNS = "SELECT seq, kind, name, result, body, ev, nev, crc FROM arc_journal WHERE run_id = ?"
 _RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
@@ -50,8 +47,14 @@ _BOUNDARIES = _COLUMNS + (
 
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """The sequence number that the run's next event gets."""
-    next_: int = tx.execute(_SELECT_HEAD, (run_id, run_id)).fetchone()[0]
-    return next_
+    record = tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()
+    return max(record[0], _after_events(tx, run_id)) if record else _after_events(tx, run_id)
+
+
+def _after_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
+    """The same for a run without records."""
+    event = tx.execute(_AFTER_EVENTS, (run_id,)).fetchone()
+    return event[0] if event else 0
 
 
 def next_sequence(tx: SQLiteTx, run_id: str) -> int:
@@ -106,7 +109,9 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             return there.seq
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
-    ev = next_sequence(tx, run_id)
+    ev = tx.counters.get(run_id)
+    if ev is None:  # where there is a first record already, this one is not written
+        ev = _after_events(tx, run_id) if record.seq == 0 else next_sequence(tx, run_id)
     seq, kind, name, _, _, _, _, text, *_, nev = record
     result, body = _packed(kind, text), _body(record)
     try:
@@ -115,8 +120,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         )
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
+    tx.counters[run_id] = ev + nev
     if nev:
-        tx.counters[run_id] = ev + nev
         tx.rings.add("events")
     return seq
 
@@ -201,5 +206,6 @@ CONCERN = Concern(
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
     once=frozenset({"journal.transact"}),
+    single={"journal.append": always},
     lengthy={"journal.append": _is_long, "journal.delete": always},
 )

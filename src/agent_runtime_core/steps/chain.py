@@ -35,7 +35,13 @@ class Chain(Listed):
                 raise StepCancelledError(step.name)
             if self.skips:
                 await self._flush_skips()
-            await self._perform(index, step)
+            self._go_to(index, step)
+            try:
+                result = await perform(book, self.work, self._seal)
+            except BaseException:
+                self._new_state()  # what a step that failed has changed is not kept
+                raise
+            self._performed(index, step, result)
         await self._flush_skips()
         if self.deferred:
             await book.ledger.append(*self._with_deferred())
@@ -70,7 +76,7 @@ class Chain(Listed):
         self.state: State = State(values, MappingProxyType(self.results))
         self.kept.custom_state = self.state
 
-    async def _perform(self, index: int, step: Step) -> None:
+    def _go_to(self, index: int, step: Step) -> None:
         book = self.book
         how, work = step.callee(), self.work
         self.step: Step = step
@@ -79,13 +85,12 @@ class Chain(Listed):
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.pos, work.description = index, step.description
         work.begun = self.carried == name
-        try:
-            self.results[step.name] = await perform(book, work, self._seal)
-        except BaseException:
-            self._new_state()  # what a step that failed has changed is not kept
-            raise
+
+    def _performed(self, index: int, step: Step, result: Any) -> None:
+        book = self.book
+        self.results[step.name] = result
         if not step.checkpoint:
-            book.done[name, self.key] = self.sealed
+            book.done[self.work.name, self.key] = self.sealed
         if self.changed is not None:
             self.state_text = book.states[self.key] = self.changed
             self._new_state()

@@ -51,7 +51,8 @@ class Step:
             raise InvalidArgument(f"a step's name is a text that is not empty, not {self.name!r}")
         if not callable(self.fn):
             raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
-        self.depends_on = self._names(self.depends_on)
+        if type(self.depends_on) is not tuple or self.depends_on:
+            self.depends_on = self._names(self.depends_on)
         self.policy()
         if self.max_result_bytes != MAX_RESULT:
             codec_for(None, self.max_result_bytes)
@@ -66,19 +67,20 @@ class Step:
 
     def callee(self) -> Callee:
         """How its function is called, looked at once."""
-        given = (self.fn, self.returns, self.max_result_bytes)
-        known: tuple[Any, Callee] | None = self.__dict__.get("_callee")
-        if known is None or known[0] != given:
-            known = self.__dict__["_callee"] = (given, callee(*given))
-        return known[1]
+        fn, returns, most = self.fn, self.returns, self.max_result_bytes
+        known: tuple[Any, Any, int, Callee] | None = self.__dict__.get("_callee")
+        if known is None or known[0] is not fn or known[1] is not returns or known[2] != most:
+            known = self.__dict__["_callee"] = (fn, returns, most, callee(fn, returns, most))
+        return known[3]
 
     def policy(self) -> Policy:
         """How this step is tried, as a checked value."""
         given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
+        if given == _PLAIN:
+            return PLAIN_POLICY
         known: tuple[Any, Policy] | None = self.__dict__.get("_policy")
         if known is None or known[0] != given:
-            policy = PLAIN_POLICY if given == _PLAIN else Policy(*given)
-            known = self.__dict__["_policy"] = (given, policy)
+            known = self.__dict__["_policy"] = (given, Policy(*given))
         return known[1]
 
 
