@@ -21,7 +21,8 @@ from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClose
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.drive import AFTER_OUTAGE, POISON, Drive
+from agent_runtime_core.runner.claimed import AFTER_OUTAGE
+from agent_runtime_core.runner.drive import POISON, Drive
 from agent_runtime_core.runner.heart import Heart, Held
 from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.status import RunStatus

@@ -185,7 +185,7 @@ class Writer:
                 return False
             try:
                 if len(batch) == 1 and self._is_single(batch[0].ops):
-                    if not self._alone(batch[0]):
+                    if not self._by_itself(batch[0]):
                         return False
                     grown = self._log.grown()
                 else:
@@ -314,7 +314,7 @@ class Writer:
         known = self.single.get(name)
         return known is not None and known(*args)
 
-    def _alone(self, request: Request) -> bool:
+    def _by_itself(self, request: Request) -> bool:
         """Carry out a commit that is one statement, and so a transaction by itself; False, with nothing done, where a
         program outside this library is in one. Our own are kept out by the commit lock."""
         self._known.check(self.conn)

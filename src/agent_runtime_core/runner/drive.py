@@ -7,21 +7,15 @@ import contextlib
 import inspect
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, copy_context
-from functools import partial
 from typing import Any, cast
 from uuid import UUID
 
-from .._clock import Clock, aware
-from .._engines.base import Op
-from .._ids import new_ulid
 from .._json import decode, encode
-from ..backends import Backends
 from ..book import Book
 from ..context import Context
 from ..errors import (
-    AgentRuntimeError,
     IdempotencyConflict,
     InvalidArgument,
     JournalMismatch,
@@ -42,24 +36,19 @@ from ..errors import (
     shortened,
     text_of,
 )
-from ..interfaces import AgentRuntime, ErrorInfo, RunResult
-from ..journal.record import ATTEMPT, ENDED, RESUMED, Record
-from ..ledger import Ledger
-from ..outcome import Before, decode_result, encode_result, error_payload
-from ..persistence.claim import CLAIM, Claim
-from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
+from ..interfaces import ErrorInfo, RunResult
+from ..journal.record import ATTEMPT, RESUMED
+from ..outcome import error_payload
+from ..persistence.claim import CLAIM
+from ..queue.row import Moved
 from ..retry import run_backoff
 from ..status import RunStatus
 from ..tools.deadline import let_go
-from ..waits import Chronicle, Place, Services
-from .ending import Ending, said_at_end, tell_of_end
-from .heart import Heart, Held
-from .settings import RunnerConfig
+from .claimed import Claimed
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 POISON = 3  # crashes in a row without a new record, after which a run is dead
-AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on
 POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: The run goes on when they are over.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
@@ -74,44 +63,10 @@ FINAL_ERRORS = (
 TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
 
 
-class Drive:
-    """One claim on one run. `inline`: attempts go on here, each under a claim id of its own, and not by the queue."""
+class Drive(Claimed):
+    """The attempts that are made under one claim, and what comes of them."""
 
-    def __init__(
-        self, row: RunRow, agent: AgentRuntime, backends: Backends, config: RunnerConfig, heart: Heart,
-        services: Services, *, inline: bool = False,
-    ) -> None:  # fmt: skip
-        self.row: RunRow = row
-        self.agent: AgentRuntime = agent
-        self.config: RunnerConfig = config
-        self.heart: Heart = heart
-        self.services: Services = services
-        self.backends: Backends = backends
-        self.inline: bool = inline
-        self.clock: Clock = backends.queue.clock
-        self.ledger: Ledger = self._ledger()
-        self.place: Place = Place()
-        self.entered: bool = False  # whether anything was done under this claim
-        self.lost: bool = False
-        self.handing_back: bool = False
-        #: The row is being left: that it is no longer running is our own doing, and nothing to be told of.
-        self.leaving: bool = False
-        #: How a worker claims its next run in the commit that ends this one, and starts what it got.
-        self.next_claim: Callable[[], ClaimRequest | None] | None = None
-        self.start: Callable[[list[RunRow]], None] | None = None
-        self.ended: RunResult | None = None
-        self.tracing: bool = False
-        make = services.chronicle
-        self.chronicle: Chronicle | None = None if make is None else make(row)
-        self.begun: bool = row.parked == 1  # whether this attempt is in the journal
-        self.ending: Ending | None = agent if isinstance(agent, Ending) else None
-
-    def _ledger(self) -> Ledger:
-        ledger = Ledger(self.row, *self.backends, self.clock)
-        tracer = self.services.tracer
-        if tracer is not None:
-            ledger.told = partial(tracer.event, UUID(self.row.run_id))
-        return ledger
+    tracing: bool = False
 
     async def run(self) -> RunResult | None:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
@@ -160,40 +115,6 @@ class Drive:
             return
         about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
         tracer.end_run(UUID(self.row.run_id), (result.status or RunStatus.FAILED).value, about)
-
-    def _hold(self) -> None:
-        row, config = self.row, self.config
-        now = self.clock.boot()
-        ends = now + config.run_timeout_seconds + config.grace_seconds
-        if self.inline or self.services.park_after is None or self.services.park_after > 0:
-            ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
-        loop = asyncio.get_running_loop()
-        lose = partial(self._lose, row.claim_id)
-        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, lose, self._beaten, now))
-
-    # -- what the heart tells
-
-    def _cancel(self) -> None:
-        place = self.place
-        if place.cancelled or place.sealed or self.leaving:
-            return
-        place.cancelled = True
-        place.stop()
-
-    def _lose(self, claim_id: str) -> None:
-        if claim_id == self.row.claim_id and not self.lost and not self.place.sealed and not self.leaving:
-            self.lost = self.place.sealed = True
-            self.place.stop()
-
-    def _beaten(self) -> None:
-        if not self.place.sealed and not self.leaving:  # on a bus of its own it would come after the end
-            now = self.clock.wall()
-            self.ledger.told_alive(now, encode({"timestamp": aware(now).isoformat()}))
-
-    def hand_back(self) -> None:
-        """Stop the run and give it back for another worker, at no cost to it."""
-        self.handing_back = True
-        self.place.stop()
 
     # -- attempts
 
@@ -252,19 +173,6 @@ class Drive:
         await self._keep(stalls=stalls, mark=recorded)
         return False
 
-    async def _keep(self, **changes: Any) -> None:
-        """Change counters of the row under this claim."""
-        how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
-        row: RunRow = (await self.ledger.settle(how))[0]
-        self.row = row.changed(parked=self.row.parked)
-
-    async def _renew(self, **changes: Any) -> None:
-        """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""
-        self.leaving = True  # until the heart knows
-        await self._keep(renew=new_ulid(self.clock), **changes)
-        self._hold()
-        self.leaving = False
-
     async def _begin(self, book: Book) -> None:
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
@@ -321,11 +229,6 @@ class Drive:
             said = f"run() of agent {self.row.agent!r} gave {work!r:.80} and nothing to await: write async def run"
             work = _raising(InvalidArgument(said))
         return asyncio.ensure_future(work)
-
-    def _claim(self) -> Claim:
-        """The claim of the present attempt, for stores that are not the run's own."""
-        ledger, place = self.ledger, self.place
-        return Claim(lambda: ledger.guard, self.backends.queue.commits, lambda: place.sealed)
 
     async def _stored(self, doing: Awaitable[None]) -> Exception | None:
         """Have stores do something under the claim of this run; what is wrong with it, if anything is.
@@ -508,121 +411,6 @@ class Drive:
                 await self.place.woken()
         finally:
             sleep.cancel()
-
-    def _settle(
-        self, status: str, *, stalls: int = 0, reason: str = "", due_at: float = 0.0, parked: int = 0
-    ) -> Settle:
-        row = self.row
-        return Settle(
-            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, row.mark
-        )
-
-    async def _give_back(self) -> None:
-        """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
-        self.leaving = True
-        how = self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
-        await self.ledger.settle(how)
-
-    async def _put_off(self, error: Exception) -> None:
-        """Give the run back for later: that a store was away is no crash of the run.
-
-        Only the queue is told: it may be another store, and answer.
-        """
-        self.leaving = True
-        how = self._settle(
-            "pending", due_at=self.clock.wall() + AFTER_OUTAGE, parked=int(self.begun), stalls=self.row.stalls,
-            reason=type(error).__name__,
-        )  # fmt: skip
-        with contextlib.suppress(AgentRuntimeError, Moved):
-            await self.backends.queue.settle(self.row.run_id, how)
-
-    async def abandon(self) -> None:
-        """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out."""
-        with contextlib.suppress(AgentRuntimeError, Moved):
-            await self._give_back()
-
-    async def put_back(self) -> None:
-        """Give back a claim that was never entered: only the queue knows of it, and the run is as it was before."""
-        self.entered = True
-        row = self.row
-        how = self._settle("pending", stalls=row.stalls, parked=row.parked, reason=row.reason)
-        with contextlib.suppress(AgentRuntimeError, Moved):
-            await self.backends.queue.settle(row.run_id, how)
-
-    async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
-        """End the run; `event` is what its last event tells, which for a success is the result itself."""
-        row = self.row
-        result.status, result.run_id = status, UUID(row.run_id)
-        before = None if self.chronicle is None else self.chronicle.before(result)
-        text, info = encode_result(result, before), encode(event) if event else None
-        record = Record(
-            self.ledger.next_seq(), ENDED, status.value, "", row.generation, row.claim_id, self.clock.wall(),
-            text, info=info, nev=1,
-        )  # fmt: skip
-        reason = "" if result.error is None else result.error.type
-        how = self._settle(status.value, stalls=row.stalls, reason=reason)
-        ops = self._tell_parent(result, before)
-        if status is RunStatus.CANCELLED:
-            ops += await self._cancel_children()
-        events = [] if self.ending is None else await self._said(self.ending, result)
-        await self._settle_last(how, [record], ops, events)
-        self.ended = result
-        return result
-
-    async def _said(self, agent: Ending, result: RunResult) -> list[Op]:
-        """What the agent adds to this end, which it is told of."""
-        token = CLAIM.set(self._claim())
-        try:
-            said = await said_at_end(agent, self.row, result)
-            await tell_of_end(agent, self.row, result)
-        finally:
-            CLAIM.reset(token)
-        return said
-
-    async def _cancel_children(self) -> list[Op]:
-        """For those that came after whoever cancelled this run had looked for them."""
-        queue = self.backends.queue
-        live = [child for child in await queue.children(self.row.run_id) if child.status in LIVE]
-        return [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
-
-    async def _settle_last(
-        self, how: Settle, records: Sequence[Record], ops: list[Op], events: Sequence[Op] = ()
-    ) -> None:
-        """End the run, and in the same commit claim the next one for the worker, if it wants one."""
-        self.leaving = True
-        want = self.next_claim() if self.next_claim is not None else None
-        if want is None:
-            await self.ledger.settle(how, records, ops, events=events)
-            return
-        try:
-            claim = Op("queue.claim", (want,))
-            claimed = (await self.ledger.settle(how, records, [*ops, claim], events=events))[-1]
-        except (StorageBusy, asyncio.CancelledError) as error:
-            # Whether the next one was claimed is not known: it goes back, and this end is made sure of.
-            with contextlib.suppress(AgentRuntimeError):
-                await self.backends.queue.unclaim(want.tickets)
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            await self.ledger.settle(how, records, ops, events=events)
-        else:
-            assert self.start is not None
-            self.start(claimed)
-
-    def _tell_parent(self, result: RunResult, before: Before | None = None) -> list[Op]:
-        row = self.row
-        if row.parent_id is None:
-            return []
-        payload = encode_result(result, before)
-        msg_id = f"end:{row.run_id}:{row.generation}"
-        return [self.backends.queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id)]
-
-    async def _close(self, ended: Record) -> RunResult:
-        """The journal is finished but the row is not: an earlier claim fell between the two."""
-        result = decode_result(ended.result or "{}")
-        events = [] if self.ending is None else await self._said(self.ending, result)
-        await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result), events=events)
-        self.ended = result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
-        return self.ended
 
 
 def recordable(error: ErrorInfo) -> ErrorInfo:
