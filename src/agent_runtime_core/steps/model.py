@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as _dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
@@ -46,6 +46,10 @@ class Step:
     returns: Any = field(default=None, kw_only=True)
     max_result_bytes: int = field(default=MAX_RESULT, kw_only=True)
 
+    # What was made of the fields, beside those it was made of: no fields themselves.
+    _callee: ClassVar[tuple[Any, Any, int, Callee] | None] = None
+    _policy: ClassVar[tuple[Any, Policy] | None] = None
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InvalidArgument(f"a step's name is a text that is not empty, not {self.name!r}")
@@ -68,9 +72,9 @@ class Step:
     def callee(self) -> Callee:
         """How its function is called, looked at once."""
         fn, returns, most = self.fn, self.returns, self.max_result_bytes
-        known: tuple[Any, Any, int, Callee] | None = self.__dict__.get("_callee")
+        known = self._callee
         if known is None or known[0] is not fn or known[1] is not returns or known[2] != most:
-            known = self.__dict__["_callee"] = (fn, returns, most, callee(fn, returns, most))
+            known = self._callee = (fn, returns, most, callee(fn, returns, most))  # type: ignore[misc]
         return known[3]
 
     def policy(self) -> Policy:
@@ -78,9 +82,9 @@ class Step:
         given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
         if given == _PLAIN:
             return PLAIN_POLICY
-        known: tuple[Any, Policy] | None = self.__dict__.get("_policy")
+        known = self._policy
         if known is None or known[0] != given:
-            known = self.__dict__["_policy"] = (given, Policy(*given))
+            known = self._policy = (given, Policy(*given))  # type: ignore[misc]
         return known[1]
 
 
