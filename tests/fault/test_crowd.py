@@ -91,8 +91,8 @@ async def test_many_processes_write_and_none_is_turned_away(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-async def test_8_processes_claim_4000_runs(tmp_path: Path) -> None:
-    await claimed_once(tmp_path, 8, 4000)
+async def test_8_processes_claim_10000_runs(tmp_path: Path) -> None:
+    await claimed_once(tmp_path, 8, 10_000)
 
 
 @pytest.mark.redis
