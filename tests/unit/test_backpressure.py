@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,23 @@ class Pouring:
         return RunResult()
 
 
-async def _deltas(runner: AgentRunner, **options: Any) -> AsyncIterator[str]:
+async def _deltas(runner: AgentRunner, **options: Any) -> AsyncGenerator[str, None]:
     async for event in runner.stream("r", **options):
         if event.event_type == "assistant.delta":
             yield event.payload["delta"]
+
+
+async def _attached(rig: Rig) -> tuple[AsyncGenerator[str, None], asyncio.Task[str]]:
+    """A reader that the run, which is there and not begun, will wait for; and the first that it gets."""
+    reading = _deltas(rig.runner, backpressure=True)
+    first = asyncio.create_task(anext(reading))
+    await soon(lambda: bool(rig.runner._flow._pipes))
+    return reading, first
+
+
+def _waits(rig: Rig) -> bool:
+    """Whether the run waits for its reader now."""
+    return any(pipe._waiters for pipe in rig.runner._flow._pipes.values())
 
 
 async def test_a_run_waits_for_an_output_that_is_behind(place: Path | None) -> None:
@@ -48,9 +61,7 @@ async def test_a_run_waits_for_an_output_that_is_behind(place: Path | None) -> N
         pouring = Pouring(100)
         rig.register(pouring)
         await rig.runner.submit("script", run_id="r")
-        reading = _deltas(rig.runner, backpressure=True)
-        first = asyncio.ensure_future(anext(reading))
-        await asyncio.sleep(0.05)
+        reading, first = await _attached(rig)
         running = asyncio.ensure_future(rig.runner.run_once())
         assert (await first).startswith("00000000")
         most = LIMIT // PIECE
@@ -80,13 +91,11 @@ async def test_an_output_that_leaves_lets_the_run_go_on() -> None:
         pouring = Pouring(100)
         rig.register(pouring)
         await rig.runner.submit("script", run_id="r")
-        reading = _deltas(rig.runner, backpressure=True)
-        first = asyncio.ensure_future(anext(reading))
-        await asyncio.sleep(0.01)
+        reading, first = await _attached(rig)
         running = asyncio.ensure_future(rig.runner.run_once())
         await first
         await soon(lambda: pouring.told > 20)
-        await reading.aclose()  # type: ignore[attr-defined]
+        await reading.aclose()
         await running
         assert pouring.told == 100
 
@@ -101,13 +110,11 @@ async def test_a_run_that_waits_for_an_output_can_be_cancelled_and_its_time_stan
 
         rig.register(body)
         await rig.runner.submit("script", run_id="r")
-        reading = _deltas(rig.runner, backpressure=True)
-        first = asyncio.ensure_future(anext(reading))
-        await asyncio.sleep(0.01)
+        _reading, first = await _attached(rig)
         running = asyncio.ensure_future(rig.runner.run_once())
         await until(began)
         await first
-        await asyncio.sleep(0.05)
+        await soon(lambda: _waits(rig))
         rig.clock.advance(1000)  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)
         assert (await rig.runner.get_run("r")).status == "running"
@@ -124,9 +131,7 @@ async def test_ten_mebibytes_for_a_slow_reader_take_little_room(tmp_path: Path) 
         pouring = Pouring(count)
         rig.register(pouring)
         await rig.runner.submit("script", run_id="r")
-        reading = _deltas(rig.runner, backpressure=True)
-        first = asyncio.ensure_future(anext(reading))
-        await asyncio.sleep(0.05)
+        reading, first = await _attached(rig)
         running = asyncio.ensure_future(rig.runner.run_once())
         await first
         gc.collect()
@@ -175,7 +180,7 @@ class Talkative(LLMClient):
 async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
     clock = VirtualClock()
     async with Rig(place, clock) as rig:
-        model, got, furthest = Talkative(clock), 0, 0
+        model, got, furthest = Talkative(clock), 1, 0
 
         async def body(ctx: Any) -> RunResult:
             said = [{"role": "user", "content": "x"}]
@@ -184,8 +189,10 @@ async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
 
         rig.register(body)
         await rig.runner.submit("script", run_id="r")
+        reading, first = await _attached(rig)
         running = asyncio.ensure_future(rig.runner.run_once())
-        async for delta in _deltas(rig.runner, backpressure=True):
+        assert len(await first) == PIECE
+        async for delta in reading:
             got += len(delta) // PIECE
             furthest = max(furthest, model.said - got)
             await asyncio.sleep(0.001)
