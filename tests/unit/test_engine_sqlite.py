@@ -127,7 +127,7 @@ async def test_one_that_fails_in_a_group_leaves_the_others_alone(engine: SQLiteE
         ]
         posted = [Op("put", ("p", 3))]
         engine.post(None, posted)
-        await soon(lambda: engine.writer.inbox.qsize() >= 4)
+        await soon(lambda: engine.writer._handed > 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [2])
     assert isinstance(done[1], (ValueError, StorageError, KeyError))
@@ -152,7 +152,7 @@ async def test_a_superseded_one_in_a_group_leaves_the_others_alone(engine: SQLit
                 (Guard("run", OLD), [Op("fail", ("c",))]),
             )
         ]
-        await soon(lambda: engine.writer.inbox.qsize() >= 4)
+        await soon(lambda: engine.writer._handed > 4)
     done = await asyncio.gather(*commits, return_exceptions=True)
     assert (done[0], done[2]) == ([1], [1])
     assert isinstance(done[1], LeaseLost)
@@ -172,7 +172,7 @@ async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
     engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     with held(engine):
         commits = [asyncio.ensure_future(engine.commit(None, [Op("put", (str(n), n))])) for n in range(50)]
-        await soon(lambda: engine.writer.inbox.qsize() >= 50)
+        await soon(lambda: engine.writer._handed > 50)
     await asyncio.gather(*commits)
     assert len(begun) == 1
 
@@ -180,7 +180,7 @@ async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
 async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLiteEngine) -> None:
     with held(engine):
         task = asyncio.ensure_future(engine.commit(None, [Op("put", ("a", 1))]))
-        await soon(lambda: engine.writer.inbox.qsize() >= 1)
+        await soon(lambda: engine.writer._handed > 1)
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)

@@ -9,8 +9,10 @@ import fcntl
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN
 from agent_runtime_core.errors import StorageError
+from tests.unit.rig import soon
 
 SCHEMA = "CREATE TABLE arc_things (n INTEGER PRIMARY KEY AUTOINCREMENT, value, thread)"
 
@@ -130,6 +133,25 @@ async def test_many_callers_of_one_turn_are_one_group_of_the_thread(engine: SQLi
     assert await asyncio.gather(*(where(engine, value=n) for n in range(50))) == ["thread"] * 50
     assert len(begun) == 4
     assert stored(engine)[1:] == [*range(50), *range(50)]
+
+
+class Hasty(SimpleQueue[Any]):
+    """An inbox whose thread takes each entry before the next one can be there."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item)
+        while not self.empty():
+            time.sleep(0.0001)
+
+
+async def test_what_is_handed_over_together_is_one_group_however_soon_the_thread_looks(engine: SQLiteEngine) -> None:
+    engine.writer.inbox = Hasty()
+    begun: list[str] = []
+    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    engine.writer.hand([Request(None, [Op("put", (n,))]) for n in range(20)])
+    await soon(lambda: not engine.writer._handed)
+    assert len(begun) == 1
+    assert stored(engine) == list(range(20))
 
 
 async def test_a_few_callers_are_one_group_on_the_loop(engine: SQLiteEngine) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -34,6 +35,7 @@ OPS_ON_LOOP = 16  # operations in one of them
 SHORT_FLUSH = 0.001  # seconds a flush takes on average, at most, for a loop to wait for it
 _WEIGHT = 1 / 8  # of the latest flush in that average
 _RETRY = 0.002  # seconds between tries where a program outside this library holds the file's lock
+_Item = Request | Callable[[], None]  # a commit, or a job that needs the connection
 
 
 class Outbox(Waiting):
@@ -114,7 +116,8 @@ class Writer:
         self.lengthy: dict[str, Callable[..., bool]] = {}
         self.single: dict[str, Callable[..., bool]] = {}
         self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
-        self.inbox: SimpleQueue[Request | Callable[[], None] | None] = SimpleQueue()
+        #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
+        self.inbox: SimpleQueue[Sequence[_Item | None]] = SimpleQueue()
         self._known: Known = home.known
         self._tx: SQLiteTx = SQLiteTx(home, conn)
         self._commit_lock = lock
@@ -144,15 +147,14 @@ class Writer:
             found = self.outboxes[loop] = Outbox(self, loop)
         return found
 
-    def hand(self, items: Sequence[Request | Callable[[], None]]) -> None:
+    def hand(self, items: Sequence[_Item]) -> None:
         """Have the thread carry out commits, or jobs that need the connection, in this order."""
         with self._count:
             self._handed += len(items)
             if self._thread is None:
                 self._thread = threading.Thread(target=self.run, name="agent-runtime-writer", daemon=True)
                 self._thread.start()
-        for item in items:
-            self.inbox.put(item)
+        self.inbox.put(items)
 
     def post(self, request: Request) -> None:
         """A commit nobody waits for: behind those of this turn of the loop, if there are any."""
@@ -211,24 +213,31 @@ class Writer:
     # -- the thread
 
     def run(self) -> None:
-        inbox = self.inbox
-        while True:
-            item = inbox.get()
-            batch: list[Request] = []
-            jobs = 0
-            while item is not None:
-                if isinstance(item, Request):
-                    batch.append(item)
-                else:
-                    jobs += 1
-                    with contextlib.suppress(Exception):  # those who wait for it are told by itself
-                        item()
-                if len(batch) >= GROUP or inbox.empty():
-                    break
-                item = inbox.get()
+        left: deque[_Item | None] = deque()
+        over = False
+        while not over:
+            batch, jobs, over = self._together(left)
             self.write(batch, jobs)
+
+    def _together(self, left: deque[_Item | None]) -> tuple[list[Request], int, bool]:
+        """The next group, what is left of the last one first; how many jobs were done; whether it is the end."""
+        batch: list[Request] = []
+        jobs = 0
+        while len(batch) < GROUP:
+            if not left:
+                if (batch or jobs) and self.inbox.empty():
+                    break
+                left.extend(self.inbox.get())
+            item = left.popleft()
             if item is None:
-                return
+                return batch, jobs, True
+            if isinstance(item, Request):
+                batch.append(item)
+            else:
+                jobs += 1
+                with contextlib.suppress(Exception):  # those who wait for it are told by itself
+                    item()
+        return batch, jobs, False
 
     def write(self, batch: list[Request], jobs: int = 0) -> None:
         """Commit a group, ring the bells, then tell the callers."""
@@ -252,7 +261,7 @@ class Writer:
     def close(self) -> None:
         """Carry out what was handed over, and end the thread."""
         if self._thread is not None:
-            self.inbox.put(None)
+            self.inbox.put([None])
             self._thread.join(self.patience)
 
     def _tend(self) -> None:
