@@ -137,17 +137,14 @@ async def test_a_second_sigterm_skips_the_grace(tmp_path: Path) -> None:
     async with open_runner([tmp_path / "all.db"] * 3) as runner:
         run = await runner.submit("sleeper", {"params": {"effects": str(effects)}})
         with ExitStack() as stack:
-            child = worker(tmp_path / "all.db", 60.0, stack)
+            child = worker(tmp_path / "all.db", 600.0, stack)
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the step to begin")
             child.process.terminate()
             assert child.poll_line(0.3) is None, "the first one waits for the running step"
             began = time.monotonic()
-            child.process.terminate()
-            assert await child.aended() == 0
-            took = time.monotonic() - began
+            assert await asyncio.to_thread(child.hurry) == 0
+            log.info("the second SIGTERM ended it in %.0f ms", (time.monotonic() - began) * 1000)
         info = await runner.get_run(run)
-    log.info("the second SIGTERM ended it in %.0f ms", took * 1000)
-    assert took < 3.0
     assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
     assert [words[1] for words in lines(effects)] == ["in", "out"]
 
