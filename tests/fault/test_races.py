@@ -18,6 +18,8 @@ from agent_runtime_core.status import TERMINAL, RunStatus
 
 from .rig import KINDS, consistent, eventually, settings, store, terminal_events, until_status
 
+#: Seconds: much less than until the next beat, which would tell of a cancel too, or the end of what is cancelled.
+SOON = 15.0
 RACES = {"memory": 1000, "sqlite": 300, "redis": 300}
 
 
@@ -152,7 +154,7 @@ async def test_cancelling_in_each_state(kind: str, tmp_path: Path) -> None:
         running = await runner.submit("a", {"params": {"long": True}})
         working = asyncio.ensure_future(runner.run_once())
         await until_status(runner, running, "running")
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(SOON):
             assert await runner.cancel(running, wait=True) is RunStatus.CANCELLED
         await working
         assert await ended_once(runner, running) == "cancelled"
@@ -196,7 +198,7 @@ async def test_the_queues_own_cancel_is_heard_in_each_generation(kind: str, tmp_
             working = asyncio.ensure_future(runner.run_once())
             await until_status(runner, run_id, "running")
             assert await runner.queue.cancel(run_id)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(SOON):
                 await working
             assert (await runner.get_run(run_id)).status is RunStatus.CANCELLED
             assert not await runner.queue.cancel(run_id)

@@ -239,16 +239,25 @@ async def test_a_worker_of_one_slot_runs_others_while_one_waits_in_place(kind: s
 
 
 async def test_time_in_place_is_no_run_time(kind: str, tmp_path: Path) -> None:
-    async with store(kind, tmp_path) as here:
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
 
         async def waits(ctx: Any) -> Any:
-            await ctx.sleep(0.4)
+            await ctx.sleep(400)
+            await asyncio.sleep(0.5)  # by then it has been looked at whether it is late
             return "in time"
 
+        async def works(ctx: Any) -> None:
+            clock.advance(0.2)
+            await asyncio.sleep(30)
+
         here.agent("waits", waits)
-        here.agent("works", lambda ctx: asyncio.sleep(5))
+        here.agent("works", works)
         runner = here.runner(settings(park_after=1e6, run_timeout_seconds=0.15))
-        result = await runner.execute("waits")
+        running = asyncio.ensure_future(runner.execute("waits"))
+        await clock.until_sleeping()
+        clock.advance(400)
+        result = await running
         assert result.status is RunStatus.SUCCEEDED, result.error
         late = await runner.execute("works")
         assert late.status is RunStatus.TIMED_OUT
