@@ -23,18 +23,22 @@ from examples import tools
 from tests.unit.wire_server import Script, script, serving, stream
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: Runs tools.py with a line in a log for every call of the model and of a tool, written when it is made.
+#: Runs tools.py with a line in a log for every call of the model and of a tool, written when it is made; there it
+#: stays once the log has so many lines.
 WATCHED = """
-import os, sys
+import asyncio, os, sys
 sys.path.insert(0, sys.argv.pop(1))
 import tools
-log = os.open(sys.argv.pop(1), os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+log = os.open(sys.argv[1], os.O_APPEND | os.O_CREAT | os.O_WRONLY)
+path, most = sys.argv.pop(1), int(sys.argv.pop(1))
 scripted, before = tools.scripted, tools.Assistant.on_tool_call
 def model(messages):
     os.write(log, f"model {len(messages)}\\n".encode())
     return scripted(messages)
 async def tool(self, ctx, name, args):
     os.write(log, f"tool {name} {args}\\n".encode())
+    if len(open(path).readlines()) == most:
+        await asyncio.sleep(600)
     await before(self, ctx, name, args)
 tools.scripted, tools.Assistant.on_tool_call = model, tool
 tools.main()
@@ -257,15 +261,18 @@ def test_where_nobody_answers_the_question_waits(tmp_path: Path) -> None:
 async def test_killed_it_goes_on_and_calls_nothing_again_that_is_recorded(tmp_path: Path) -> None:
     folder, log, said = files(tmp_path / "files"), tmp_path / "calls.log", tmp_path / "said.txt"
     log.touch()
-    command: list[str | Path] = ["-c", WATCHED, EXAMPLES, log, "--mock", "--yes", "--folder", folder, "--run-id", "r"]
+
+    def command(most: int) -> list[str | Path]:
+        options: list[str | Path] = ["--mock", "--yes", "--folder", folder, "--run-id", "r"]
+        return ["-c", WATCHED, EXAMPLES, log, str(most), *options]
 
     def calls() -> list[str]:
         return log.read_text().splitlines()
 
-    with started([*command, "--slow", "30"], tmp_path, said) as process:
-        # The first tool would linger for long: killed in the middle of it.
+    with started(command(2), tmp_path, said) as process:
+        # Killed in the middle of the first tool.
         until(process, said, lambda: len(calls()) == 2)
-    with started([*command, "--slow", "0.3"], tmp_path, said) as process:
+    with started(command(7), tmp_path, said) as process:
         until(process, said, lambda: len(calls()) == 7)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
@@ -275,7 +282,7 @@ async def test_killed_it_goes_on_and_calls_nothing_again_that_is_recorded(tmp_pa
         events = await runner.event_bus.get_events("r")
     recorded = {event.payload["tool_call_id"] for event in events if event.event_type == EventType.TOOL_RESULT}
     assert recorded == {"call_0", "call_1"}
-    with started(command, tmp_path, said) as process:
+    with started(command(0), tmp_path, said) as process:
         assert process.wait(30) == 0, said.read_text()
     assert calls() == [
         *("model 2", "tool list_files {'place': '.'}"),
