@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests import servers
 from tests.bars import within
 from tests.cut import Cut, When
+from tests.fault.children import until
 from tests.resp import Link, Refused, Unfinished, read, request
 from tests.servers import RedisCluster, RedisServer, free_port
 
@@ -94,7 +96,7 @@ def test_a_port_that_was_taken_in_between_is_left_for_another(monkeypatch: pytes
         other.bind(("127.0.0.1", 0))
         other.listen()
         taken = other.getsockname()[1]
-        ports = iter([taken, taken, free_port()])
+        ports = itertools.chain([taken, taken], iter(free_port, None))
         monkeypatch.setattr(servers, "free_port", lambda below: next(ports))
         with RedisServer() as server:
             assert server.port != taken
@@ -213,6 +215,7 @@ def test_a_stalled_connection_stays_open_and_silent(proxy: Cut, redis_server: Re
     with Link(proxy.port, seconds=0.1) as link, Link(proxy.port) as other:
         with pytest.raises(TimeoutError):
             link.ask("INCR", key)
+        until(lambda: proxy.cuts == 1, "the request to be carried out")
         assert other.ask("INCR", key) == 2
         link.send("INCR", key)
         with pytest.raises(TimeoutError):
