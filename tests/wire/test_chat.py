@@ -307,7 +307,7 @@ async def test_many_at_once_on_one_client(server: Aimock, side: Side) -> None:
 
 
 async def test_a_stream_is_left_at_once(server: Aimock, side: Side) -> None:
-    server.script({"match": {"userMessage": GREET}, "response": {"content": "mill " * 400}, "latency": 15})
+    server.script({"match": {"userMessage": GREET}, "response": {"content": "mill " * 400}, "latency": 150})
     began = time.monotonic()
     async with (
         side.client() as client,
@@ -316,4 +316,4 @@ async def test_a_stream_is_left_at_once(server: Aimock, side: Side) -> None:
         async for chunk in stream:
             if chunk.delta:
                 break
-    assert time.monotonic() - began < 3.0, "the rest of the answer, 5 s long, was read"
+    assert time.monotonic() - began < 20.0, "the rest of the answer, 50 s long, was read"
