@@ -71,14 +71,15 @@ class Load:
 
     async def submit(self) -> None:
         """Keep some runs waiting; whoever is told that it may have failed asks again under the same id."""
-        for n in itertools.count():
-            while not self.over:
-                with contextlib.suppress(StorageBusy):
-                    self.runs.append(await self.runners[0].submit("a", {}, run_id=f"run {n}"))
-                    break
-            if self.over:
-                return
+        numbers = itertools.count()
+        while not self.over:
+            self.runs.append(await self._submitted(f"run {next(numbers)}"))
             await asyncio.sleep(0.02)
+
+    async def _submitted(self, run_id: str) -> UUID:
+        while True:
+            with contextlib.suppress(StorageBusy):
+                return await self.runners[0].submit("a", {}, run_id=run_id)
 
     async def check(self) -> None:
         near = self.runners[0]
@@ -147,9 +148,10 @@ async def test_10_kills_of_redis(appendfsync: str) -> None:
 async def test_claims_are_looked_at_when_redis_comes_back_without_them() -> None:
     """Nothing was kept on disk: those who held runs let go of them, long before their lease or a beat."""
     with RedisServer() as server:
-        stopped = asyncio.Event()
+        begun, stopped = asyncio.Event(), asyncio.Event()
 
         async def code(ctx: Any) -> None:
+            begun.set()
             try:
                 await asyncio.sleep(600)
             except asyncio.CancelledError:
@@ -162,7 +164,7 @@ async def test_claims_are_looked_at_when_redis_comes_back_without_them() -> None
         runner = AgentRunner(queue, bus, state, settings(lease_ttl_seconds=60.0), registry=agents)
         run_id = await runner.submit("a")
         working = asyncio.create_task(runner.run_loop(60.0, handle_signals=False))
-        await until(lambda: bool(runner.heart._held))
+        await begun.wait()
         server.kill()
         await asyncio.to_thread(server.restart)
         began = time.monotonic()
