@@ -25,6 +25,7 @@ from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 from agent_runtime_core.tracing import LangfuseTraceSink
 from tests.bars import TRIES
+from tests.fault.children import until
 from tests.unit.otlp_receiver import Receiver, Seen, receiving
 from tests.unit.scripted import Scripted, asks, call
 
@@ -100,6 +101,11 @@ def input_(**more: Any) -> dict[str, Any]:
     return {"messages": HELLO, "conversation_id": CONVERSATION, **more}
 
 
+async def arrived(receiver: Receiver, count: int) -> None:
+    """So many spans are there: a runner that closes waits no longer than 2.5 s for what its sinks still send."""
+    await asyncio.to_thread(until, lambda: len(receiver.spans) >= count, f"{count} spans to arrive")
+
+
 def totals(generations: list[Seen]) -> list[dict[str, int]]:
     return [span.json("usage_details") for span in generations]
 
@@ -112,6 +118,7 @@ async def test_a_run_is_there_in_full(receiver: Receiver, tmp_path: Path) -> Non
         result = await runner.execute(agent, "r", input_(), metadata={"tenant": "acme"})
         ended = time.time()
     assert result.status is RunStatus.SUCCEEDED
+    await arrived(receiver, 6)
     [root] = receiver.of("agent")
     generations, tools = receiver.of("generation"), receiver.of("tool")
     assert (len(generations), len(tools)) == (3, 2)
@@ -151,6 +158,7 @@ async def test_a_run_is_there_in_full(receiver: Receiver, tmp_path: Path) -> Non
 async def test_without_content_nothing_that_was_said_is_sent(receiver: Receiver, tmp_path: Path) -> None:
     async with AgentRunner.open(tmp_path / "runs.db", trace_sinks=[sink(receiver.url, content=False)]) as runner:
         await runner.execute(Weather(), "r", input_())
+    await arrived(receiver, 6)
     assert len(receiver.spans) == 6
     sent = b"".join(receiver.bodies)
     for said in ("how warm", "You know", "Ulm", "70 °F"):
@@ -187,6 +195,7 @@ async def test_a_run_whose_worker_died_shows_each_call_once(receiver: Receiver, 
     dead.cancel()
     await asyncio.wait({dead})
     await first.close()
+    await arrived(receiver, 7)
     generations, tools = receiver.of("generation"), receiver.of("tool")
     assert len(agent.client.asked) == 3
     assert [len(span.json("input")) for span in generations] == [2, 4, 6], "each generation once"
