@@ -196,7 +196,8 @@ class RedisCluster:
     """Three masters that hold all slots between them, each a RedisServer; ready when the block begins."""
 
     def __init__(self, **options: object) -> None:
-        clustered = {"cluster_enabled": "yes", "cluster_node_timeout": "2000", **options}
+        # A node that stands still for a few seconds, with its machine or alone, is not taken for dead.
+        clustered = {"cluster_enabled": "yes", "cluster_node_timeout": "15000", **options}
         self.nodes = [RedisServer(**clustered) for _ in range(3)]
         self._stack = contextlib.ExitStack()
 
