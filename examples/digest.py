@@ -23,10 +23,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from agent_runtime_core import (
@@ -326,6 +327,17 @@ class Progress:
                 print(line, flush=True)
 
 
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """As asyncio.run. A Ctrl-C that came just before the loop would have stopped has left that for its next turn."""
+    with asyncio.Runner() as loop:
+        try:
+            loop.run(work)
+        finally:
+            turn = loop.get_loop()
+            turn.call_soon(turn.stop)
+            turn.run_forever()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a digest of a folder of texts; killed, it can go on.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1], help="this repository")
@@ -347,7 +359,7 @@ def main() -> None:
         if model or provider or mock:
             logging.getLogger("agent_runtime_core").setLevel(logging.ERROR)  # nobody here asks for the price of a call
             options["summarise"] = asking(client_for(provider, mock), model)
-        asyncio.run(digest(folder, db, Path(os.path.realpath(out.parent), out.name), **options))
+        run(digest(folder, db, Path(os.path.realpath(out.parent), out.name), **options))
     except (AgentRuntimeError, OSError) as error:
         sys.exit(f"digest: {error}")
     except KeyboardInterrupt:

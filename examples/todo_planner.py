@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ async def start(options: argparse.Namespace) -> bool:
         return await carry_out(orchestrator, options.prompt, options.max_steps)
 
 
+def run(work: Coroutine[Any, Any, bool]) -> bool:
+    """As asyncio.run. A Ctrl-C that came just before the loop would have stopped has left that for its next turn."""
+    with asyncio.Runner() as loop:
+        try:
+            return loop.run(work)
+        finally:
+            turn = loop.get_loop()
+            turn.call_soon(turn.stop)
+            turn.run_forever()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Plans what you say, and does it.")
     parser.add_argument("prompt", nargs="?", default=PROMPT, help=PROMPT)
@@ -89,7 +101,7 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=10, help="a plan of more steps is refused: 10")
     parser.add_argument("--db", type=Path, default=Path("todo_planner.db"), help="where all is kept: todo_planner.db")
     try:
-        if not asyncio.run(start(parser.parse_args())):
+        if not run(start(parser.parse_args())):
             sys.exit(1)
     except (AgentRuntimeError, OSError) as error:
         sys.exit(f"todo_planner: {error}")

@@ -52,9 +52,9 @@ example, name = importlib.import_module(sys.argv.pop(1)), sys.argv.pop(1)
 turn = getattr(example, name)
 def interrupt():
     raise KeyboardInterrupt
-async def interrupted(*args):
+async def interrupted(*args, **more):
     try:
-        return await turn(*args)
+        return await turn(*args, **more)
     finally:
         asyncio.get_running_loop().call_soon(interrupt)
 setattr(example, name, interrupted)
@@ -183,14 +183,26 @@ async def test_it_asks_a_real_client(tmp_path: Path) -> None:
     assert told == [("user", "hello"), ("assistant", "Good day"), ("user", "bye")]
 
 
-@pytest.mark.parametrize(("name", "turn"), [("chat", "answer"), ("tools", "work")])
-def test_ctrl_c_just_before_the_loop_stops_is_one_like_any_other(tmp_path: Path, name: str, turn: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "turn", "options", "code"),
+    [
+        ("chat", "answer", ["--mock"], 130),
+        ("tools", "work", ["--mock"], 130),
+        ("todo_planner", "start", [], 130),
+        ("digest", "digest", ["files", "--db", "digest.db"], 1),
+    ],
+)
+def test_ctrl_c_just_before_the_loop_stops_is_one_like_any_other(
+    tmp_path: Path, name: str, turn: str, options: list[str | Path], code: int
+) -> None:
     said = tmp_path / "said.txt"
-    with started(["-c", INTERRUPTED, EXAMPLES, name, turn, "--mock"], tmp_path, said) as process:
+    files(tmp_path / "files")
+    with started(["-c", INTERRUPTED, EXAMPLES, name, turn, *options], tmp_path, said) as process:
         assert process.stdin is not None
-        process.stdin.write(b"hello\n")
-        process.stdin.flush()
-        assert process.wait(30) == 130, said.read_text()
+        with contextlib.suppress(BrokenPipeError):  # not all of them read it
+            process.stdin.write(b"hello\n")
+            process.stdin.flush()
+        assert process.wait(30) == code, said.read_text()
     assert said.read_text().endswith("\ninterrupted: start it again to go on\n")
     assert "Traceback" not in said.read_text()
 
