@@ -457,3 +457,22 @@ def test_who_stops_reading_ends_the_listing(url: str) -> None:
         child.stdout.close()
         assert child.stderr.read() == b""
         assert child.wait(30) == 1
+
+
+@pytest.mark.parametrize("threads", [False, True])
+def test_ctrl_c_in_the_last_moment_of_a_command_ends_it_like_any_other(
+    threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop was told to stop and has not yet, so that its next turn would stop at once."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    async def command(args: object) -> int:
+        if threads:
+            await asyncio.to_thread(len, "")  # whose end the loop waits for
+        asyncio.get_running_loop().call_soon(interrupt)
+        return 0
+
+    monkeypatch.setattr("agent_runtime_core.cli.main.runs", command)
+    assert main(["runs"]) == 130

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
 from ..config import redacted
@@ -119,11 +119,23 @@ def _moment(text: str) -> float:
     return seconds
 
 
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """As asyncio.run, but a Ctrl-C in the last moment of `work` is one like any other."""
+    with asyncio.Runner() as runner:
+        try:
+            return runner.run(work)
+        finally:
+            # That the loop is to stop may still be in it, and would end the first turn of its farewell.
+            loop = runner.get_loop()
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one command; its exit code."""
     args = parser().parse_args(argv)
     try:
-        code: int = asyncio.run(args.command(args))
+        code = _run(args.command(args))
         sys.stdout.flush()
     except BrokenPipeError:
         # Nobody reads on; the interpreter would fail once more when it closes what is left.
