@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+import itertools
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Suspensions:
     def __init__(self) -> None:
         self.count, self.at = 0, 0
         self.strike: Strike | None = None
+        self.struck = False
         asyncio.get_running_loop().set_task_factory(self._task)
 
     def _task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -35,6 +37,7 @@ class Suspensions:
 
     def arm(self, at: int = 0, strike: Strike | None = None) -> None:
         self.count, self.at, self.strike = 0, at, strike
+        self.struck = self.struck and strike is None
 
     async def _watch(self, work: Awaitable[Any]) -> Any:
         return await _Watched(self, work)
@@ -42,6 +45,7 @@ class Suspensions:
     def seen(self) -> None:
         self.count += 1
         if self.count == self.at and self.strike is not None:
+            self.struck = True
             # Not before the task is suspended: then a cancellation meets the very future it waits for.
             asyncio.get_running_loop().call_soon(self.strike)
 
@@ -142,12 +146,15 @@ async def again(runner: AgentRunner, run_id: str) -> None:
     await consistent(runner, run_id)
 
 
-async def lives(seen: Suspensions, work: Callable[[str], Awaitable[Any]]) -> AsyncIterator[tuple[int, str]]:
-    """For each suspension of an uninterrupted life its number, and the name of the run to interrupt there."""
-    seen.arm()
-    await asyncio.ensure_future(work("run 0"))
-    for n in range(1, seen.count + 1):
+def lives(seen: Suspensions) -> Iterator[tuple[int, str]]:
+    """For each suspension its number, and the name of the run to interrupt there; the last life had none left.
+
+    How many there are differs from life to life: on SQLite a slow disk makes more of them.
+    """
+    for n in itertools.count(1):
         yield n, f"run {n}"
+        if not seen.struck:
+            return
 
 
 async def struck(seen: Suspensions, n: int, work: Awaitable[Any]) -> asyncio.Task[Any]:
@@ -166,15 +173,15 @@ async def test_the_caller_of_execute_is_cancelled(kind: str, tmp_path: Path) -> 
         here.agent("life", life)
         runner, seen = here.runner(), Suspensions()
         n = cancelled = 0
-        async for n, name in lives(seen, lambda name: runner.execute("life", name)):
+        for n, name in lives(seen):
             before = others()
             task = await struck(seen, n, runner.execute("life", name))
             cancelled += task.cancelled()
             assert await nothing_left(runner, name, before) in (None, "pending", "succeeded"), n
             assert task.cancelled() or task.result().status is RunStatus.SUCCEEDED, n
             await again(runner, name)
-        assert n >= FEWEST[kind]
-        assert cancelled >= n - 4
+        assert n > FEWEST[kind]
+        assert cancelled >= n - 5
 
 
 @pytest.mark.parametrize("kind", FEWEST)
@@ -183,12 +190,8 @@ async def test_a_worker_is_cancelled(kind: str, tmp_path: Path) -> None:
         here.agent("life", life)
         runner, seen = here.runner(), Suspensions()
 
-        async def work(name: str) -> None:
-            await runner.submit("life", run_id=name)
-            await runner.run_once()
-
         n = cancelled = 0
-        async for n, name in lives(seen, work):
+        for n, name in lives(seen):
             before = others()
             await runner.submit("life", run_id=name)
             task = await struck(seen, n, runner.run_once())
@@ -201,8 +204,8 @@ async def test_a_worker_is_cancelled(kind: str, tmp_path: Path) -> None:
             await again(runner, name)
             started = [e for e in await runner.event_bus.get_events(name) if e.event_type == "run.started"]
             assert len(started) == 1, n
-        assert n >= FEWEST[kind]
-        assert cancelled >= n - 6
+        assert n > FEWEST[kind]
+        assert cancelled >= n - 7
 
 
 @pytest.mark.parametrize("worker", [False, True], ids=["execute", "worker"])
@@ -220,12 +223,8 @@ async def test_the_run_is_cancelled(kind: str, worker: bool, tmp_path: Path) -> 
                 break
             return await runner.wait(name)
 
-        async def submitted(name: str) -> None:
-            await runner.submit("life", run_id=name)
-            await work(name)
-
         n, ends = 0, list[str]()
-        async for n, name in lives(seen, submitted):
+        for n, name in lives(seen):
             before = others()
             told: list[asyncio.Task[Any]] = []
             await runner.submit("life", run_id=name)
@@ -244,7 +243,7 @@ async def test_the_run_is_cancelled(kind: str, worker: bool, tmp_path: Path) -> 
             assert await nothing_left(runner, name, before) == ends[-1], n
             assert await terminal_events(runner, name) == [f"run.{ends[-1]}"]
             await again(runner, name)
-        assert n >= FEWEST[kind]
+        assert n > FEWEST[kind]
         # In memory most of a life passes between two awaits of the heart.
         assert ends.count("cancelled") > n // 4
 
@@ -261,7 +260,7 @@ async def test_the_agents_own_code_cancels_it(kind: str, tmp_path: Path) -> None
         here.agent("life", noted)
         runner, seen = here.runner(), Suspensions()
         n, attempts = 0, list[int]()
-        async for n, name in lives(seen, lambda name: runner.execute("life", name)):
+        for n, name in lives(seen):
             before = others()
             current.clear()
             seen.arm(n, lambda: current and current[0].cancel())
@@ -273,7 +272,7 @@ async def test_the_agents_own_code_cancels_it(kind: str, tmp_path: Path) -> None
             assert result.final_output == OUTCOME
             assert await nothing_left(runner, name, before) == "succeeded"
             attempts.append((await runner.get_run(name)).attempt)
-        assert n >= FEWEST[kind]
+        assert n > FEWEST[kind]
         assert set(attempts) <= {1, 2}
         assert attempts.count(2) > n // 2
 
@@ -289,7 +288,7 @@ async def test_a_block_of_ones_own_is_cancelled(tmp_path: Path) -> None:
 
     n = cancelled = 0
     async with AgentRunner.open(path) as runner:
-        async for n, name in lives(seen, block):
+        for n, name in lives(seen):
             before = others()
             task = await struck(seen, n, block(name))
             cancelled += task.cancelled()
@@ -297,8 +296,8 @@ async def test_a_block_of_ones_own_is_cancelled(tmp_path: Path) -> None:
             async with asyncio.timeout(5):
                 assert await block(name) == OUTCOME["value"]
             await consistent(runner, name)
-    assert n >= FEWEST["sqlite"]
-    assert cancelled >= n - 4
+    assert n > FEWEST["sqlite"]
+    assert cancelled >= n - 5
 
 
 async def test_cancelling_a_block_of_ones_own_from_outside_ends_it(tmp_path: Path) -> None:
