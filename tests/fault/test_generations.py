@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._clock import SYSTEM
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.queue.row import Moved
@@ -21,6 +22,7 @@ from .rig import KINDS, Store, consistent, settings, status, store, until, until
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
+LIMIT = 0.4  # seconds
 ENDINGS = ("failed", "timed_out", "cancelled", "dead")
 
 
@@ -37,7 +39,11 @@ async def ended_as(here: Store, runner: AgentRunner, how: str) -> tuple[str, lis
         match how:
             case "failed":
                 return await ctx.step("second", bad)
-            case "timed_out" | "dead":
+            case "timed_out":
+                assert isinstance(here.clock, VirtualClock)
+                here.clock.advance(LIMIT)
+                await asyncio.get_running_loop().create_future()
+            case "dead":
                 await asyncio.get_running_loop().create_future()
             case "cancelled":
                 await runner.cancel("x")
@@ -73,13 +79,14 @@ async def until_expired(runner: AgentRunner, run_id: str) -> None:
 
 
 def brief(how: str) -> Any:
-    return settings(max_retries=1 if how == "failed" else 3, run_timeout_seconds=0.4 if how == "timed_out" else 60.0)
+    return settings(max_retries=1 if how == "failed" else 3, run_timeout_seconds=LIMIT if how == "timed_out" else 60.0)
 
 
 @pytest.mark.parametrize("how", ENDINGS)
 @pytest.mark.parametrize("door", ["resume", "requeue", "execute"])
 async def test_an_ended_run_is_opened_again(kind: str, door: str, how: str, tmp_path: Path) -> None:
-    async with store(kind, tmp_path) as here:
+    # A time limit is over when the run says so, however slow this machine is.
+    async with store(kind, tmp_path, VirtualClock() if how == "timed_out" else SYSTEM) as here:
         runner = here.runner(brief(how))
         run_id, ran = await ended_as(here, runner, how)
         if door == "execute":
