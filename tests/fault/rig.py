@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -107,10 +108,12 @@ async def store(kind: str, path: Path, clock: Clock = SYSTEM) -> AsyncIterator[S
 
 
 async def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Let others run until `true()`."""
-    async with asyncio.timeout(seconds):
-        while not true():  # noqa: ASYNC110 - what it waits for may rest with other threads
-            await asyncio.sleep(0.001)
+    """Let others run until `true()`; TimeoutError if it is not, though this process may have stood still meanwhile."""
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError
+        await asyncio.sleep(0.001)
 
 
 async def eventually(true: Callable[[], Awaitable[bool]], seconds: float = 10.0) -> None:
@@ -145,7 +148,7 @@ def others() -> set[asyncio.Task[Any]]:
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def no_task_left(before: Iterable[asyncio.Task[Any]], seconds: float = 2.0) -> None:
+async def no_task_left(before: Iterable[asyncio.Task[Any]], seconds: float = 10.0) -> None:
     known = set(before)
     with contextlib.suppress(TimeoutError):
         await until(lambda: not others() - known, seconds)
@@ -179,7 +182,7 @@ async def no_transaction_left(runner: AgentRunner) -> None:
     engine: Any = runner.queue.commits
     if isinstance(engine, SQLiteEngine):
         await engine.commit(None, [])
-        await until(lambda: not engine.writer.conn.in_transaction, 1)
+        await until(lambda: not engine.writer.conn.in_transaction)
 
 
 async def terminal_events(runner: AgentRunner, run_id: UUID | str) -> list[str]:

@@ -128,7 +128,7 @@ async def nothing_left(runner: AgentRunner, run_id: str, before: set[asyncio.Tas
     def ours() -> set[asyncio.Task[Any]]:
         return {task for task in others() - before if not task.get_name().startswith("agent-runtime-")}
 
-    await until(lambda: not ours(), 2)
+    await until(lambda: not ours())
     await no_transaction_left(runner)
     row = await runner.queue.row(runner._key(run_id))
     if row is None:
