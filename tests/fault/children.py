@@ -60,8 +60,8 @@ class Child:
         """The next line it says within that time; None for silence, and for the end of what it says."""
         until = time.monotonic() + seconds
         while b"\n" not in self._unread:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([self._stdout], [], [], left)[0]:
+            # What it has said is read, also when the time is over.
+            if not select.select([self._stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
                 return None
             more = os.read(self._stdout.fileno(), 65536)
             if not more:
