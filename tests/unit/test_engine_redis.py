@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_runtime_core._engines import redis_bell, redis_line
+from agent_runtime_core._engines import redis_bell, redis_ear, redis_line
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
 from agent_runtime_core._engines.redis import ENOUGH, RedisEngine
 from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
@@ -88,7 +88,15 @@ class Shut(Exception):
 THINGS = RedisConcern("things", {}, script=SCRIPT, refusals={"SHUT": Shut})
 
 
-def opened(url: str, patience: float = 3.0) -> RedisEngine:
+PATIENT = 30.0  # seconds, where it is not the point that somebody loses patience
+
+
+@pytest.fixture(autouse=True)
+def _a_server_may_stand_still_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_line, "ANSWER", PATIENT)
+
+
+def opened(url: str, patience: float = PATIENT) -> RedisEngine:
     engine = RedisEngine.open(url)
     engine.add(THINGS)
     engine.patience = patience
@@ -96,7 +104,7 @@ def opened(url: str, patience: float = 3.0) -> RedisEngine:
 
 
 @contextlib.contextmanager
-def one(url: str, patience: float = 3.0) -> Iterator[RedisEngine]:
+def one(url: str, patience: float = PATIENT) -> Iterator[RedisEngine]:
     engine = opened(url, patience)
     try:
         yield engine
@@ -114,6 +122,15 @@ def engine(redis_url: str) -> Iterator[RedisEngine]:
 
 async def put(engine: RedisEngine, key: str, value: str) -> Any:
     return (await engine.commit(None, [Op("put", (key, value))]))[0]
+
+
+async def put_at_last(engine: RedisEngine, key: str, value: str) -> None:
+    """As often as it takes, where the engine has little patience."""
+    async with asyncio.timeout(PATIENT):
+        while True:
+            with contextlib.suppress(StorageBusy):
+                await put(engine, key, value)
+                return
 
 
 async def get(engine: RedisEngine, *keys: str) -> list[Any]:
@@ -247,14 +264,16 @@ def test_loops_and_threads_use_one_engine_at_once(engine: RedisEngine) -> None:
     assert len(engine._desks) <= 3
 
 
-async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(redis_server: RedisServer) -> None:
-    with Cut(redis_server.port, delay=0.1) as proxy, one(f"{proxy.url}?prefix=cancelled") as engine:
+async def test_a_cancelled_caller_knows_the_outcome_before_it_goes() -> None:
+    with RedisServer() as server, one(server.url) as engine:
         await put(engine, "a", "0")
+        server.stop()
         task = asyncio.ensure_future(put(engine, "a", "1"))
         for _ in range(3):
             await asyncio.sleep(0.01)
             task.cancel()
         assert not task.done()
+        server.cont()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert await get(engine, "a") == ["1"]
@@ -275,23 +294,31 @@ async def test_it_waits_for_a_server_that_is_away_at_first(caplog: pytest.LogCap
             assert "another server now" not in caplog.text
 
 
-async def test_one_that_stays_away_is_busy_in_time_and_nothing_was_written() -> None:
+async def test_one_that_stays_away_is_busy_in_time() -> None:
     with RedisServer(appendonly="yes") as server, one(server.url, 0.3) as engine:
         server.kill()
         for _ in within(1.5 * engine.patience):
             done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
-        for each in done:
-            assert isinstance(each, StorageBusy)
-        assert "nothing was written, try again" in str(done[0])
-        with pytest.raises(StorageBusy) as told:
+            assert {type(each) for each in done} == {StorageBusy}
+        engine.patience = PATIENT
+        await asyncio.to_thread(server.restart)
+        assert await put(engine, "a", "1") == "1"
+
+
+async def test_of_one_that_stayed_away_it_is_told_that_nothing_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine the caller would go before the thread can tell it that.
+    monkeypatch.setattr(RedisEngine, "_in_all", lambda engine: PATIENT)
+    with RedisServer(appendonly="yes") as server, one(server.url, 0.3) as engine:
+        server.kill()
+        done = await asyncio.gather(*(put(engine, str(n), "1") for n in range(BATCH + 9)), return_exceptions=True)
+        assert {type(each) for each in done} == {StorageBusy}
+        assert all("nothing was written, try again" in str(each) for each in done)
+        with pytest.raises(StorageBusy, match="nothing was written, try again"):
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", "1"))])
-        engine.patience = 3.0
+        engine.patience = PATIENT
         await asyncio.to_thread(server.restart)
         assert await put(engine, "c", "1") == "1"
-        assert await get(engine, "0", "c") == [None, "1"]
-        # On a busy machine the caller goes before it can be told that.
-        if "nothing was written" in str(told.value):
-            assert await get(engine, "b") == [None]
+        assert await get(engine, "0", "b", "c") == [None, None, "1"]
 
 
 async def test_an_idle_connection_is_made_anew_after_a_restart(
@@ -307,7 +334,10 @@ async def test_an_idle_connection_is_made_anew_after_a_restart(
         assert await asyncio.to_thread(engine.commit_from_thread, None, [Op("get", ("a",))]) == ["1"]
 
 
-async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew() -> None:
+async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redis_line, "IDLE", 3600.0)  # however long the restart takes
     with RedisServer(appendonly="yes") as server, one(server.url) as engine:
         await put(engine, "a", "1")
         server.restart()
@@ -323,14 +353,14 @@ async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
 ) -> None:
     monkeypatch.setattr(redis_line, "ANSWER", 0.3)
     with RedisServer() as server, one(server.url, 0.5) as engine:
-        await put(engine, "a", "0")
+        await put_at_last(engine, "a", "0")
         server.stop()
         for _ in range(3):
             for _ in within(1.5 * engine.patience + 0.2):
                 done = await asyncio.gather(*(put(engine, "a", "1") for _ in range(200)), return_exceptions=True)
                 assert {type(each) for each in done} == {StorageBusy}
         server.cont()
-        engine.patience = 3.0
+        engine.patience = PATIENT
         assert await put(engine, "a", "2") == "2"
         assert await get(engine, "a") == ["2"], "nothing of before came after it"
 
@@ -427,10 +457,10 @@ async def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(how: str)
                 server.ask("CONFIG", "SET", "min-replicas-to-write", "0")
 
         close()
-        engine.patience = 0.3
+        engine.patience = 0.3  # of the thread, which says what was; the loop's own watch has begun with more
         with pytest.raises(StorageBusy, match="nothing was written"):
             await put(engine, "a", "1")
-        engine.patience = 3.0
+        engine.patience = PATIENT
         writing = asyncio.gather(*(put(engine, "a", "2") for _ in range(5)))
         await asyncio.sleep(0.1)
         assert not writing.done()
@@ -462,9 +492,8 @@ async def test_out_of_memory_is_full_with_nothing_half_written_and_works_after()
         assert {type(each) for each in done} == {StorageFull}
         assert await get(engine, "n") == acknowledged
         server.ask("CONFIG", "SET", "maxmemory", 0)
-        began = time.monotonic()
-        assert await put(engine, "n", "more") == "more"
-        assert time.monotonic() - began < 1.0
+        for _ in within(1.0):
+            assert await put(engine, "n", "more") == "more"
 
 
 @pytest.mark.parametrize("taken", ["things", "list:k"])
@@ -584,7 +613,7 @@ async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(
         woken.clear()
         assert await get(engine, "a") == [None], "it kept nothing"
         assert "all claims held here are looked at" in caplog.text
-        assert woken.wait(2)
+        assert woken.wait(PATIENT)
 
 
 async def test_a_cluster_is_followed_to_the_node_and_taken_for_no_other_server(
@@ -724,18 +753,17 @@ async def test_after_close_nothing_is_taken(redis_url: str) -> None:
 
 async def test_close_does_not_wait_for_ever_for_a_server_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_line, "ANSWER", 0.2)
-    with RedisServer() as server:
-        engine = opened(server.url, 0.3)
-        engine.listen("things", lambda: None)
-        await put(engine, "a", "0")
-        server.stop()
-        writing = asyncio.ensure_future(put(engine, "a", "1"))
-        await asyncio.sleep(0)
-        began = time.monotonic()
-        await engine.close()
-        assert time.monotonic() - began < 3
-        with pytest.raises((StorageBusy, StorageClosed)):
-            await writing
+    for _ in within(3):
+        with RedisServer() as server:
+            engine = opened(server.url, 0.3)
+            engine.listen("things", lambda: None)
+            await put_at_last(engine, "a", "0")
+            server.stop()
+            writing = asyncio.ensure_future(put(engine, "a", "1"))
+            await asyncio.sleep(0)
+            await engine.close()
+            with pytest.raises((StorageBusy, StorageClosed)):
+                await writing
 
 
 async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -768,6 +796,7 @@ async def under_way(engine: RedisEngine) -> None:
 
 
 async def test_a_loop_reads_its_answers_by_itself(engine: RedisEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_ear, "MOMENT", PATIENT)  # else the thread takes what a busy server answers late
     await connected(engine)
     readers: list[str] = []
     take_in = Line.take_in
@@ -796,7 +825,7 @@ async def test_a_loop_reads_what_another_one_does_not_come_to(engine: RedisEngin
     await under_way(engine)
     with concurrent.futures.ThreadPoolExecutor() as threads:
         theirs = threads.submit(lambda: asyncio.run(get(engine, "a")))
-        assert theirs.result(5) == ["1"]
+        assert theirs.result(PATIENT) == ["1"]
     await mine
 
 
@@ -872,7 +901,7 @@ def carried(line: Still, *texts: str) -> list[Call]:
     def tell(call: Call, answer: bytes) -> None:
         call.result = [answer.decode("ascii")]
 
-    pipe = Pipe(line, ("first",), tell, lambda: 0.2)  # type: ignore[arg-type]
+    pipe = Pipe(line, ("first",), tell, lambda: PATIENT)  # type: ignore[arg-type]
     calls = [Call(None, [], text) for text in texts]
     for call in calls:
         call.done = threading.Event()
@@ -881,7 +910,7 @@ def carried(line: Still, *texts: str) -> list[Call]:
     for call in calls:
         assert call.done is not None
         pipe.fetch()
-        assert call.done.wait(5)
+        assert call.done.wait(PATIENT)
     assert pipe._thread is not None
     assert pipe._thread.is_alive(), "the thread goes on whatever it is told"
     pipe.close()
@@ -904,14 +933,14 @@ def test_an_answer_that_makes_no_sense_is_its_callers_alone() -> None:
 
 def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
     line = Still(Unanswered("cut"), [b"1", b"3"])
-    pipe = Pipe(line, (), lambda call, answer: setattr(call, "result", [answer]), lambda: 0.2)  # type: ignore[arg-type]
+    pipe = Pipe(line, (), lambda call, answer: setattr(call, "result", [answer]), lambda: PATIENT)  # type: ignore[arg-type]
     posted, waited, last = (Call(None, [], f"[{n}]") for n in (1, 2, 3))
     waited.done = threading.Event()
     assert pipe.send([posted])
     assert pipe.send([waited])
     assert pipe.send([last])
     pipe.fetch()
-    assert waited.done.wait(5)
+    assert waited.done.wait(PATIENT)
     pipe.close()
     assert isinstance(waited.error, StorageBusy), "who waits for it has to know, and repeats it"
     assert (posted.result, last.result) == ([b"1"], [b"3"])
@@ -923,7 +952,7 @@ def test_what_was_posted_is_not_kept_for_ever() -> None:
     pipe = Pipe(line, (), lambda call, answer: None, lambda: 0.005)  # type: ignore[arg-type]
     posted = Call(None, [], "[1]")
     pipe.put([posted])
-    end = time.monotonic() + 5
+    end = time.monotonic() + PATIENT
     while posted.error is None:
         assert time.monotonic() < end
         time.sleep(0.001)
