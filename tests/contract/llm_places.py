@@ -44,11 +44,19 @@ from tests.contract.third_party import their_client
 from tests.litellm_rest import settled
 from tests.unit.wire_server import Script, script, serving, stream
 
-ASKS: dict[str, Any] = {
-    "retries": Retries(tries=1),
-    "timeouts": Timeouts(connect=5.0, first_byte=10.0, between_chunks=0.3, total=10.0),
-}
 Body = dict[str, Any]
+
+
+def silence(replies: Sequence[Reply]) -> float:
+    """Seconds without a word after which a client gives up: many, but where a stall is all there is to be heard."""
+    return 0.3 if all(isinstance(reply, Stalls) for reply in replies) else 10.0
+
+
+def asking(replies: Sequence[Reply]) -> dict[str, Any]:
+    """The options of a client."""
+    timeouts = Timeouts(connect=5.0, first_byte=10.0, between_chunks=silence(replies), total=10.0)
+    return {"retries": Retries(tries=1), "timeouts": timeouts}
+
 
 # -- OpenAI's wire, which litellm speaks too
 
@@ -205,11 +213,11 @@ async def served(
 
 
 def openai(replies: Sequence[Reply]) -> Any:
-    return served(openai_script, lambda url: OpenAIClient(KEY, "m", base_url=url, **ASKS), replies)
+    return served(openai_script, lambda url: OpenAIClient(KEY, "m", base_url=url, **asking(replies)), replies)
 
 
 def anthropic(replies: Sequence[Reply]) -> Any:
-    return served(anthropic_script, lambda url: AnthropicClient(KEY, "m", url, **ASKS), replies)
+    return served(anthropic_script, lambda url: AnthropicClient(KEY, "m", url, **asking(replies)), replies)
 
 
 @asynccontextmanager
@@ -217,7 +225,7 @@ async def litellm(replies: Sequence[Reply]) -> AsyncIterator[LLMClient]:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(settled)
         client = await stack.enter_async_context(
-            served(openai_script, lambda url: LiteLLMClient("openai/m", url, api_key=KEY, **ASKS), replies)
+            served(openai_script, lambda url: LiteLLMClient("openai/m", url, api_key=KEY, **asking(replies)), replies)
         )
         await client.warm_up()  # type: ignore[attr-defined]
         yield client
@@ -236,6 +244,8 @@ class _Silent(Exception):
 class StallingMock(MockLLMClient):
     """A mock that can also be silent, and that, other than the mock itself, does not let itself be asked nothing."""
 
+    patience = 0.0
+
     async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
         _some(messages)
         try:
@@ -253,7 +263,7 @@ class StallingMock(MockLLMClient):
             for piece in silent.said.streamed:
                 yield LLMStreamChunk(piece)
             with suppress(TimeoutError):
-                async with asyncio.timeout(0.3):
+                async with asyncio.timeout(self.patience):
                     await asyncio.Event().wait()
             raise ProviderTimeout("the mock is silent") from None
 
@@ -271,6 +281,7 @@ async def mock(replies: Sequence[Reply]) -> AsyncIterator[LLMClient]:
         return _mocked(replies[min(next(numbers), len(replies) - 1)], client.get_calls()[-1])
 
     client = StallingMock(response_fn=answer)
+    client.patience = silence(replies)
     yield client
 
 

@@ -28,8 +28,8 @@ KINDS: dict[int, type[errors.ProviderError]] = {
 class TheirClient(LLMClient):
     """Asks `provider`, once for each answer."""
 
-    def __init__(self, provider: Provider) -> None:
-        self.provider = provider
+    def __init__(self, provider: Provider, silence: float = SILENCE) -> None:
+        self.provider, self.silence = provider, silence
 
     async def generate(self, messages: list[Any], *, stream: bool = False, **options: Any) -> LLMResponse:
         async for chunk in self.stream(messages, **options):
@@ -59,7 +59,7 @@ class TheirClient(LLMClient):
         parts = self.provider(request)
         try:
             while True:
-                async with asyncio.timeout(SILENCE):
+                async with asyncio.timeout(self.silence):
                     part = await anext(parts, None)
                 if part is None:
                     return
@@ -67,7 +67,7 @@ class TheirClient(LLMClient):
                     raise self.refusal(part)
                 yield part
         except TimeoutError:
-            raise errors.ProviderTimeout(f"silent for {SILENCE:g} s", provider="theirs") from None
+            raise errors.ProviderTimeout(f"silent for {self.silence:g} s", provider="theirs") from None
         except OSError as error:
             raise errors.ProviderUnavailable(f"the connection failed: {error}", provider="theirs") from error
         finally:
@@ -140,4 +140,5 @@ def _said(says: Says) -> Iterator[Part]:
 
 @asynccontextmanager
 async def make(script: Sequence[Reply]) -> AsyncIterator[TheirClient]:
-    yield TheirClient(scripted(script))
+    stalls = all(isinstance(reply, Stalls) for reply in script)
+    yield TheirClient(scripted(script), SILENCE if stalls else 10.0)
