@@ -34,6 +34,7 @@ langfuse = pytest.importorskip("langfuse")
 
 RUN = UUID("0192f000-0000-7000-8000-00000000000a")
 CONVERSATION = UUID("0192f000-0000-7000-8000-0000000000cc")
+SOON = 20.0  # seconds after which a test gives up
 CANARY = "sk-lf-canary-5f3a"
 Make = Callable[..., LangfuseTraceSink]
 
@@ -201,7 +202,7 @@ def test_through_a_tracer_it_is_the_same(make: Make, receiver: Receiver) -> None
     runs = [uuid4() for _ in range(3)]
     for run in runs:
         three_turns(tracer, run)
-    tracer.close()
+    tracer.close(SOON)
     assert len(receiver.spans) == 21
     assert {span.trace for span in receiver.spans} == {trace_of(run) for run in runs}
     roots = {span.trace: span.id for span in of(receiver, "agent")}
@@ -214,7 +215,7 @@ def test_the_time_of_a_run_without_told_times_is_the_clocks(make: Make, receiver
     tracer.start_run(RUN, {"agent_key": "a"})
     clock.advance(5)
     tracer.end_run(RUN, "succeeded")
-    tracer.close()
+    tracer.close(SOON)
     [root] = receiver.spans
     assert (root.start, root.end) == (near(START), near(START + 5))
     assert "session.id" not in root.about
@@ -402,7 +403,7 @@ def test_the_secret_is_in_the_authorization_and_nowhere_else(
     sink = make(public_key="pk-lf-canary")
     tracer = Tracer([sink])
     three_turns(tracer)
-    tracer.close()
+    tracer.close(SOON)
     away = make(host=f"http://127.0.0.1:{_dead_port()}")
     gone = Tracer([away])
     three_turns(gone)

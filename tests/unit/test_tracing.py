@@ -121,7 +121,7 @@ def test_a_sink_with_trace_alone_gets_everything_as_one_dict_each(mine: MyTraceS
     tracer.event(RUN, "tool.call", {"tool_name": "add", "tool_args": {"a": 1}})
     tracer.end_run(RUN, "succeeded", {"output": {"x": 1}})
     tracer.end_run(RUN, "cancelled")
-    tracer.close()
+    tracer.close(SOON)
     assert [mine.next() for _ in range(4)] == [
         {"type": "start_run", "run_id": str(RUN), "time": START, "agent_key": "a", "attempt": 1},
         {"type": "tool.call", "run_id": str(RUN), "time": START + 2, "tool_name": "add", "tool_args": {"a": 1}},
@@ -139,7 +139,7 @@ def test_a_sink_with_methods_gets_the_same_and_is_flushed_on_close(clock: Virtua
     tracer.event(RUN, "own", {"n": 1})
     tracer.end_run(RUN, "failed", {"error": "no"})
     tracer.end_run(RUN, "parked")
-    tracer.close()
+    tracer.close(SOON)
     assert sink.calls == [
         ("start_run", RUN, {"time": START, "agent_key": "a"}),
         ("log_event", RUN, "own", {"n": 1}),
@@ -153,7 +153,7 @@ def test_a_payload_with_a_name_of_ours_is_there_as_a_whole_too(mine: MyTraceSink
     tracer = Tracer([mine], clock=clock)
     payload = {"type": "ValueError", "message": "no", "run_id": "other", "time": 0}
     tracer.event(RUN, "run.failed", payload)
-    tracer.close()
+    tracer.close(SOON)
     event = mine.next()
     assert event == {
         "type": "run.failed", "run_id": str(RUN), "time": START, "message": "no", "payload": payload,
@@ -172,7 +172,7 @@ def test_what_is_told_stays_as_it_was(mine: MyTraceSink) -> None:
     payload["usage"] = {}
     payload["more"] = {}
     blocked.released.set()
-    tracer.close()
+    tracer.close(SOON)
     mine.next()
     event = mine.next()
     assert event["input"] == [{"role": "user"}]
@@ -190,7 +190,7 @@ def test_what_one_sink_does_to_its_dict_no_other_sees(mine: MyTraceSink) -> None
 
     tracer = Tracer([Clearing(), mine])
     tracer.event(RUN, "own", {"n": 1})
-    tracer.close()
+    tracer.close(SOON)
     assert mine.next()["n"] == 1
 
 
@@ -208,7 +208,7 @@ def test_plain_and_coroutine_functions_are_taken_where_the_other_is_declared(min
     sink: Any = Mixed()
     tracer = Tracer([sink, mine])
     tracer.event(RUN, "own", {})
-    tracer.close()
+    tracer.close(SOON)
     assert told == ["log_event own", "trace own"]
     assert mine.next()["type"] == "own"
 
@@ -229,7 +229,7 @@ def test_a_sink_may_leave_tasks_on_the_loop(mine: MyTraceSink) -> None:
     tracer = Tracer([Background(), mine])
     tracer.event(RUN, "own", {})
     assert done.wait(SOON)
-    tracer.close()
+    tracer.close(SOON)
 
 
 def test_every_happening_arrives_in_order_from_many_threads_and_after_many_rests(mine: MyTraceSink) -> None:
@@ -269,7 +269,7 @@ def test_a_failing_sink_is_said_once_and_still_called_and_costs_the_others_nothi
     failing.error = ValueError("something else")
     for n in range(5, 10):
         tracer.event(RUN, "own", {"n": n})
-    tracer.close()
+    tracer.close(SOON)
     assert [mine.next()["n"] for _ in range(10)] == list(range(10))
     assert failing.asked == 10
     said = [record.getMessage() for record in caplog.records]
@@ -298,7 +298,7 @@ def test_a_sink_that_keeps_failing_is_left_out_for_a_minute(
     assert tell(3) == 1  # one try, and out again
     clock.advance(60)
     assert tell(3) == 1
-    tracer.close()
+    tracer.close(SOON)
     left_out = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert left_out == ["trace sink Failing failed 20 times in a row: it is left out for 60 s"]
 
@@ -315,7 +315,7 @@ def test_a_sink_that_works_again_starts_from_zero(mine: MyTraceSink, clock: Virt
     tracer = Tracer([Sometimes(), mine], clock=clock)
     for n in range(60):
         tracer.event(RUN, "own", {"fail": n % 20 != 19})
-    tracer.close()
+    tracer.close(SOON)
     assert len(asked) == 60
 
 
@@ -325,7 +325,7 @@ def test_a_cancellation_in_a_sink_is_a_failure_of_the_sink(mine: MyTraceSink, ca
     for _ in range(3):
         tracer.event(RUN, "own", {})
         mine.next()
-    tracer.close()
+    tracer.close(SOON)
     assert failing.asked == 3
     assert len(caplog.records) == 1
 
@@ -345,7 +345,7 @@ def test_a_coroutine_that_hangs_is_given_up(mine: MyTraceSink, monkeypatch: pyte
     tracer.event(RUN, "first", {})
     tracer.event(RUN, "second", {})
     assert [mine.next()["type"], mine.next()["type"]] == ["first", "second"]
-    tracer.close()
+    tracer.close(SOON)
     assert ends == ["first", "second"]
 
 
@@ -364,7 +364,7 @@ def test_a_slow_sink_makes_no_run_wait_and_what_finds_no_room_is_counted(
         "the trace sinks are too slow: 50 traces wait, and later ones are dropped"
     ]
     stuck.released.set()
-    tracer.close()
+    tracer.close(SOON)
     assert [mine.next()["n"] for _ in range(51)] == list(range(51))
     assert mine.events.empty()
     assert caplog.records[-1].getMessage() == "20 traces were dropped: the trace sinks were too slow"
@@ -394,7 +394,7 @@ def test_a_flush_that_fails_keeps_no_other_sink_from_its_own(caplog: pytest.LogC
     other = Methods()
     tracer = Tracer([Unflushable(), other])
     tracer.event(RUN, "own", {})
-    tracer.close()
+    tracer.close(SOON)
     assert other.calls[-1] == ("flush",)
     assert caplog.records[-1].getMessage() == "trace sink Unflushable failed in flush(); that is said once"
 
@@ -407,10 +407,10 @@ def test_the_thread_starts_with_the_first_happening_and_ends_with_close(mine: My
     assert _threads() == []
     tracer.event(RUN, "own", {})
     assert len(_threads()) == 1
-    tracer.close()
+    tracer.close(SOON)
     assert _threads() == []
     tracer.event(RUN, "late", {})
-    tracer.close()
+    tracer.close(SOON)
     assert _threads() == []
     assert [mine.next()["type"]] == ["own"]
     assert mine.events.empty()
@@ -428,7 +428,7 @@ def test_without_a_sink_that_listens_nothing_is_done(sinks: list[TraceSink]) -> 
         for _ in range(10_000):
             tracer.event(RUN, "own", payload)
     assert _threads() == []
-    tracer.close()
+    tracer.close(SOON)
 
 
 def test_a_happening_costs_the_run_less_than_a_millisecond(mine: MyTraceSink) -> None:
@@ -497,11 +497,11 @@ child = os.fork()
 if child == 0:
     tracer.event(run, "d", {})
     tracer.event(run, "e", {})
-    tracer.close()
+    tracer.close(20)
     os._exit(0)
 os.waitpid(child, 0)
 go.set()
-tracer.close()
+tracer.close(20)
 """,
         tmp_path,
     )
@@ -552,6 +552,6 @@ def test_nothing_of_it_is_logged_when_all_goes_well(mine: MyTraceSink, caplog: p
     caplog.set_level(logging.DEBUG)
     tracer = Tracer([mine])
     tracer.event(RUN, "own", {"secret": "sk-canary"})
-    tracer.close()
+    tracer.close(SOON)
     assert [record for record in caplog.records if record.name == "agent_runtime_core"] == []
     assert "sk-canary" not in caplog.text
