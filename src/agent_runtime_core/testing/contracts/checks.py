@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 PATIENCE = 20.0  # seconds after which what should have come counts as missing
+TRIES = 5  # a machine that stands still for a moment breaks no promise
 
 C = TypeVar("C", bound=Callable[..., Awaitable[None]])
 

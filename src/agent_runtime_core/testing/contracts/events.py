@@ -17,7 +17,7 @@ from uuid import UUID
 from ..._engines.base import INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
 from ...events.base import DELETE, TRIM, Event, EventBus
-from .checks import PATIENCE, Cases, refused, same, turns
+from .checks import PATIENCE, TRIES, Cases, refused, same, turns
 
 Make = Callable[[], EventBus]
 Case = Callable[[Make], Awaitable[None]]
@@ -28,7 +28,6 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
 READY = 0.1  # seconds after its first step within which a subscription hears everything
-TRIES = 5  # a machine that stands still for a moment breaks no promise
 
 
 @contextlib.asynccontextmanager
