@@ -16,6 +16,7 @@ LOOK_EVERY = 1.0  # seconds between looks at a run that is waited for, behind th
 async def until_ended(queue: RunQueue, run_id: str, at_most: float | None = None) -> RunRow | None:
     """The run's row once it has ended; None after `at_most` seconds."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
+    end = float("inf") if at_most is None else loop.time() + at_most
 
     def wake() -> None:
         with contextlib.suppress(RuntimeError):
@@ -23,15 +24,17 @@ async def until_ended(queue: RunQueue, run_id: str, at_most: float | None = None
 
     stop = queue.listen("done", wake)
     try:
-        for _ in range(2) if at_most is not None else iter(int, 1):
+        while True:
+            last = loop.time() >= end
             row = await queue.must_get(run_id)
             if row.status not in LIVE:
                 return row
+            if last:
+                return None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(at_most or LOOK_EVERY):
+                async with asyncio.timeout(min(LOOK_EVERY, end - loop.time())):
                     await done.wait()
             done.clear()
-        return None
     finally:
         if stop is not None:
             stop()
