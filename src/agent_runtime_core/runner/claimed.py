@@ -122,6 +122,15 @@ class Claimed:
         self._hold()
         self.leaving = False
 
+    def _see(self, **values: Any) -> None:
+        """Go on with the row as a worker would claim it now."""
+        self.row = self.row.changed(**values)
+
+    def _anew(self) -> None:
+        """What the failed attempt left running may not write beside the next one."""
+        self.ledger.retire()
+        self.ledger = self._ledger()
+
     # -- left to others
 
     def _settle(
@@ -132,11 +141,13 @@ class Claimed:
             row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, row.mark
         )
 
+    async def _leave(self, how: Settle) -> None:
+        self.leaving = True
+        await self.ledger.settle(how)
+
     async def _give_back(self) -> None:
         """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
-        self.leaving = True
-        how = self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
-        await self.ledger.settle(how)
+        await self._leave(self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back"))
 
     async def _put_off(self, error: Exception) -> None:
         """Give the run back for later: that a store was away is no crash of the run.

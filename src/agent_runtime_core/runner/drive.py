@@ -138,9 +138,7 @@ class Drive(Claimed):
             if outcome is not _AGAIN:
                 result: RunResult | None = outcome
                 return result
-            # What the failed attempt left running may not write beside the next one.
-            self.ledger.retire()
-            self.ledger = self._ledger()
+            self._anew()
 
     async def _before(self, book: Book) -> RunResult | None:
         """How the run ends without running any code, if it does."""
@@ -369,13 +367,12 @@ class Drive(Claimed):
         if self.inline:
             await self._renew(stalls=self.row.stalls)
             await self._pause(after)
-            self.row = self.row.changed(parked=1, reason=type(error).__name__)
+            self._see(parked=1, reason=type(error).__name__)
             return _AGAIN
-        self.leaving = True
         how = self._settle(
             "pending", due_at=self.clock.wall() + after, parked=1, stalls=self.row.stalls, reason=type(error).__name__
         )
-        await self.ledger.settle(how)
+        await self._leave(how)
         return None
 
     async def _failed(self, result: RunResult, error: ErrorInfo) -> Any:
@@ -392,14 +389,13 @@ class Drive(Claimed):
         text = encode(error_payload(error))
         if self.inline:
             await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
-            self.row = self.row.changed(parked=0)
+            self._see(parked=0)
             await self._pause(delay)
             return _AGAIN
-        self.leaving = True
         how = self._settle("pending")._replace(
             due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
         )
-        await self.ledger.settle(how)
+        await self._leave(how)
         return None
 
     async def _pause(self, seconds: float) -> None:
