@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import inspect
 import itertools
 import os
@@ -23,6 +24,7 @@ collect_ignore = [] if find_spec("redis") else ["unit/test_engine_redis.py", "fa
 
 LIMIT_SECONDS = 60.0
 SLOW_LIMIT_SECONDS = 300.0
+STANDSTILL = 15.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -74,8 +76,12 @@ _PREFIXES = itertools.count(1)
 
 
 @pytest.fixture
-def redis_url(redis_server: RedisServer) -> str:
-    """That server, with a prefix for this test alone, so that it sees no key of another."""
+def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That server, with a prefix for this test alone, so that it sees no key of another; here it is never taken for one
+    that is away, though its machine may give it no time for some seconds."""
+    if find_spec("redis"):
+        monkeypatch.setattr(importlib.import_module("agent_runtime_core._engines.redis_line"), "ANSWER", STANDSTILL)
+        monkeypatch.setattr(importlib.import_module("agent_runtime_core._engines.redis"), "PATIENCE", STANDSTILL)
     return f"{redis_server.url}?prefix=t{next(_PREFIXES)}"
 
 
