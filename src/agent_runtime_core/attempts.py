@@ -260,7 +260,12 @@ async def perform(book: Book, work: Work, seal: Seal) -> Any:
                 else:
                     await ledger.append(*records)
                 book.done[identity] = records[-1]
-            return _again(value, text) if work.decode is decode else work.decode(text)
+            if work.decode is not decode:
+                return work.decode(text)
+            try:
+                return _copy(value)
+            except _NotPlain:
+                return decode(text)
     finally:
         book.running -= 1
         FRAME.reset(token)
@@ -273,15 +278,8 @@ class _NotPlain(Exception):
     """There is something in the value that only its encoding can copy."""
 
 
-def _again(value: Any, text: str) -> Any:
-    """What `decode(text)` gives, of which a plain tree needs only a copy."""
-    try:
-        return _copy(value)
-    except _NotPlain:
-        return decode(text)
-
-
 def _copy(value: Any) -> Any:
+    """What decoding its text would give, of which a plain tree needs only a copy."""
     kind = type(value)
     if kind in _PLAIN:
         return value

@@ -175,8 +175,9 @@ class Ledger:
         """Make boundary records durable, with what must land in the queue together with them."""
         results: list[Any] = []
         if self._one:
-            run_id = self.run_id
-            ops = [Op("journal.append", (run_id, record)) for record in records]
+            ops = []
+            for record in records:  # mostly one
+                ops.append(Op("journal.append", (self.run_id, record)))
             if queue or self._notes:
                 results = (await self._commit(self._state, [*ops, *queue]))[len(records) :]
             else:

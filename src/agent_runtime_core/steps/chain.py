@@ -26,18 +26,19 @@ class Chain(Listed):
         self.work: Work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
         self._match()
         self._load(initial_state)
+        work, seal, cancelled = self.work, self._seal, self.ctx.cancelled
         for index, step in enumerate(steps):
             record = self._recorded(step)
             if record is not None:
                 self._skip(index, step, record)
                 continue
-            if self.ctx.cancelled():
+            if cancelled():
                 raise StepCancelledError(step.name)
             if self.skips:
                 await self._flush_skips()
             self._go_to(index, step)
             try:
-                result = await perform(book, self.work, self._seal)
+                result = await perform(book, work, seal)
             except BaseException:
                 self._new_state()  # what a step that failed has changed is not kept
                 raise
