@@ -23,6 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 IDLE_THREADS = 8
+LOOK_UP = 0.5  # seconds that a thread waits in one go
 
 _home: contextvars.ContextVar[asyncio.AbstractEventLoop] = contextvars.ContextVar("agent_runtime_home")
 
@@ -112,10 +113,20 @@ def _carried_out(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[An
     try:
         # Begun in here: it may be under way before this thread waits for it.
         _start(future, loop, fn, args, kwargs)
-        return future.result()
+        return _awaited(future)
     except KeyboardInterrupt:
         _stop(future, loop)
         raise
+
+
+def _awaited(future: _Call) -> Any:
+    """Its result. A Ctrl-C that comes just before a lock is waited for does not wake who waits: it is looked for."""
+    while True:
+        try:
+            return future.result(LOOK_UP)
+        except TimeoutError:
+            if future.done():  # in the meantime, or with an error of that kind
+                return future.result()
 
 
 def _start(

@@ -225,6 +225,39 @@ except KeyboardInterrupt:
 """
 
 
+def test_ctrl_c_that_wakes_nobody_is_heard_all_the_same() -> None:
+    """One that comes when Python has looked for signals for the last time before it waits for a lock."""
+    code = """
+import _thread, asyncio, signal
+from agent_runtime_core.portal import call
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+async def waits():
+    await asyncio.sleep(0.2)
+    _thread.interrupt_main()  # sets the flag that a signal sets, and interrupts no call of the system
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("let go", flush=True)
+
+try:
+    call(waits)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split("\n")[:2] == ["let go", "interrupted"]
+
+
+def test_an_error_that_says_time_is_over_is_the_functions_own() -> None:
+    async def late() -> None:
+        raise TimeoutError("mine")
+
+    with pytest.raises(TimeoutError, match="mine"):
+        call(late)
+
+
 @pytest.mark.skipif(not hasattr(signal, "SIGINT") or os.name == "nt", reason="sends a POSIX signal")
 def test_ctrl_c_cancels_and_gives_the_run_back(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
@@ -234,8 +267,8 @@ def test_ctrl_c_cancels_and_gives_the_run_back(tmp_path: Path) -> None:
         try:
             assert process.stdout.readline() == "inside\n"
             process.send_signal(signal.SIGINT)
-            assert process.stdout.read().split("\n")[:2] == ["let go", "interrupted"]
-            assert process.wait(10) == 0
+            assert process.communicate(timeout=30)[0].split("\n")[:2] == ["let go", "interrupted"]
+            assert process.returncode == 0
         finally:
             process.kill()
             process.wait()
