@@ -48,13 +48,8 @@ _BOUNDARIES = _COLUMNS + (
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """The sequence number that the run's next event gets."""
     record = tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()
-    return max(record[0], _after_events(tx, run_id)) if record else _after_events(tx, run_id)
-
-
-def _after_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
-    """The same for a run without records."""
     event = tx.execute(_AFTER_EVENTS, (run_id,)).fetchone()
-    return event[0] if event else 0
+    return max(record[0] if record else 0, event[0] if event else 0)
 
 
 def next_sequence(tx: SQLiteTx, run_id: str) -> int:
@@ -109,9 +104,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             return there.seq
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
-    ev = tx.counters.get(run_id)
-    if ev is None:  # where there is a first record already, this one is not written
-        ev = _after_events(tx, run_id) if record.seq == 0 else next_sequence(tx, run_id)
+    ev = next_sequence(tx, run_id)
     seq, kind, name, _, _, _, _, text, *_, nev = record
     result, body = _packed(kind, text), _body(record)
     try:
@@ -120,8 +113,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         )
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
-    tx.counters[run_id] = ev + nev
     if nev:
+        tx.counters[run_id] = ev + nev
         tx.rings.add("events")
     return seq
 
