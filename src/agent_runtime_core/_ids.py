@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 from uuid import UUID, uuid5
 
@@ -101,6 +102,12 @@ def stored_id(value: str | UUID) -> str:
     if value is None:
         raise InvalidArgument("a run id is a UUID or a string, not None: there is no run without one")
     return str(run_uuid(value, SYSTEM)[0])
+
+
+@lru_cache(1024)
+def known_uuid(stored: str) -> UUID:
+    """The UUID of a stored run id: one run asks for it several times."""
+    return UUID(stored)
 
 
 def storable(what: str, value: str) -> str:

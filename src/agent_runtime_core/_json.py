@@ -68,6 +68,8 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     Raises UnserialisableResult, with the path, for every value that would not come back as it is, for a text of more
     than `max_bytes`, and for a value of so many parts that it would take long.
     """
+    if type(value) is dict and not value:
+        return "{}"  # as most metadata is
     write = _write_sorted if sort_keys else _write
     left = _left((value,), MAX_DEPTH, MAX_BYTES if max_bytes in _USUAL else allowance(max_bytes))
     text = None
@@ -148,6 +150,8 @@ def decode(text: str) -> object:
 
     Raises UnserialisableResult for text that is no JSON, and for a type that this process has not registered.
     """
+    if text == "{}":
+        return {}
     try:
         value, end = _SCAN(text, _START(text, 0).end())
         if end != len(text) and text[end:].strip():

@@ -11,7 +11,7 @@ from uuid import UUID
 from weakref import ref
 
 from ._clock import Clock, aware
-from ._ids import trace_id
+from ._ids import known_uuid, trace_id
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import FRAME, Book, Frame
@@ -46,7 +46,7 @@ class Context:
         self._ledger, self._clock = book.ledger, services.clock
         book.owner = ref(self)
         input_ = cast("dict[str, Any]", decode(row.input))
-        self.run_id: UUID = UUID(row.run_id)
+        self.run_id: UUID = known_uuid(row.run_id)
         self.run_key: str | None = row.run_key
         self.input = input_
         self.input_messages: list[Any] = input_.get("messages") or []

@@ -17,7 +17,18 @@ from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
 from ._json import decode, encode
 from .errors import StorageBusy, StorageClosed
 from .events.base import EventBus
-from .journal.record import STARTED, Record, carries_start, count_events, event_id, expand
+from .journal.record import (
+    ATTEMPT,
+    ENDED,
+    RESUMED,
+    STARTED,
+    Record,
+    carries_start,
+    count_events,
+    event_id,
+    expand,
+    with_beginning,
+)
 from .queue.base import RunQueue
 from .queue.row import LIVE, RunRow, Settle
 from .state.base import StateStore
@@ -167,7 +178,7 @@ class Ledger:
             for record in records:
                 events = expand(self.run_id, record)
                 if carries_start(record):  # told when it was noted
-                    events = events[count_events(STARTED, total=record.total) :]
+                    events = events[1 if record.kind == ENDED else count_events(STARTED, total=record.total) :]
                 for kind, payload in events:
                     self.told(kind, payload)
 
@@ -218,6 +229,21 @@ class Ledger:
                     self._seq = record.seq
                 return True
         return False
+
+    def whole(self, end: Record) -> Record:
+        """The end of an attempt, standing for its beginning as well where that still waits: nothing came between."""
+        notes = self._notes
+        if len(notes) != 2 or notes[0].name != "journal.append" or notes[1].name != "state.status":
+            return end
+        began: Record = notes[0].args[1]
+        # Its event gets this record's time: not where that is far from the truth.
+        if began.kind not in (ATTEMPT, RESUMED) or end.t - began.t > self.linger:
+            return end
+        if self._seq != end.seq + 1 or end.seq != began.seq + 1:
+            return end
+        del notes[0]
+        self._seq = end.seq
+        return with_beginning(end, began)
 
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
         if self.linger:

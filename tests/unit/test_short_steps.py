@@ -1,4 +1,4 @@
-"""A step that ends before the record of its start was written: one record stands for both."""
+"""A step, or a run, that ends before the record of its start was written: one record stands for both."""
 
 from __future__ import annotations
 
@@ -145,6 +145,69 @@ async def test_a_step_that_held_the_loop_has_a_start_of_its_own(tmp_path: Path) 
         started, completed = (e for e in events if e.event_type.startswith("step."))
         assert (completed.timestamp - started.timestamp).total_seconds() == 1
         assert completed.payload["duration_ms"] == 1000
+
+
+async def _nothing(ctx: Any) -> None:
+    pass
+
+
+async def _failing(ctx: Any) -> None:
+    raise ValueError('a "began": [] of its own')
+
+
+@pytest.mark.parametrize("body", [_nothing, _failing], ids=lambda each: each.__name__)
+async def test_a_run_that_ends_at_once_has_one_record(body: Body, tmp_path: Path) -> None:
+    async with Rig() as apart, Rig(tmp_path / "runs.db") as rig:
+        results = [await each.go(body) for each in (apart, rig)]
+        assert results[0] == results[1]
+        assert [record.kind for record in await apart.records()] == ["attempt", "ended"]
+        (record,) = await rig.records()
+        assert (record.seq, record.kind, record.ev, record.nev) == (0, "ended", 0, 2)
+        told = await rig.told()
+        assert [kind for kind, _ in told] == ["run.started", "run.succeeded" if body is _nothing else "run.failed"]
+        assert told == await apart.told()
+        assert await rig.go(body) == results[1]
+        _whole(await rig.records())
+
+
+async def test_a_run_that_goes_on_and_ends_at_once(tmp_path: Path) -> None:
+    async def body(ctx: Any) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    async with Rig(park_after=0) as apart, Rig(tmp_path / "runs.db", park_after=0) as rig:
+        for each in (apart, rig):
+            each.register(body)
+            await each.runner.submit("script", run_id="r")
+            assert await each.runner.run_once()
+            await each.runner.signal("r", "go", "now")
+            assert await each.runner.run_once()
+        assert await rig.told() == await apart.told()
+        assert [kind for kind, _ in await rig.told("run.")] == ["run.started", "run.resumed", "run.succeeded"]
+        _whole(await rig.records())
+
+
+async def test_a_run_that_held_the_loop_has_a_beginning_of_its_own(tmp_path: Path) -> None:
+    async with Rig(tmp_path / "runs.db") as rig:
+
+        async def body(ctx: Any) -> None:
+            rig.clock.advance(1)  # type: ignore[attr-defined]
+
+        await rig.value(body)
+        began, ended = await rig.runner.event_bus.get_events("r")
+        assert (ended.timestamp - began.timestamp).total_seconds() == 1
+
+
+async def test_a_run_that_ends_at_once_is_traced_once(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    async with Rig(tmp_path / "runs.db") as rig:
+
+        async def body(ctx: Any) -> None:
+            ctx.book.ledger.told = lambda kind, payload: heard.append(kind)
+
+        await rig.value(body)
+        assert len(await rig.records()) == 1
+        assert heard == ["run.succeeded"]
 
 
 async def test_what_hears_of_it_hears_of_the_start_once(tmp_path: Path) -> None:

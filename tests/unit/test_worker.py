@@ -64,7 +64,7 @@ async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None)
 
     async def body(ctx: Any) -> None:
         await ctx.step("a", lambda: 1)
-        seen.append(weakref.ref(ctx))
+        seen.extend((weakref.ref(ctx), weakref.ref(asyncio.current_task())))
 
     async with Rig(place) as rig:
         rig.register(body)
@@ -73,7 +73,7 @@ async def test_a_run_leaves_nothing_to_the_garbage_collector(place: Path | None)
         try:
             assert await rig.runner.run_once()
             await asyncio.sleep(0)
-            assert [each() for each in seen] == [None]
+            assert [each() for each in seen] == [None, None]
         finally:
             gc.enable()
 

@@ -76,18 +76,20 @@ class Known:
     def __init__(self) -> None:
         self.fences: dict[str, str | None] = {}
         self.counters: dict[str, int] = {}
+        self.rows: dict[str, Any] = {}
         self._version = -1
 
     def check(self, conn: sqlite3.Connection) -> None:
         """To be called when a transaction has begun: SQLite tells whether another connection changed anything."""
         version = conn.execute("PRAGMA data_version").fetchone()[0]
-        if version != self._version or len(self.fences) + len(self.counters) > MOST_KNOWN:
+        if version != self._version or len(self.fences) + len(self.counters) + len(self.rows) > MOST_KNOWN:
             self._version = version
             self.forget()
 
     def forget(self) -> None:
         self.fences.clear()
         self.counters.clear()
+        self.rows.clear()
 
 
 class Home(Protocol):
@@ -103,7 +105,7 @@ class Home(Protocol):
 class SQLiteTx:
     """An open transaction on the writing connection."""
 
-    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings")
+    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings", "rows")
 
     def __init__(self, engine: Home, conn: sqlite3.Connection) -> None:
         self.engine: Home = engine
@@ -111,6 +113,8 @@ class SQLiteTx:
         self._fences = engine.known.fences
         #: Numbers a concern may keep here from one transaction to the next; forgotten when somebody else commits.
         self.counters: dict[str, int] = engine.known.counters
+        #: Rows that a concern has written, under the same terms.
+        self.rows: dict[str, Any] = engine.known.rows
         self.execute: Callable[..., sqlite3.Cursor] = conn.execute
         self.rings: set[str] = set()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Any, Final, NamedTuple, cast
 
 from .._engines.base import NotApplied
@@ -25,7 +26,7 @@ RETRYING: Final = "retrying"  # a try failed, another follows
 FAILED: Final = "failed"  # the last try failed
 SKIPPED: Final = "skipped"  # recorded steps were answered from here
 RESET: Final = "reset"  # an executor was told to begin anew: earlier records of that scope no longer count
-ENDED: Final = "ended"  # the run ended: name is the status
+ENDED: Final = "ended"  # the run ended: name is the status; may carry the beginning of its attempt
 FORKED: Final = "forked"  # what follows was copied from another run, whose checkpoint then is the state
 
 COPIED: Final = "fork:"  # how the claim id of a record begins that was copied; the run it is from follows
@@ -91,8 +92,16 @@ def with_start(info: str | None, start: Record) -> str:
     return f'{info[:-1]},"began":{began}}}'
 
 
+def with_beginning(end: Record, began: Record) -> Record:
+    """The end of an attempt that stands for its beginning too, whose own record was never written."""
+    told = f'"began":["{began.kind}",{encode_basestring(began.name)},{began.attempt},{began.info or "{}"}]'
+    info = f"{{{told}}}" if end.info is None else f"{end.info[:-1]},{told}}}"
+    # As a NamedTuple itself makes one, only faster.
+    return tuple.__new__(Record, (began.seq, *end[1:14], info, *end[15:18], end.nev + began.nev))
+
+
 def carries_start(record: Record) -> bool:
-    return record.kind == DONE and record.info is not None and '"began":' in record.info
+    return record.kind in (DONE, ENDED) and record.info is not None and '"began":' in record.info
 
 
 def is_copied(record: Record) -> bool:
@@ -116,16 +125,20 @@ def expand(run_id: str, record: Record) -> list[tuple[str, dict[str, Any]]]:
         return []
     info = cast("dict[str, Any]", decode(record.info)) if record.info else {}
     match record.kind:
-        case "attempt":
-            return [("run.started", {"agent_key": record.name, "attempt": record.attempt})]
-        case "resumed":
-            return [("run.resumed", {"agent_key": record.name, "attempt": record.attempt, **info})]
+        case "attempt" | "resumed":
+            return [_began(record.kind, record.name, record.attempt, info)]
         case "ended":
-            return [(_EVENT_OF_STATUS[record.name], _told_of_success(record) if record.name == "succeeded" else info)]
+            began = info.pop("began", None)
+            told = _told_of_success(record) if record.name == "succeeded" else info
+            return [*([] if began is None else [_began(*began)]), (_EVENT_OF_STATUS[record.name], told)]
         case "skipped":
             return [_skip(run_id, record, step) for step in info["steps"]]
         case _:
             return _step_events(run_id, record, info)
+
+
+def _began(kind: str, agent: str, attempt: int, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return ("run.started" if kind == ATTEMPT else "run.resumed", {"agent_key": agent, "attempt": attempt, **info})
 
 
 def _told_of_success(record: Record) -> dict[str, Any]:

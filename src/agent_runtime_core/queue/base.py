@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import new_ulid, run_uuid, storable, stored_id
+from .._ids import known_uuid, new_ulid, run_uuid, storable, stored_id
 from .._json import decode, digest, encode, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -42,7 +42,7 @@ class QueuedRun:
     @classmethod
     def of(cls, row: RunRow) -> QueuedRun:
         return cls(
-            run_id=UUID(row.run_id),
+            run_id=known_uuid(row.run_id),
             agent_key=row.agent,
             input=cast("dict[str, Any]", decode(row.input)),
             metadata=cast("dict[str, Any]", decode(row.metadata)),

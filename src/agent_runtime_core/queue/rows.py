@@ -37,7 +37,7 @@ class Rows(ABC):
 
     @abstractmethod
     def add(self, row: RunRow) -> RunRow:
-        """Store a new row; returns it with its `n`, greater than all before."""
+        """Store a new row, pending or claimed already; returns it with its `n`, greater than all before."""
 
     @abstractmethod
     def save(self, row: RunRow) -> None: ...
@@ -139,7 +139,10 @@ class Rows(ABC):
 
     def _claim(self, row: RunRow, ticket: str, want: ClaimRequest) -> RunRow:
         row = claimed(row, above(ticket, row.claim_id), want)
-        self.save(row)
+        if row.n == 0:  # not stored yet
+            row = self.add(row)
+        else:
+            self.save(row)
         self.fence(row.run_id, row.claim_id)
         return row
 
@@ -192,8 +195,6 @@ class Rows(ABC):
                 )  # fmt: skip
                 _ = self.add(mine) if there is None else self.save(mine)
             return ("behind", front)
-        if there is None:
-            mine = self.add(mine)
         return ("claimed", self._claim(mine.changed(origin=row.origin), want.tickets[0], want))
 
     def _over(self, row: RunRow, want: ClaimRequest) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import compress
+from operator import itemgetter, ne
 from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
@@ -14,6 +17,14 @@ from .row import ClaimRequest, Mail, News, RunFilter, RunRow
 from .rows import Rows, concern
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
+LARGEST_KEPT = 4_000  # characters of input of a row that is kept in memory while it runs
+_N = RunRow._fields.index("n")
+_PLACES = range(_N)
+_FIXED = (
+    "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
+    "parent_id", "lane",
+)  # fmt: skip
+_CHANGEABLE = tuple(place for place in _PLACES if RunRow._fields[place] not in _FIXED)
 
 MIGRATIONS = (
     """CREATE TABLE arc_runs (
@@ -41,10 +52,7 @@ CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
 )
 
-_INSERT = (
-    "INSERT INTO arc_runs"
-    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL) RETURNING n"
-)
+_INSERT = "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL)"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
 _PROMOTE = (
@@ -71,11 +79,6 @@ _LAPSED = (
     "SELECT * FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
     " AND lease_until < ?"
 )
-_SAVE = (
-    "UPDATE arc_runs SET due_at=?, expires_at=?, origin=?, held=?, status=?, generation=?, failures=?, crashes=?,"
-    " stalls=?, mark=?, parked=?, reason=?, claim_id=?, worker=?, holder=?, lease_until=?, claimed_at=?, started_at=?,"
-    " ended_at=?, updated_at=?, cancel_at=?, output=?, error=?, mail_seq=? WHERE n=?"
-)
 _BEAT = (
     "UPDATE arc_runs SET lease_until = ? WHERE run_id = ? AND claim_id = ? AND status = 'running' RETURNING cancel_at"
 )
@@ -83,6 +86,13 @@ _FIND = (
     "SELECT * FROM arc_runs WHERE (? IS NULL OR instr(?, ',' || status || ',')) AND (? IS NULL OR agent = ?)"
     " AND created_at >= ? AND (? IS NULL OR ended_at < ?) AND n > ? ORDER BY n LIMIT ?"
 )
+
+
+@cache
+def _update(places: tuple[int, ...]) -> tuple[str, Callable[[RunRow], tuple[Any, ...]]]:
+    """The statement that changes these columns, and no index of others, and what takes their values from a row."""
+    names = ", ".join(f"{RunRow._fields[place]} = ?" for place in places)
+    return f"UPDATE arc_runs SET {names} WHERE n = ?", itemgetter(*places, _N)
 
 
 def _fetch(rows: sqlite3.Cursor) -> list[RunRow]:
@@ -95,24 +105,37 @@ def _one(rows: sqlite3.Cursor) -> RunRow | None:
 
 
 class SQLiteRows(Rows):
-    """Rows in the table `arc_runs`, in the writer thread's transaction."""
+    """Rows in the table `arc_runs`, in the writer thread's transaction, which knows those that it let run."""
 
     tx: SQLiteTx
 
     def get(self, run_id: str) -> RunRow | None:
-        return _one(self.tx.execute(_ROW, (run_id,)))
+        known: RunRow | None = self.tx.rows.get(run_id)
+        return known if known is not None else _one(self.tx.execute(_ROW, (run_id,)))
 
     def by_key(self, idem_key: str) -> RunRow | None:
         return _one(self.tx.execute(_BY_KEY, (idem_key,)))
 
     def add(self, row: RunRow) -> RunRow:
-        n: int = self.tx.execute(_INSERT, row[:-1]).fetchone()[0]
-        return row.changed(n=n)
+        row = row.changed(n=self.tx.execute(_INSERT, row[:_N]).lastrowid)
+        self._know(row)
+        return row
 
     def save(self, row: RunRow) -> None:
-        self.tx.execute(_SAVE, (row.due_at, row.expires_at, *row[14:]))
+        tx = self.tx
+        before = tx.rows.pop(row.run_id, None)
+        places = tuple(compress(_PLACES, map(ne, before, row))) if before is not None else _CHANGEABLE
+        if places:
+            statement, values = _update(places)
+            tx.execute(statement, values(row))
+        self._know(row)
+
+    def _know(self, row: RunRow) -> None:
+        if row.status == "running" and len(row.input) <= LARGEST_KEPT:
+            self.tx.rows[row.run_id] = row
 
     def drop(self, row: RunRow) -> None:
+        self.tx.rows.pop(row.run_id, None)
         self.tx.execute("DELETE FROM arc_runs WHERE n = ?", (row.n,))
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
@@ -137,6 +160,7 @@ class SQLiteRows(Rows):
         engine.dead_looked_at = now
         for holder in engine.dead_holders([row[0] for row in self.tx.execute(_HOLDERS)]):
             self.tx.execute(_FREE, (holder,))
+            self.tx.rows.clear()
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         found: list[RunRow] = []
@@ -145,7 +169,9 @@ class SQLiteRows(Rows):
             found += _fetch(self.tx.execute(_READY, (agent, limit)))
         if len(agents) > 1:
             found.sort(key=lambda row: (-row.priority, row.n))
-        return found[:limit]
+            found = found[:limit]
+        self.tx.rows.update((row.run_id, row) for row in found)
+        return found
 
     def _agents(self) -> list[str]:
         """The agents that have ready runs, one index look-up each."""
@@ -178,6 +204,8 @@ class SQLiteRows(Rows):
         return bool(holder and self.tx.engine.dead_holders([holder]))
 
     def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
+        for run_id, _ in claims:
+            self.tx.rows.pop(run_id, None)
         found = [self.tx.execute(_BEAT, (lease_until, run_id, claim_id)).fetchone() for run_id, claim_id in claims]
         return [(row is not None, row is not None and row[0] is not None) for row in found]
 

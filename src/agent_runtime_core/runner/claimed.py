@@ -7,11 +7,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from .._clock import Clock, aware
 from .._engines.base import Op
-from .._ids import new_ulid
+from .._ids import known_uuid, new_ulid
 from .._json import encode
 from ..backends import Backends
 from ..errors import AgentRuntimeError, StorageBusy
@@ -65,7 +64,7 @@ class Claimed:
         ledger = Ledger(self.row, *self.backends, self.clock)
         tracer = self.services.tracer
         if tracer is not None:
-            ledger.told = partial(tracer.event, UUID(self.row.run_id))
+            ledger.told = partial(tracer.event, known_uuid(self.row.run_id))
         return ledger
 
     def _claim(self) -> Claim:
@@ -180,7 +179,7 @@ class Claimed:
     async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
         """End the run; `event` is what its last event tells, which for a success is the result itself."""
         row = self.row
-        result.status, result.run_id = status, UUID(row.run_id)
+        result.status, result.run_id = status, known_uuid(row.run_id)
         before = None if self.chronicle is None else self.chronicle.before(result)
         text, info = encode_result(result, before), encode(event) if event else None
         record = Record(
@@ -193,7 +192,7 @@ class Claimed:
         if status is RunStatus.CANCELLED:
             ops += await self._cancel_children()
         events = [] if self.ending is None else await self._said(self.ending, result)
-        await self._settle_last(how, [record], ops, events)
+        await self._settle_last(how, [self.ledger.whole(record)], ops, events)
         self.ended = result
         return result
 

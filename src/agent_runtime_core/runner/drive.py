@@ -10,8 +10,8 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
-from uuid import UUID
 
+from .._ids import known_uuid
 from .._json import decode, encode
 from ..book import Book
 from ..context import Context
@@ -87,6 +87,7 @@ class Drive(Claimed):
             raise
         finally:
             self.place.sealed = True
+            self.place.task = None  # which knows this place: else each run would wait for the garbage collector
             self.heart.drop(self.row.run_id, self.row.claim_id)
             self._trace_end()
             if self.chronicle is not None and not self.lost:
@@ -102,7 +103,7 @@ class Drive(Claimed):
             "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
             "metadata": decode(row.metadata), "input": input_.get("messages") or input_,
         }  # fmt: skip
-        tracer.start_run(UUID(row.run_id), about)
+        tracer.start_run(known_uuid(row.run_id), about)
 
     def _trace_end(self) -> None:
         tracer, result = self.services.tracer, self.ended
@@ -111,10 +112,10 @@ class Drive(Claimed):
         self.tracing = False
         if result is None:
             outcome = "waiting" if self.place.parked else "lost" if self.lost else "given back"
-            tracer.end_run(UUID(self.row.run_id), outcome)
+            tracer.end_run(known_uuid(self.row.run_id), outcome)
             return
         about = {"output": result.final_output, "usage": result.usage, "error": error_payload(result.error)}
-        tracer.end_run(UUID(self.row.run_id), (result.status or RunStatus.FAILED).value, about)
+        tracer.end_run(known_uuid(self.row.run_id), (result.status or RunStatus.FAILED).value, about)
 
     # -- attempts
 
@@ -216,17 +217,17 @@ class Drive(Claimed):
         around.run(CLAIM.set, self._claim())
         if self.row.lane is not None:
             around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
-        return around.run(self._entered, ctx)
+        return asyncio.get_running_loop().create_task(self._entered(ctx), context=around)
 
-    def _entered(self, ctx: Context) -> asyncio.Task[Any]:
+    async def _entered(self, ctx: Context) -> Any:
         try:
             work: Any = self.agent.run(ctx)
-        except Exception as error:  # noqa: BLE001 - a plain function may raise anything before there is a task
-            work = _raising(error)
-        if not inspect.isawaitable(work):
-            said = f"run() of agent {self.row.agent!r} gave {work!r:.80} and nothing to await: write async def run"
-            work = _raising(InvalidArgument(said))
-        return asyncio.ensure_future(work)
+            if not inspect.isawaitable(work):
+                said = f"run() of agent {self.row.agent!r} gave {work!r:.80} and nothing to await: write async def run"
+                raise InvalidArgument(said)
+            return await work
+        finally:
+            self.place.wake()  # a turn of the loop before the callbacks of the task
 
     async def _stored(self, doing: Awaitable[None]) -> Exception | None:
         """Have stores do something under the claim of this run; what is wrong with it, if anything is.
@@ -268,7 +269,7 @@ class Drive(Claimed):
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
         boot, place, deadline = self.clock.boot, self.place, self.row.deadline
         loop, ends = asyncio.get_running_loop(), boot() + self.config.run_timeout_seconds - place.waited
-        task.add_done_callback(lambda _: place.wake())
+        task.add_done_callback(lambda _: place.wake())  # it may never have begun
         while True:
             waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
             left = ends + waited - boot()
@@ -417,10 +418,6 @@ def recordable(error: ErrorInfo) -> ErrorInfo:
         kind, message, stack = (shortened(str(each)) for each in (error.type, error.message, error.stack))
         return ErrorInfo(kind, message, stack, bool(error.retriable), {"left_out": str(refusal)})
     return error
-
-
-async def _raising(error: Exception) -> None:
-    raise error
 
 
 def used(ctx: Context) -> RunResult:

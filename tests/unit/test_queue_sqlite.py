@@ -1,0 +1,104 @@
+"""Rows that the writing connection remembers while their runs are claimed: never other than what the file holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._engines.base import Guard, Op
+from agent_runtime_core.errors import LeaseLost
+from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.queue.row import Moved, RunRow, Settle
+from agent_runtime_core.queue.sqlite import LARGEST_KEPT
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[SQLiteQueue]:
+    queue = SQLiteQueue(tmp_path / "runs.db")
+    yield queue
+    queue.engine.close_now()
+
+
+async def claimed(queue: SQLiteQueue, run_id: str = "r", text: str = "") -> RunRow:
+    await queue.enqueue(run_id, "agent", {"text": text})
+    (row,) = await queue.claim_rows("worker")
+    return row
+
+
+def left(row: RunRow, status: str, **values: Any) -> Settle:
+    return Settle(row.claim_id, status, 50.0, **values)
+
+
+def known(queue: SQLiteQueue) -> list[str]:
+    return [*queue.engine.known.rows]
+
+
+async def test_a_run_is_remembered_while_it_is_claimed(queue: SQLiteQueue) -> None:
+    row = await claimed(queue)
+    assert known(queue) == [row.run_id]
+    assert queue.engine.known.rows[row.run_id] == await queue.row(row.run_id)
+    after = await queue.settle(row.run_id, left(row, "running", stalls=2))
+    assert queue.engine.known.rows[row.run_id] == after == await queue.row(row.run_id)
+    ended = await queue.settle(row.run_id, left(row, "succeeded", output='{"a":1}'))
+    assert (known(queue), ended) == ([], await queue.row(row.run_id))
+
+
+async def test_one_that_was_stored_claimed_too(queue: SQLiteQueue) -> None:
+    row = queue.new_row("r", "agent", {}, origin="inline")
+    outcome, there = await queue.take(row, "worker", 60, insert=True, reopen=True)
+    assert outcome == "claimed"
+    assert there == await queue.row("r") == queue.engine.known.rows[row.run_id]
+
+
+async def test_a_large_one_is_not(queue: SQLiteQueue) -> None:
+    row = await claimed(queue, text="x" * LARGEST_KEPT)
+    assert known(queue) == []
+    await queue.settle(row.run_id, left(row, "succeeded"))
+    there = await queue.row(row.run_id)
+    assert there is not None
+    assert (there.status, there.ended_at, there.lease_until) == ("succeeded", 50.0, 0.0)
+
+
+async def test_what_another_program_wrote_is_seen(queue: SQLiteQueue, tmp_path: Path) -> None:
+    row = await claimed(queue)
+    other = sqlite3.connect(tmp_path / "runs.db")
+    other.execute("UPDATE arc_runs SET cancel_at = 7")
+    other.commit()
+    other.close()
+    with pytest.raises(Moved):
+        await queue.settle(row.run_id, left(row, "waiting"))
+    ended = await queue.settle(row.run_id, left(row, "cancelled"))
+    assert ended.cancel_at == 7
+
+
+async def test_a_lease_that_was_extended_stays_so(queue: SQLiteQueue) -> None:
+    row = await claimed(queue)
+    later = row.lease_until + 1000
+    await queue.commits.commit(None, [Op("queue.beat", (((row.run_id, row.claim_id),), later))])
+    after = await queue.settle(row.run_id, left(row, "running", stalls=1))
+    assert after.lease_until == later
+    assert after == await queue.row(row.run_id)
+
+
+async def test_a_message_counts(queue: SQLiteQueue) -> None:
+    row = await claimed(queue)
+    await queue.post(row.run_id, "signal", "go", "1")
+    with pytest.raises(Moved):
+        await queue.settle(row.run_id, left(row, "waiting", cursor=0))
+    waiting = await queue.settle(row.run_id, left(row, "waiting", cursor=1))
+    assert waiting == await queue.row(row.run_id)
+
+
+async def test_what_was_rolled_back_is_forgotten(queue: SQLiteQueue) -> None:
+    row = await claimed(queue)
+    end = Op("queue.settle", (row.run_id, left(row, "succeeded")))
+    with pytest.raises(Moved):
+        await queue.commits.commit(Guard(row.run_id, row.claim_id), [end, end])
+    assert await queue.row(row.run_id) == row
+    await queue.settle(row.run_id, left(row, "failed"))
+    with pytest.raises(LeaseLost):
+        await queue.settle(row.run_id, left(row, "succeeded"))
