@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from ._alarms import Alarms, alarms
 from ._clock import Clock
 from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
 from ._json import decode, encode
@@ -73,7 +74,7 @@ class Ledger:
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._notes: list[Op] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarms: Alarms | None = None  # where one is set for the notes
         self._seq = 0
         self._torn = False  # a write was broken off when it was through on some of its engines
 
@@ -248,8 +249,9 @@ class Ledger:
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
         if self.linger:
             self._notes += ops
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(self.linger, self._flush)
+            if self._alarms is None:
+                self._alarms = alarms(asyncio.get_running_loop())
+                self._alarms.set(self, self.linger, self._flush)
             return
         post = getattr(target, "post", None)
         if post is not None:
@@ -264,9 +266,9 @@ class Ledger:
             post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
 
     def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._alarms is not None:
+            self._alarms.drop(self)
+            self._alarms = None
         if self._notes:
             notes, self._notes = self._notes, []
             with contextlib.suppress(StorageClosed):

@@ -179,6 +179,7 @@ class AgentRunner:
     def _prepare(self) -> None:
         self.heart: Heart = Heart(self.queue, self.config)
         self._flow = Flow(self.config.max_unsent_bytes)
+        self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
         self._worker: Worker = Worker(self)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
@@ -345,9 +346,16 @@ class AgentRunner:
 
     def services(self, *, inline: bool, agent: AgentRuntime | None = None) -> Services:
         own = getattr(agent, "tools", None)
+        tools = own if isinstance(own, ToolRegistry) else self.tools
+        lent = self._lent.get(inline)
+        if lent is None or lent.tools is not tools:
+            lent = self._lent[inline] = self._services(tools, inline)
+        return lent
+
+    def _services(self, tools: ToolRegistry, inline: bool) -> Services:
         return Services(
             clock=self.queue.clock,
-            tools=own if isinstance(own, ToolRegistry) else self.tools,
+            tools=tools,
             park_after=None if inline else self.config.park_after,
             call_agent=self._call_here if inline else None,
             limits=self.config.limits,

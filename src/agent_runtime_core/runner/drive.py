@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
+from .._alarms import alarms
 from .._ids import known_uuid
 from .._json import decode, encode
 from ..book import Book
@@ -268,7 +269,7 @@ class Drive(Claimed):
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
         boot, place, deadline = self.clock.boot, self.place, self.row.deadline
-        loop, ends = asyncio.get_running_loop(), boot() + self.config.run_timeout_seconds - place.waited
+        alarm, ends = alarms(asyncio.get_running_loop()), boot() + self.config.run_timeout_seconds - place.waited
         task.add_done_callback(lambda _: place.wake())  # it may never have begun
         while True:
             waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
@@ -279,12 +280,12 @@ class Drive(Claimed):
                 left = min(left, deadline - self.clock.wall())
                 if deadline <= self.clock.wall():
                     return False
-            # One future and one timer: asyncio.wait would cost a run more than all else here.
-            timer = loop.call_later(max(left, 0.05), place.wake)
+            # One future and one alarm: asyncio.wait would cost a run more than all else here.
+            alarm.set(self, max(left, 0.05), place.wake)
             try:
                 await place.woken()
             finally:
-                timer.cancel()
+                alarm.drop(self)
             if task.done():
                 return True
             if place.stopped:
