@@ -1,15 +1,13 @@
-"""The journal on dicts."""
+"""The journal on dicts: each record beside its first event sequence number, by its place in the run."""
 
 from __future__ import annotations
-
-from operator import itemgetter
 
 from .._engines.base import Concern
 from .._engines.memory import MemoryTx
 from ..errors import LeaseLost
 from .record import ENDED, Record, is_again, numbered
 
-_SEQ = itemgetter(0)
+Entry = tuple[int, Record]  # the first event sequence number of a record that stands for events, and the record
 
 
 def take_sequence(tx: MemoryTx, run_id: str, count: int) -> int:
@@ -41,15 +39,17 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
         record = record._replace(seq=seq)
     elif seq in journal:
         return applied(tx, run_id, record)
+    ev = -1
     if nev := record[18]:
-        record = numbered(record, take_sequence(tx, run_id, nev))
+        ev = take_sequence(tx, run_id, nev)
         tx.rings.append("events")
-    tx.put(journal, seq, record)
+    tx.put(journal, seq, (ev, record))
     return seq
 
 
 def applied(tx: MemoryTx, run_id: str, record: Record) -> int:
-    there = tx.tables["journal"].get(run_id, {}).get(record.seq)
+    entry: Entry | None = tx.tables["journal"].get(run_id, {}).get(record.seq)
+    there = None if entry is None else entry[1]
     if there is None or (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
         raise LeaseLost(run_id, record.claim_id)
     return record.seq
@@ -61,26 +61,32 @@ def delete(tx: MemoryTx, run_id: str) -> None:
 
 
 def records(tx: MemoryTx, run_id: str, after: int = -1) -> list[Record]:
-    journal = tx.tables["journal"].get(run_id, {})
+    journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
     # A write that came late stands behind later ones.
-    return sorted((record for seq, record in journal.items() if seq > after), key=_SEQ)
+    return [_read(journal[seq]) for seq in sorted(journal) if seq > after]
+
+
+def _read(entry: Entry) -> Record:
+    ev, record = entry
+    return numbered(record, ev) if ev >= 0 else record
 
 
 def ending(tx: MemoryTx, run_id: str) -> Record | None:
-    journal = reversed(tx.tables["journal"].get(run_id, {}).values())
-    return next((record for record in journal if record.kind == ENDED), None)
+    journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
+    return next((_read(entry) for entry in reversed(journal.values()) if entry[1].kind == ENDED), None)
 
 
 def boundaries(tx: MemoryTx, run_id: str, since: int, limit: int) -> list[Record]:
     """Records that stand for events at or after `since`, in order."""
-    found: list[Record] = []
-    for record in reversed(tx.tables["journal"].get(run_id, {}).values()):
-        if record.nev and record.ev + record.nev <= since:
+    journal: dict[int, Entry] = tx.tables["journal"].get(run_id, {})
+    found: list[Entry] = []
+    for ev, record in reversed(journal.values()):
+        if record.nev and ev + record.nev <= since:
             break
         if record.nev:
-            found.append(record)
+            found.append((ev, record))
     found.reverse()
-    return found[:limit]
+    return [_read(entry) for entry in found[:limit]]
 
 
 CONCERN = Concern(
