@@ -71,7 +71,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
     write = _write_sorted if sort_keys else _write
-    left = _left((value,), MAX_DEPTH, MAX_BYTES if max_bytes in _USUAL else allowance(max_bytes))
+    left = _left(value, MAX_DEPTH, MAX_BYTES if max_bytes in _USUAL else allowance(max_bytes))
     text = None
     if left >= 0:
         try:
@@ -91,16 +91,48 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     return text
 
 
+def encode_result(value: object) -> str:
+    """encode() of a step's result: of a plain one at once, which most are."""
+    if _left(value, MAX_DEPTH, MAX_BYTES) >= 0:
+        try:
+            text = "".join(_write(value, 0))
+        except (TypeError, ValueError):
+            text = None  # encode() finds where
+        if text is not None and len(text) <= MAX_RESULT:
+            return text
+    return encode(value, max_bytes=MAX_RESULT)
+
+
 def plain_text(tree: object) -> str:
     """JSON text of a tree that is in its form already; TypeError or ValueError where it is none."""
     return "".join(_write(tree, 0))
 
 
-def _left(items: Iterable[Any], depth: int, budget: int) -> int:
-    """What plain trees leave of the budget at most; _LOOK for one that the tagging pass must look at.
+def _left(tree: Any, depth: int, budget: int) -> int:
+    """What a plain tree leaves of the budget at most; _LOOK for one that the tagging pass must look at.
 
     Characters count one, parts PART for each byte around them.
     """
+    items: Iterable[Any]
+    kind = type(tree)
+    if kind is dict:
+        if depth == 0 or TAG in tree:
+            return _LOOK
+        budget -= _ENTRY * len(tree)
+        for key in tree:
+            if type(key) is not str:
+                return _LOOK
+            budget -= len(key)
+        items = tree.values()
+    elif kind is list:
+        if depth == 0:
+            return _LOOK
+        budget -= _ITEM * len(tree)
+        items = tree
+    else:
+        items = (tree,)
+    if budget < 0:
+        return budget
     for item in items:
         kind = type(item)
         if kind is str:
@@ -108,21 +140,9 @@ def _left(items: Iterable[Any], depth: int, budget: int) -> int:
         elif kind is int:
             if not -_WORD < item < _WORD:
                 return _LOOK
-        elif kind is dict:
-            if depth == 0 or TAG in item:
-                return _LOOK
-            budget -= _ENTRY * len(item)
-            for key in item:
-                if type(key) is not str:
-                    return _LOOK
-                budget -= len(key)
-            if budget < 0 or (item and (budget := _left(item.values(), depth - 1, budget)) < 0):
-                return budget
-        elif kind is list:
-            if depth == 0:
-                return _LOOK
-            budget -= _ITEM * len(item)
-            if budget < 0 or (item and (budget := _left(item, depth - 1, budget)) < 0):
+        elif kind is dict or kind is list:
+            budget = _left(item, depth - 1, budget)
+            if budget < 0:
                 return budget
         elif kind not in _BARE:
             return _LOOK

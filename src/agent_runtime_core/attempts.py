@@ -221,7 +221,7 @@ async def perform(book: Book, work: Work, seal: Seal) -> Any:
     policy, ledger = work.policy, book.ledger
     clock = ledger.clock
     identity = (work.name, work.key)
-    doubtful = not work.begun and book.begun.pop(identity, None) is not None
+    doubtful = not work.begun and bool(book.begun) and book.begun.pop(identity, None) is not None
     if doubtful and policy.on_in_doubt != "retry":
         known = await _resolve(book, work)
         if known is not None:
@@ -281,12 +281,16 @@ class _NotPlain(Exception):
 def _copy(value: Any) -> Any:
     """What decoding its text would give, of which a plain tree needs only a copy."""
     kind = type(value)
-    if kind in _PLAIN:
-        return value
     if kind is dict:
-        return {key: item if type(item) in _PLAIN else _copy(item) for key, item in value.items()}
+        made = value.copy()
+        for key, item in made.items():
+            if type(item) not in _PLAIN:
+                made[key] = _copy(item)
+        return made
     if kind is list:
         return [item if type(item) in _PLAIN else _copy(item) for item in value]
+    if kind in _PLAIN:
+        return value
     raise _NotPlain
 
 
