@@ -102,9 +102,11 @@ class Chain(Listed):
         """One try of the present step, which sees the state as last committed."""
         if attempt > 1:
             self._new_state()
-        fn, given = self.step.fn, (self.ctx, self.state)
         # (ctx, state) by place: nothing is to be injected.
-        return cast("Awaitable[Any]", fn(*given)) if self.is_async else threaded(fn, given)
+        if not self.is_async:
+            return threaded(self.step.fn, (self.ctx, self.state))
+        made: Awaitable[Any] = self.step.fn(self.ctx, self.state)
+        return made
 
     def _seal(self, work: Work, text: str, attempt: int, ms: int) -> Sequence[Record]:
         self.changed: str | None = None
@@ -114,7 +116,7 @@ class Chain(Listed):
                 self.changed = state_text
         after = self._after(work.pos + 1)
         self.sealed: Record = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
-        if not self.steps[work.pos].checkpoint:
+        if not self.step.checkpoint:
             self.deferred.append(self.sealed)
             return ()
         return self._with_deferred(self.sealed) if self.deferred else (self.sealed,)
@@ -128,7 +130,7 @@ class Chain(Listed):
         step = self.steps[index]
         name = book.former(step.name, self.key) if book.renames else step.name
         identity = (name, self.key)
-        if identity in book.done or identity in book.begun or not self.steps[index - 1].checkpoint:
+        if identity in book.done or identity in book.begun or not self.step.checkpoint:
             return None
         if step.on_in_doubt != "retry":
             return None  # a run that stops between the two must not leave a doubt about a step nobody began

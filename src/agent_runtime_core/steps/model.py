@@ -72,6 +72,8 @@ class Step:
     def callee(self) -> Callee:
         """How its function is called, looked at once."""
         fn, returns, most = self.fn, self.returns, self.max_result_bytes
+        if returns is None and most == MAX_RESULT:
+            return callee(fn)
         known = self._callee
         if known is None or known[0] is not fn or known[1] is not returns or known[2] != most:
             known = self._callee = (fn, returns, most, callee(fn, returns, most))  # type: ignore[misc]
