@@ -115,7 +115,7 @@ class ToolCallDict(dict[str, Any]):
     @property
     def _function(self) -> Mapping[str, Any]:
         function = self.get("function")
-        return function if isinstance(function, Mapping) else self
+        return function if type(function) is dict or isinstance(function, Mapping) else self
 
 
 @dataclass

@@ -209,6 +209,10 @@ class Ledger:
 
     async def note(self, *records: Record) -> None:
         """Queue records ahead of all later writes without waiting for them."""
+        if self._one:
+            await self._post(self._state, [Op("journal.append", (self.run_id, record)) for record in records])
+            self._tell(records)
+            return
         state, events = self._with_events(records)
         await self._post(self._state, state)
         await self._post_events(records, events)

@@ -93,6 +93,7 @@ class Budget:
         self.outer: Budget | None = outer
         #: Of all limits that hold here.
         self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
+        self._free: bool = self.strictest == NO_LIMITS
         #: Whether a time limit holds here.
         self.timed: bool = self.strictest.turn_timeout is not None or self.strictest.run_timeout is not None
         self._all: tuple[Budget, ...] = (self,) if outer is None else (self, *outer._all)
@@ -121,6 +122,8 @@ class Budget:
 
     def before_turn(self) -> None:
         """Another turn is about to begin."""
+        if self._free:
+            return
         self._over("max_turns", self.turns)
         self.before_call()
         if self.outer is not None:
@@ -128,6 +131,8 @@ class Budget:
 
     def before_call(self) -> None:
         """The model is about to be asked again."""
+        if self._free:
+            return
         self._over("max_tokens", self.tokens + self.lent_tokens)
         self._over("max_cost_usd", self.cost + self.lent_cost)
         self._over("run_timeout", self.seconds)

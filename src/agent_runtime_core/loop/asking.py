@@ -35,6 +35,11 @@ class Asking:
         self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self.stream: bool = stream
         self.definitions: list[dict[str, Any]] | None = talk.tools.to_openai_format() or None
+        limits = talk.budget.strictest
+        #: Whether anybody limits what the calls use, so that it matters before they have told it.
+        self.limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
+        #: Whether the last answer was paid for by the run that this one was forked from.
+        self.copied: bool = False
         self.counted: int = 0  # messages whose length is part of `guess`
         self.guess: int = 0  # tokens that all messages so far are likely to have
 
@@ -55,8 +60,9 @@ class Asking:
         """The model's answer to the conversation so far, as it is recorded."""
         talk = self.talk
         talk.state(TurnState.STREAMING)
-        guess = self._guess()
+        guess = self._guess() if self.limited else 0
         recorded = talk.steps.recorded("model", key)
+        self.copied = recorded is not UNRECORDED and talk.steps.copied("model", key)
         if recorded is UNRECORDED:
             doubted = talk.steps.in_doubt("model", key)
             if doubted:
@@ -75,19 +81,18 @@ class Asking:
                 raise
         else:
             talk.worked(talk.steps.took("model", key))
-            if (doubted := recorded.get("doubted")) and not talk.steps.copied("model", key):
+            if (doubted := recorded.get("doubted")) and not self.copied:
                 self._doubted(doubted)
         talk.said = []
         response = cast("dict[str, Any]", recorded)
-        if not talk.steps.copied("model", key):
+        if not self.copied:
             talk.budget.used(*self._spent(response, guess - self._most()))
         self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
         return response
 
     def _reserve(self, tokens: int) -> dict[str, Any] | None:
         """What this call may use at most, for the record of its start; nothing where nobody counts."""
-        limits = self.talk.budget.strictest
-        if limits.max_tokens is None and limits.max_cost_usd is None:
+        if not self.limited:
             return None
         answer = self._most()
         cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer})
@@ -100,8 +105,7 @@ class Asking:
     def _spent(self, response: Mapping[str, Any], prompt: int) -> tuple[Mapping[str, Any], float | None]:
         """What a call took; where a limit needs that and nobody told, a guess by the length of the texts."""
         usage, cost = response["usage"], response["cost_usd"]
-        limits = self.talk.budget.strictest
-        if tokens_of(usage) or (limits.max_tokens is None and limits.max_cost_usd is None):
+        if not self.limited or tokens_of(usage):
             return usage, cost
         answer = _tokens_in(response["message"])
         usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
@@ -167,13 +171,11 @@ class Asking:
         return asked
 
     async def _call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
-        answer = await self._traced_call(messages)
+        answer = await (self._traced_call(messages) if self.talk.traced else self._asked(messages))
         return answer | {name: value for name, value in about.items() if value}
 
     async def _traced_call(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         talk = self.talk
-        if not talk.traced:
-            return await self._asked(messages)
         began, answer, failure = talk.clock.wall(), dict[str, Any](), None
         try:
             answer = await self._asked(messages)

@@ -123,14 +123,14 @@ class Talk:
         self._turn += seconds
         self.budget.worked(seconds)
 
-    async def in_time(self, work: Awaitable[Any]) -> Any:
+    def in_time(self, work: Awaitable[Any]) -> Awaitable[Any]:
         """Its result, unless a time limit or the token comes first.
 
         Work that does not listen to being cancelled keeps its result; the next `not_late` tells of it.
         """
-        token = self.cancellation
-        if token is None and not self.budget.timed:
-            return await work
+        return work if self.cancellation is None and not self.budget.timed else self._in_time(work)
+
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
         now = self.clock.boot() - self._since
         left = self.budget.left(now, self._turn + now)
         limit: AbstractAsyncContextManager[Any] = nullcontext() if left is None else asyncio.timeout(max(left, 0))

@@ -25,15 +25,15 @@ def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
     JSON text of at most 1 MB, nested at most 100 deep, with every key once, without NaN, infinities, lone
     surrogates, or anything after its end.
     """
-    if isinstance(arguments, Mapping):
-        tree: Any = dict(arguments)
     # Models send no text at all for a tool without parameters.
-    elif arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}
-    elif isinstance(arguments, str):
-        tree = _read(arguments)
+    if isinstance(arguments, str):
+        tree: Any = _read(arguments)
         if not isinstance(tree, dict):
             raise BadArguments(f"the arguments are a JSON {type(tree).__name__}, not an object: {arguments[:80]!r}")
+    elif isinstance(arguments, Mapping):
+        tree = dict(arguments)
     else:
         raise BadArguments(f"the arguments are {type(arguments).__name__}, not a JSON object or its text")
     found = _unusable(tree)

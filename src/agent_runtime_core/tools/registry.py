@@ -102,7 +102,7 @@ class ToolRegistry:
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
         is_async = binder.is_async
-        running = _run(functools.partial(tool.handler, **given), is_async)
+        running = tool.handler(**given) if is_async else _in_thread(functools.partial(tool.handler, **given))
         if tool.timeout is None:
             return await running
         more = "" if is_async else "; it runs on in its thread and may still have effects"
@@ -141,6 +141,6 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
     return UnknownTool(f"no tool {said!r}: {hint}")
 
 
-async def _run(call: Callable[[], Any], is_async: bool) -> Any:
-    result = call() if is_async else await in_thread(call)
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    result = await in_thread(call)
     return await result if inspect.isawaitable(result) else result
