@@ -295,7 +295,7 @@ def _copy(value: Any) -> Any:
 
 
 async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
-    about: dict[str, Any] = dict(work.started) if work.started is not None else {}
+    about: dict[str, Any] = {} if work.started is None else {**work.started}
     if not about and work.quiet and work.policy.on_in_doubt == "retry":
         return  # nobody would be told of it, and nothing depends on whether it began
     if work.description is not None:

@@ -290,11 +290,13 @@ class Context:
             await self._open()
         if self.place.cancelled:
             raise StepCancelledError(name)
-        started = {**({"tool": tool} if tool else {}), **({"reserve": reserve} if reserve else {})}
+        started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
+        if reserve:
+            started = {**(started or {}), "reserve": reserve}
         info = None if tool is None else f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
         work = Work(
             name, f"k:{key}", call, policy, pos=self._take_pos(), info=info, quiet=tool is None,
-            started=started or None, bare=True, lazy=lazy, settled=None if tool is None else _answered,
+            started=started, bare=True, lazy=lazy, settled=None if tool is None else _answered,
         )  # fmt: skip
         value = await perform(self.book, work, self._seal)
         self.book.passed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,14 +183,15 @@ class Budget:
 
     def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
         """A call of the model, or a child, used that."""
+        counted = [(name, value) for name, value in usage.items() if name in COUNTED and isinstance(value, int)]
+        tokens = tokens_of(usage)
         for each in self._all:
-            each._count(usage, cost)
+            each._count(counted, tokens, cost)
 
-    def _count(self, usage: Mapping[str, Any], cost: float | None) -> None:
-        for name, value in usage.items():
-            if name in COUNTED and isinstance(value, int):
-                self.usage[name] = self.usage.get(name, 0) + value
-        self.tokens += tokens_of(usage)
+    def _count(self, counted: Sequence[tuple[str, int]], tokens: int, cost: float | None) -> None:
+        for name, value in counted:
+            self.usage[name] = self.usage.get(name, 0) + value
+        self.tokens += tokens
         if cost is not None:
             self.cost += cost
             self.usage["cost_usd"] = self.cost

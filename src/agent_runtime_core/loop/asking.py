@@ -35,6 +35,8 @@ class Asking:
         self.options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self.stream: bool = stream
         self.definitions: list[dict[str, Any]] | None = talk.tools.to_openai_format() or None
+        #: All that is sent beside the messages.
+        self.given: dict[str, Any] = {"tools": self.definitions, **self.options}
         limits = talk.budget.strictest
         #: Whether anybody limits what the calls use, so that it matters before they have told it.
         self.limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
@@ -84,7 +86,7 @@ class Asking:
             if (doubted := recorded.get("doubted")) and not self.copied:
                 self._doubted(doubted)
         talk.said = []
-        response = cast("dict[str, Any]", recorded)
+        response: dict[str, Any] = recorded
         if not self.copied:
             talk.budget.used(*self._spent(response, guess - self._most()))
         self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
@@ -197,7 +199,7 @@ class Asking:
             )  # fmt: skip
 
     async def _asked(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        client, options = self.talk.client, {"tools": self.definitions, **self.options}
+        client, options = self.talk.client, self.given
         if self.stream:
             response = await streamed(client, messages, options, self._tell, self.talk.clock)
         else:

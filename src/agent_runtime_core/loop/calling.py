@@ -117,10 +117,12 @@ class Calling:
         if refusal is not None:
             return await self._refused(key, call, refusal)
         lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
-        answered = talk.steps.perform(
-            "tool", key, lambda attempt: self._answer(call), policy=_policy(tool), tool=_told(call), lazy=lazy
+        answered: dict[str, Any] = await talk.in_time(
+            talk.steps.perform(
+                "tool", key, lambda attempt: self._answer(call), policy=_policy(tool), tool=_told(call), lazy=lazy
+            )
         )
-        return cast("dict[str, Any]", await talk.in_time(answered))
+        return answered
 
     async def _answer(self, call: ToolCallDict) -> dict[str, Any]:
         talk = self.talk

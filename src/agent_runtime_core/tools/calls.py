@@ -31,6 +31,7 @@ TIMED_OUT: Final = "timed_out"
 #: No answer of the model could mend these: the run stops here, or somewhere else goes on with it.
 _ENDS_RUN: Final = (LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch, StorageError)
 _LARGEST: Final = 1024 * 1024  # bytes of a result as JSON: a model is to read it
+_SURELY_SMALL: Final = _LARGEST // 12 - 1  # characters, of which JSON may write each with twelve
 _LONGEST: Final = 4000  # characters of an error, of which a model reads the first
 
 
@@ -94,7 +95,8 @@ async def answer_call(
     if after is not None:
         result = await after(name, result)
     try:
-        encode(result, max_bytes=_LARGEST)
+        if type(result) is not str or len(result) > _SURELY_SMALL:
+            encode(result, max_bytes=_LARGEST)
     except UnserialisableResult as error:
         return _wrong(FAILED, f"the result of tool {name!r} cannot be kept: {error}")
     return ToolAnswer(_sendable(str(result)), True, result)
