@@ -124,9 +124,9 @@ _callees: WeakKeyDictionary[Any, Callee] = WeakKeyDictionary()
 
 def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> Callee:
     """How to call that function; with `returns`, or a size of its results, they are written and read so."""
-    how = _known(fn)
     if returns is None and max_result_bytes == MAX_RESULT:
-        return how
+        return _known(fn)
+    how = _known(fn)
     to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
     return replace(how, encode=to_text, decode=from_text)
 

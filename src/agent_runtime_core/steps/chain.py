@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from .._json import decode, encode
-from ..attempts import PLAIN_POLICY, Work, perform, threaded
+from ..attempts import PLAIN_POLICY, Callee, Work, perform, threaded
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import Record
 from .listed import Listed
@@ -81,7 +81,7 @@ class Chain(Listed):
         book = self.book
         how, work = step.callee(), self.work
         self.step: Step = step
-        self.is_async: bool = how.is_async
+        self.how: Callee = how
         work.name = name = book.former(step.name, self.key) if book.renames else step.name
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.pos, work.description = index, step.description
@@ -103,7 +103,7 @@ class Chain(Listed):
         if attempt > 1:
             self._new_state()
         # (ctx, state) by place: nothing is to be injected.
-        if not self.is_async:
+        if not self.how.is_async:
             return threaded(self.step.fn, (self.ctx, self.state))
         made: Awaitable[Any] = self.step.fn(self.ctx, self.state)
         return made
