@@ -23,7 +23,7 @@ MAX_PARSED: Final = 1024 * 1024
 # Arguments may be larger than a result: only their digest is kept.
 _DIGEST_BYTES: Final = 8 * MAX_BYTES
 
-_USUAL: Final = frozenset({MAX_RESULT, MAX_BYTES})  # of which allowance() makes the same
+_ALLOWANCES: Final = {most: allowance(most) for most in (MAX_RESULT, MAX_BYTES, _DIGEST_BYTES)}
 _WORD: Final = 2**63
 _BARE: Final = frozenset({bool, float, type(None)})
 _LOOK: Final = -(2**62)
@@ -71,7 +71,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     if type(value) is dict and not value:
         return "{}"  # as most metadata is
     write = _write_sorted if sort_keys else _write
-    left = _left(value, MAX_DEPTH, MAX_BYTES if max_bytes in _USUAL else allowance(max_bytes))
+    left = _left(value, MAX_DEPTH, _ALLOWANCES.get(max_bytes) or allowance(max_bytes))
     text = None
     if left >= 0:
         try:
@@ -93,7 +93,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
 
 def encode_result(value: object) -> str:
     """encode() of a step's result: of a plain one at once, which most are."""
-    if _left(value, MAX_DEPTH, MAX_BYTES) >= 0:
+    if _left(value, MAX_DEPTH, _ALLOWANCES[MAX_RESULT]) >= 0:
         try:
             text = "".join(_write(value, 0))
         except (TypeError, ValueError):
@@ -213,7 +213,8 @@ def arguments_digest(args: tuple[object, ...], kwargs: Mapping[str, object]) -> 
         return _NO_ARGUMENTS, ()
     texts: list[str] = []
     left_out: list[str] = []
-    for name, value in (*((str(index), value) for index, value in enumerate(args)), *sorted(kwargs.items())):
+    named = [(str(index), value) for index, value in enumerate(args)]
+    for name, value in named + sorted(kwargs.items()) if kwargs else named:
         try:
             texts.append(f"{_quote(name)}:{encode(value, max_bytes=_DIGEST_BYTES, sort_keys=True)}")
         except UnserialisableResult:

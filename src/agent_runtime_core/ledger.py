@@ -168,8 +168,14 @@ class Ledger:
         places = [op.args[1].seq for op in ops if op.name == "journal.append"]
         return not places or max(places) + 1 == self._seq
 
+    def _appends(self, records: Sequence[Record]) -> list[Op]:
+        ops: list[Op] = []
+        for record in records:  # mostly one; as a NamedTuple itself makes one, only faster
+            ops.append(_new(Op, ("journal.append", (self.run_id, record))))
+        return ops
+
     def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
-        state = [Op("journal.append", (self.run_id, record)) for record in records]
+        state = self._appends(records)
         if self._derives:
             return state, []
         rows = [row for record in records for row in self._rows(record)]
@@ -188,9 +194,7 @@ class Ledger:
         """Make boundary records durable, with what must land in the queue together with them."""
         results: list[Any] = []
         if self._one:
-            ops: list[Op] = []
-            for record in records:  # mostly one; as a NamedTuple itself makes one, only faster
-                ops.append(_new(Op, ("journal.append", (self.run_id, record))))
+            ops = self._appends(records)
             if queue or self._notes:
                 results = (await self._commit(self._state, [*ops, *queue]))[len(records) :]
             else:
@@ -210,7 +214,7 @@ class Ledger:
     async def note(self, *records: Record) -> None:
         """Queue records ahead of all later writes without waiting for them."""
         if self._one:
-            await self._post(self._state, [Op("journal.append", (self.run_id, record)) for record in records])
+            await self._post(self._state, self._appends(records))
             self._tell(records)
             return
         state, events = self._with_events(records)
