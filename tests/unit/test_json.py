@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core import _json
-from agent_runtime_core._json import arguments_digest, decode, encode
+from agent_runtime_core._json import arguments_digest, decode, encode, encode_result
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
 from tests.unit.codec_values import (
@@ -62,6 +62,26 @@ def test_json_trees_always_come_back_the_same(value: object) -> None:
 @given(anything)
 def test_foreign_values_are_refused_wherever_they_stand(value: object) -> None:
     comes_back_or_is_refused(value)
+
+
+def _written(write: Callable[[], str]) -> str:
+    try:
+        return write()
+    except UnserialisableResult as error:
+        return str(error)
+
+
+@settings(QUICK, max_examples=VALUES * 10 // 100)
+@given(anything)
+def test_results_are_written_as_other_values_are(value: object) -> None:
+    assert _written(lambda: encode_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
+
+
+@pytest.mark.parametrize("size", [_json.MAX_RESULT - 2, _json.MAX_RESULT - 1])
+@pytest.mark.parametrize("make", [lambda size: "x" * size, lambda size: ["x" * (size - 2)], lambda size: b"x" * size])
+def test_a_result_has_its_own_size(make: Callable[[int], object], size: int) -> None:
+    value = make(size)
+    assert _written(lambda: encode_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
 
 
 written = st.one_of(st.text('[]{}",:$v0123456789.eE+-truefalsn \\u', max_size=60), json_trees.map(json.dumps))
