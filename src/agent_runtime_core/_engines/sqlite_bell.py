@@ -38,8 +38,9 @@ class FileBell(Bell):
         self._presence.ring(topics)
 
     def _run(self) -> None:
-        conn = self._connect()
-        version = conn.execute("PRAGMA data_version").fetchone()[0]
+        # Opened at the first look, which wakes all: many a process is gone by then.
+        conn: sqlite3.Connection | None = None
+        version: int | None = None
         # Who listed the bells just before this one hung does not ring it yet.
         unheard = self._clock.boot() + 2 * RESCAN
         while not self._closed:
@@ -55,8 +56,10 @@ class FileBell(Bell):
                 self.wake({t for t in tuple(self._listeners) if t[0] in letters})
                 continue
             with contextlib.suppress(sqlite3.Error):
+                conn = conn or self._connect()
                 seen = conn.execute("PRAGMA data_version").fetchone()[0]
                 if seen != version:
                     version = seen
                     self.wake()
-        self._disconnect(conn)
+        if conn is not None:
+            self._disconnect(conn)
