@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from operator import itemgetter
 from typing import Any, Protocol, cast
 
 from ._ids import step_id
@@ -14,6 +15,8 @@ from .journal.record import DONE, STARTED, Record, count_events, is_copied, with
 from .ledger import Ledger
 
 Identity = tuple[str, str]  # (name, key)
+
+_SEQ = itemgetter(0)
 
 
 class Performed(Protocol):
@@ -62,6 +65,13 @@ def _nobody() -> Any:
     return None
 
 
+def _carries(record: Record, following: Record) -> bool:
+    """Whether it carries the start of that step: in a chain, of the one at the next place."""
+    if record.key != following.key or record.digest != following.digest:
+        return False
+    return record.pos + 1 == following.pos and f'"pos":{following.pos},' in cast(str, record.next)
+
+
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
     return {"total_tokens": held.get("tokens"), "cost_usd": held.get("usd")}
 
@@ -92,34 +102,51 @@ class Book:
         self._came = self._last = -1  # positions of the last record this claim has come to, and of the last there is
         self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
         self._failure: Record | None = None
-        self._carriers: list[Record] = []
         self._ended_tries: set[Identity] = set()
-        for record in records:
-            self._read(record)
-        self._find_carried()
+        self._read(records)
         self._ordered.sort(key=lambda record: record.pos)
         self.pos = 0
         #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
         #: collector.
         self.owner: Callable[[], Any] = _nobody
 
-    def _read(self, record: Record) -> None:
-        self.length += 1
-        identity = (record.name, record.key)
-        failure, self._failure = self._failure, None
-        if failure is not None and record.kind in ("started", "done"):
+    def _read(self, records: Iterable[Record]) -> None:
+        done, begun = self.done, self.begun
+        last = carrier = None
+        carriers: list[Record] = []
+        for record in records:
+            self.length += 1
+            if self._failure is not None:
+                self._went_on(self._failure, record)
+            if record.kind != "done":
+                self._read_other(record)
+                continue
+            last, key = record, record.key
+            identity = (record.name, key)
+            done[identity] = record
+            if begun:
+                begun.pop(identity, None)
+            if record.state is not None:
+                self.states[key] = record.state
+            if key.startswith("s:"):
+                self._ordered.append(record)
+            if carrier is not None and not _carries(carrier, record):
+                carriers.append(carrier)
+            carrier = None if record.next is None else record
+        if last is not None:
+            self._last = last.seq
+        if carrier is not None:
+            carriers.append(carrier)
+        self._find_carried(carriers)
+
+    def _went_on(self, failure: Record, record: Record) -> None:
+        self._failure = None
+        if record.kind in ("started", "done"):
             self.given_up[failure.name, failure.key] = failure
+
+    def _read_other(self, record: Record) -> None:
+        identity = (record.name, record.key)
         match record.kind:
-            case "done":
-                self.done[identity] = record
-                self.begun.pop(identity, None)
-                self._last = record.seq
-                if record.state is not None:
-                    self.states[record.key] = record.state
-                if record.key.startswith("s:"):
-                    self._ordered.append(record)
-                if record.next is not None:
-                    self._carriers.append(record)
             case "started":
                 if identity in self.begun:
                     self.lost[identity] = self.doubted(identity)
@@ -172,15 +199,10 @@ class Book:
                 add(_as_usage(self.doubted(identity)))
         return spent
 
-    def _find_carried(self) -> None:
+    def _find_carried(self, carriers: Iterable[Record]) -> None:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""
-        placed = {(record.key, record.digest, record.pos) for record in self.done.values()}
-        for record in self._carriers:
-            # In a chain, the next step is the one at the next place: most often it is recorded too.
-            carried = cast(str, record.next)
-            if (record.key, record.digest, record.pos + 1) in placed and f'"pos":{record.pos + 1},' in carried:
-                continue
-            after = json.loads(carried)
+        for record in carriers:
+            after = json.loads(cast(str, record.next))
             identity = (after["name"], after["key"])
             if identity not in self.done and identity not in self._ended_tries:
                 self.begun.setdefault(identity, 1)
@@ -252,14 +274,15 @@ class Book:
         """Whether there are records that this claim has not come to yet."""
         return self._came < self._last
 
-    def passed(self, recorded: Record | None = None) -> None:
-        """A step has its result, from that record or a new one: later events belong to the next stretch of code."""
+    def passed(self, *recorded: Record) -> None:
+        """Steps have their results, from these records, or one has it from a new one: later events belong to the next
+        stretch of code."""
         frame = FRAME.get()
         if frame is None or frame.book is not self:  # what runs inside of a step is not passed again on a resume
-            self.boundary += 1
+            self.boundary += len(recorded) or 1
             self.emitted = 0
         # A recorded step answers for those that ran inside it, which nobody asks for any more.
-        self._came = self._last if recorded is None else max(self._came, recorded.seq)
+        self._came = max(self._came, *map(_SEQ, recorded)) if recorded else self._last
 
     # -- writing
 

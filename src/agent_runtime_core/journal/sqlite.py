@@ -70,11 +70,15 @@ def _body(record: Record) -> str:
 
 
 def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
-    crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}".encode())
+    about = f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}"
     if result is None:
-        return crc
+        return crc32(about.encode())
+    if isinstance(result, str):
+        if len(result) < SHORTEST_PACKED:
+            return crc32((about + result).encode())
+        result = result.encode()
     # By itself: it may be large, and need not be copied.
-    return crc32(result if isinstance(result, bytes) else result.encode(), crc)
+    return crc32(result, crc32(about.encode()))
 
 
 def _packed(kind: str, result: str | None) -> str | bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
+from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
 from types import MappingProxyType
 from typing import Any, cast
@@ -27,10 +28,12 @@ class Chain(Listed):
         self._match()
         self._load(initial_state)
         work, seal, cancelled = self.work, self._seal, self.ctx.cancelled
-        for index, step in enumerate(steps):
+        if head := self._head():
+            self._skip(0, head)
+        for index, step in enumerate(islice(steps, len(head), None), len(head)):
             record = self._recorded(step)
             if record is not None:
-                self._skip(index, step, record)
+                self._skip(index, (record,))
                 continue
             if cancelled():
                 raise StepCancelledError(step.name)
@@ -47,6 +50,15 @@ class Chain(Listed):
         if self.deferred:
             await book.ledger.append(*self._with_deferred())
         return self.results
+
+    def _head(self) -> list[Record]:
+        """The records of the list's first steps, as far as all have one: on a resume, all that has been done."""
+        records = []
+        for step in self.steps:
+            if (record := self._recorded(step)) is None:
+                break
+            records.append(record)
+        return records
 
     def _match(self) -> None:
         """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""
@@ -96,7 +108,7 @@ class Chain(Listed):
             self.state_text = book.states[self.key] = self.changed
             self._new_state()
         book.passed()
-        self._completed(index, step)
+        self._completed(step)
 
     def _try(self, attempt: int) -> Awaitable[Any]:
         """One try of the present step, which sees the state as last committed."""

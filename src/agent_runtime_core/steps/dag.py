@@ -26,7 +26,7 @@ class Dag(Listed):
         self.told: set[int] = set()  # steps that were told to be left out
         for place, step in enumerate(self.steps):
             if (record := self._recorded(step)) is not None:
-                self._skip(place, step, record)
+                self._skip(place, (record,))
         await self._flush_skips()
         recorded = {graph.places[name] for name in self.results}
         #: What the start of a step tells besides: how many are done, in the order of the journal.
@@ -87,7 +87,7 @@ class Dag(Listed):
         )  # fmt: skip
         self.results[step.name] = await perform(book, work, seal)
         book.passed()
-        self._completed(place, step)
+        self._completed(step)
         graph.finished(place)
         return following
 
@@ -132,7 +132,3 @@ class Dag(Listed):
             listed = [[book.former(self.steps[each].name, self.key), self.key, each, why] for each in lost]
             record = book.boundary_record(SKIPPED, nev=len(lost), total=self.total, info={"steps": listed})
             await book.ledger.note(record)
-
-    def _completed(self, index: int, step: Step) -> None:
-        self.kept.completed_steps.append(step.name)
-        self.kept.current_step_index = len(self.kept.completed_steps)

@@ -25,7 +25,7 @@ class Listed:
         self.kept: ExecutionState = executor.state
         self.results: dict[str, Any] = {}
         self.deferred: list[Record] = []
-        self.skips: list[tuple[str, int]] = []
+        self.skips: list[str] = []  # what a record of them tells of each, as JSON
 
     async def open(self, steps: Sequence[Step], resume: bool) -> None:
         """Know the list by its scope, by how often that was reset, and by its number there."""
@@ -44,17 +44,20 @@ class Listed:
         book = self.book
         return book.recorded(step.name, self.key) if book.renames else book.done.get((step.name, self.key))
 
-    def _skip(self, index: int, step: Step, record: Record) -> None:
-        self.results[step.name] = None if record.result is None else step.callee().decode(record.result)
-        self.skips.append((record.name, index))
-        self.book.passed(record)
-        self._completed(index, step)
+    def _skip(self, first: int, records: Sequence[Record]) -> None:
+        """Answer the steps from that place on from their records."""
+        results, key = self.results, self.quoted_key
+        for place, record in enumerate(records, first):
+            step, text = self.steps[place], record.result
+            results[step.name] = None if text is None else step.callee().decode(text)
+            self._completed(step)
+            self.skips.append(f"[{quote(record.name)},{key},{place}]")
+        self.book.passed(*records)
 
     async def _flush_skips(self) -> None:
         if self.skips:
-            listed = ",".join(f"[{quote(name)},{self.quoted_key},{place}]" for name, place in self.skips)
             record = self.book.boundary_record(SKIPPED, nev=len(self.skips), total=self.total)
-            record = record._replace(info=f'{{"steps":[{listed}]}}')
+            record = record._replace(info=f'{{"steps":[{",".join(self.skips)}]}}')
             self.skips = []
             await self.book.ledger.note(record)
 
@@ -65,6 +68,7 @@ class Listed:
         deferred, self.deferred = self.deferred, []
         return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
 
-    def _completed(self, index: int, step: Step) -> None:
-        self.kept.current_step_index = index + 1
-        self.kept.completed_steps.append(step.name)
+    def _completed(self, step: Step) -> None:
+        completed = self.kept.completed_steps
+        completed.append(step.name)
+        self.kept.current_step_index = len(completed)
