@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from zlib import compress, crc32, decompress
 
@@ -124,8 +124,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
 
 
 def applied(tx: SQLiteTx, run_id: str, record: Record) -> int:
-    row = tx.execute(_COLUMNS + " AND seq = ?", (run_id, record.seq)).fetchone()
-    there = None if row is None else _read(run_id, row)
+    there = _one(run_id, tx.execute(_COLUMNS + " AND seq = ?", (run_id, record.seq)))
     if there is None or (there.claim_id, there.kind, there.key) != (record.claim_id, record.kind, record.key):
         raise LeaseLost(run_id, record.claim_id)
     return record.seq
@@ -159,42 +158,55 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_journal WHERE run_id = ?", (run_id,))
 
 
-def _read(run_id: str, row: tuple[Any, ...]) -> Record:
-    seq, kind, name, result, body, ev, nev, crc = row
-    if _crc(run_id, seq, kind, name, result, body, nev) != crc:
-        raise StorageCorrupt(f"journal record {seq} ({kind} {name!r}) does not match its checksum")
-    result = _unpacked(result)
-    attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
-    # As a NamedTuple itself makes one, only faster.
-    record: Record = tuple.__new__(
-        Record,
-        (
-            seq, kind, name, key, int(attempt), claim_id, float(t), result, error or None, state or None, int(pos),
-            int(total), int(tries), int(ms), info or None, next_ or None, digest or None, ev, nev,
-        ),
-    )  # fmt: skip
-    return record
+class _Numbers(dict[str, int]):
+    """The numbers of texts: in one journal, the same few come up again and again."""
+
+    def __missing__(self, text: str) -> int:
+        number = self[text] = int(text)
+        return number
+
+
+def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
+    """The records in these rows; StorageCorrupt for one that is not as it was written."""
+    records: list[Record] = []
+    number = _Numbers()
+    for seq, kind, name, result, body, ev, nev, crc in rows:
+        if _crc(run_id, seq, kind, name, result, body, nev) != crc:
+            raise StorageCorrupt(f"journal record {seq} ({kind} {name!r}) does not match its checksum")
+        attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
+        # As a NamedTuple itself makes one, only faster.
+        record: Record = tuple.__new__(
+            Record,
+            (
+                seq, kind, name, key, number[attempt], claim_id, float(t),
+                _unpacked(result) if isinstance(result, bytes) else result, error or None, state or None, int(pos),
+                number[total], number[tries], number[ms], info or None, next_ or None, digest or None, ev, nev,
+            ),
+        )  # fmt: skip
+        records.append(record)
+    return records
 
 
 def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:
-    return [_read(run_id, row) for row in view.execute(_RECORDS, (run_id, after))]
+    return _read(run_id, view.execute(_RECORDS, (run_id, after)))
+
+
+def _one(run_id: str, rows: sqlite3.Cursor) -> Record | None:
+    found = _read(run_id, rows)
+    return found[0] if found else None
 
 
 def ending(view: SQLiteTx | sqlite3.Connection, run_id: str) -> Record | None:
-    last = view.execute(_LAST, (run_id,)).fetchone()
-    if last is None:
-        return None
     # Read whatever it says it is: a damaged end would not be found by its kind.
-    record = _read(run_id, last)
-    if record.kind == ENDED:
-        return record
-    row = view.execute(_ENDING, (run_id,)).fetchone()
-    return _read(run_id, row) if row else None
+    last = _one(run_id, view.execute(_LAST, (run_id,)))
+    if last is None or last.kind == ENDED:
+        return last
+    return _one(run_id, view.execute(_ENDING, (run_id,)))
 
 
 def boundaries(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> list[Record]:
     """Records that stand for events at or after `since`, in order."""
-    return [_read(run_id, row) for row in view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit))]
+    return _read(run_id, view.execute(_BOUNDARIES, (run_id, run_id, since, since, limit)))
 
 
 CONCERN = Concern(
