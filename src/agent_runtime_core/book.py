@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Protocol, cast
@@ -17,6 +17,7 @@ from .ledger import Ledger
 Identity = tuple[str, str]  # (name, key)
 
 _SEQ = itemgetter(0)
+_READ = itemgetter(1, 2, 3, 9, 15)  # kind, name, key, state and next of a record
 
 
 class Performed(Protocol):
@@ -67,9 +68,11 @@ def _nobody() -> Any:
 
 def _carries(record: Record, following: Record) -> bool:
     """Whether it carries the start of that step: in a chain, of the one at the next place."""
-    if record.key != following.key or record.digest != following.digest:
-        return False
-    return record.pos + 1 == following.pos and f'"pos":{following.pos},' in cast(str, record.next)
+    return (
+        f'"pos":{following.pos},' in cast(str, record.next)
+        and record.key == following.key
+        and record.digest == following.digest
+    )
 
 
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
 class Book:
     """The journal as the steps of one claim see it, and their way to write to it."""
 
-    def __init__(self, ledger: Ledger, records: Iterable[Record]) -> None:
+    def __init__(self, ledger: Ledger, records: Sequence[Record]) -> None:
         self.ledger = ledger
         self.wall: Callable[[], float] = ledger.clock.wall
         self.done: dict[Identity, Record] = {}
@@ -110,38 +113,37 @@ class Book:
         #: collector.
         self.owner: Callable[[], Any] = _nobody
 
-    def _read(self, records: Iterable[Record]) -> None:
-        done, begun = self.done, self.begun
+    def _read(self, records: Sequence[Record]) -> None:
+        done, begun, ordered = self.done, self.begun, self._ordered
         last = carrier = None
         carriers: list[Record] = []
-        for record in records:
-            self.length += 1
+        self.length = len(records)
+        for record, (kind, name, key, state, carried) in zip(records, map(_READ, records), strict=True):
             if self._failure is not None:
-                self._went_on(self._failure, record)
-            if record.kind != "done":
+                self._went_on(self._failure, kind)
+            if kind != "done":
                 self._read_other(record)
                 continue
-            last, key = record, record.key
-            identity = (record.name, key)
+            last, identity = record, (name, key)
             done[identity] = record
             if begun:
                 begun.pop(identity, None)
-            if record.state is not None:
-                self.states[key] = record.state
+            if state is not None:
+                self.states[key] = state
             if key.startswith("s:"):
-                self._ordered.append(record)
+                ordered.append(record)
             if carrier is not None and not _carries(carrier, record):
                 carriers.append(carrier)
-            carrier = None if record.next is None else record
+            carrier = None if carried is None else record
         if last is not None:
             self._last = last.seq
         if carrier is not None:
             carriers.append(carrier)
         self._find_carried(carriers)
 
-    def _went_on(self, failure: Record, record: Record) -> None:
+    def _went_on(self, failure: Record, kind: str) -> None:
         self._failure = None
-        if record.kind in ("started", "done"):
+        if kind in ("started", "done"):
             self.given_up[failure.name, failure.key] = failure
 
     def _read_other(self, record: Record) -> None:
@@ -199,7 +201,7 @@ class Book:
                 add(_as_usage(self.doubted(identity)))
         return spent
 
-    def _find_carried(self, carriers: Iterable[Record]) -> None:
+    def _find_carried(self, carriers: Sequence[Record]) -> None:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""
         for record in carriers:
             after = json.loads(cast(str, record.next))

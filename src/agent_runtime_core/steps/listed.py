@@ -46,12 +46,14 @@ class Listed:
 
     def _skip(self, first: int, records: Sequence[Record]) -> None:
         """Answer the steps from that place on from their records."""
-        results, key = self.results, self.quoted_key
+        results, kept, completed = self.results, self.kept, self.kept.completed_steps
         for place, record in enumerate(records, first):
             step, text = self.steps[place], record.result
-            results[step.name] = None if text is None else step.callee().decode(text)
-            self._completed(step)
-            self.skips.append(f"[{quote(record.name)},{key},{place}]")
+            name = step.name
+            results[name] = None if text is None else step.callee().decode(text)
+            completed.append(name)
+            kept.current_step_index = len(completed)
+            self.skips.append(f"[{quote(record.name)},{self.quoted_key},{place}]")
         self.book.passed(*records)
 
     async def _flush_skips(self) -> None:
