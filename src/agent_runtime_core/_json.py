@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import json.encoder
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
 
 from ._refusals import MAX_DEPTH, foreign
 from ._tags import MAX_PARTS, PART, TAG, Tagging, allowance, oversize, revived
@@ -185,6 +186,16 @@ def decode(text: str) -> object:
         raise
     except (ValueError, StopIteration) as error:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
+
+
+def decode_all(texts: Sequence[str]) -> list[object]:
+    """What decode() gives of each of these texts that encode() wrote, in half the time where they are short."""
+    if len(texts) > 1 and sum(map(len, texts)) <= MAX_PARSED:
+        with contextlib.suppress(UnserialisableResult):  # told below, of the text that it is about
+            values = cast("list[object]", decode(f"[{','.join(texts)}]"))
+            if len(values) == len(texts):
+                return values
+    return [decode(text) for text in texts]
 
 
 def same_tree(text: str, other: str) -> bool:

@@ -100,3 +100,22 @@ async def test_a_compressed_result_that_was_damaged_is_told(store: SQLiteStateSt
     conn.close()
     with pytest.raises(StorageCorrupt, match="does not match its checksum"):
         await store.records(RUN)
+
+
+@pytest.mark.parametrize("result", ["12", "x" * (SHORTEST_PACKED - 1), NOISE, None])
+@pytest.mark.parametrize(
+    "change",
+    ["result = coalesce(result, '') || '1'", "name = name || 'x'", "body = body || 'x'", "kind = 'failed'", "nev = 7"],
+)
+async def test_a_record_that_was_damaged_is_told(
+    store: SQLiteStateStore, tmp_path: Path, result: str | None, change: str
+) -> None:
+    records = [FULL._replace(seq=seq, result=result) for seq in range(3)]
+    await store.commits.commit(None, [Op("journal.append", (RUN, record)) for record in records])
+    assert [each._replace(ev=-1) for each in await store.records(RUN)] == records
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    conn.execute(f"UPDATE arc_journal SET {change} WHERE seq = 1")
+    conn.commit()
+    conn.close()
+    with pytest.raises(StorageCorrupt, match=r"journal record 1 .* does not match its checksum"):
+        await store.records(RUN)

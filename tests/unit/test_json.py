@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core import _json
-from agent_runtime_core._json import arguments_digest, decode, encode, encode_result
+from agent_runtime_core._json import MAX_PARSED, arguments_digest, decode, decode_all, encode, encode_result
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
 from tests.unit.codec_values import (
@@ -479,3 +479,20 @@ def test_the_walk_costs_little_beside_json_itself() -> None:
     assert cost(lambda: decode(written), 50) < 2 * cost(lambda: json.loads(written), 50)
     assert cost(lambda: encode(small), 2000) < 2 * cost(lambda: json.dumps(small), 2000)
     assert cost(lambda: decode('{"ok":true,"n":3}'), 2000) < 2 * cost(lambda: json.loads('{"ok":true,"n":3}'), 2000)
+
+
+@pytest.mark.parametrize(
+    "values", [[], [1], [{"a": 1}, "b", None], [{1, 2}, b"x", {"$": 1}], ["x" * MAX_PARSED, {"y": [1]}]]
+)
+def test_many_texts_are_decoded_as_each_of_them_is(values: list[object]) -> None:
+    texts = [encode(value) for value in values]
+    assert decode_all(texts) == [decode(text) for text in texts] == values
+
+
+@pytest.mark.parametrize("texts", [["1", "1,2"], ["[1", "2]"], ["1", ""], ["1", '{"$":"nobody","v":1}']])
+def test_of_many_texts_one_that_was_not_written_is_refused_as_by_itself(texts: list[str]) -> None:
+    with pytest.raises(UnserialisableResult) as each:
+        [decode(text) for text in texts]
+    with pytest.raises(UnserialisableResult) as together:
+        decode_all(texts)
+    assert str(together.value) == str(each.value)

@@ -70,15 +70,11 @@ def _body(record: Record) -> str:
 
 
 def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
-    about = f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}"
+    crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}".encode())
     if result is None:
-        return crc32(about.encode())
-    if isinstance(result, str):
-        if len(result) < SHORTEST_PACKED:
-            return crc32((about + result).encode())
-        result = result.encode()
+        return crc
     # By itself: it may be large, and need not be copied.
-    return crc32(result, crc32(about.encode()))
+    return crc32(result if isinstance(result, bytes) else result.encode(), crc)
 
 
 def _packed(kind: str, result: str | None) -> str | bytes | None:
@@ -171,7 +167,11 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
     records: list[Record] = []
     number = _Numbers()
     for seq, kind, name, result, body, ev, nev, crc in rows:
-        if _crc(run_id, seq, kind, name, result, body, nev) != crc:
+        if type(result) is str and len(result) < SHORTEST_PACKED:  # as _crc() has it, for most at once
+            found = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0False\0{body}{result}".encode())
+        else:
+            found = _crc(run_id, seq, kind, name, result, body, nev)
+        if found != crc:
             raise StorageCorrupt(f"journal record {seq} ({kind} {name!r}) does not match its checksum")
         attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
         # As a NamedTuple itself makes one, only faster.
@@ -188,7 +188,7 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
 
 
 def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:
-    return _read(run_id, view.execute(_RECORDS, (run_id, after)))
+    return _read(run_id, view.execute(_RECORDS, (run_id, after)).fetchall())
 
 
 def _one(run_id: str, rows: sqlite3.Cursor) -> Record | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
+from .._json import decode, decode_all
 from ..book import Book
 from ..journal.record import RESET, SKIPPED, Record
 from .model import ExecutionState, Step
@@ -46,14 +47,14 @@ class Listed:
 
     def _skip(self, first: int, records: Sequence[Record]) -> None:
         """Answer the steps from that place on from their records."""
-        results, kept, completed = self.results, self.kept, self.kept.completed_steps
-        for place, record in enumerate(records, first):
-            step, text = self.steps[place], record.result
-            name = step.name
-            results[name] = None if text is None else step.callee().decode(text)
-            completed.append(name)
-            kept.current_step_index = len(completed)
+        steps = self.steps[first : first + len(records)]
+        for place, (step, record, result) in enumerate(
+            zip(steps, records, _results(steps, records), strict=True), first
+        ):
+            self.results[step.name] = result
+            self.kept.completed_steps.append(step.name)
             self.skips.append(f"[{quote(record.name)},{self.quoted_key},{place}]")
+        self.kept.current_step_index = len(self.kept.completed_steps)
         self.book.passed(*records)
 
     async def _flush_skips(self) -> None:
@@ -74,3 +75,13 @@ class Listed:
         completed = self.kept.completed_steps
         completed.append(step.name)
         self.kept.current_step_index = len(completed)
+
+
+def _results(steps: Sequence[Step], records: Sequence[Record]) -> list[Any]:
+    """What these steps gave, by their records."""
+    decoders = [step.callee().decode for step in steps]
+    if decoders.count(decode) == len(decoders):
+        return decode_all(["null" if record.result is None else record.result for record in records])
+    return [
+        None if record.result is None else read(record.result) for read, record in zip(decoders, records, strict=True)
+    ]
