@@ -109,14 +109,21 @@ class Policy:
 PLAIN_POLICY = Policy()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Callee:
     """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
 
     is_async: bool
-    takes_context: bool
     encode: Callable[[object], str]
     decode: Callable[[str], object]
+    #: None until `call` wants to know: the steps of a list get the context by place, and many are never called.
+    takes_context: bool | None = None
+
+    def asked(self, fn: Callable[..., Any]) -> bool:
+        """Whether `fn`, which this is of, has a parameter for the context."""
+        if self.takes_context is None:
+            self.takes_context = context_parameter(fn) is not None
+        return self.takes_context
 
 
 _callees: WeakKeyDictionary[Any, Callee] = WeakKeyDictionary()
@@ -128,7 +135,8 @@ def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = 
         return _known(fn)
     how = _known(fn)
     to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
-    return replace(how, encode=to_text, decode=from_text)
+    # Asked before, so that not each of the copies has to find out.
+    return replace(how, encode=to_text, decode=from_text, takes_context=how.asked(fn))
 
 
 def _known(fn: Callable[..., Any]) -> Callee:
@@ -151,12 +159,12 @@ def _inspect(fn: Callable[..., Any]) -> Callee:
         raise InvalidArgument(f"a step function is callable, not {fn!r:.80}")
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
     to_text, from_text = codec_for(returns_of(fn))
-    return Callee(is_async, context_parameter(fn) is not None, to_text, from_text)
+    return Callee(is_async, to_text, from_text)
 
 
 def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
     """Call a step function once: what to await."""
-    if how.takes_context:
+    if how.takes_context is not False and how.asked(fn):
         args = place_context(fn, ctx, args)
     if how.is_async:
         return cast("Awaitable[Any]", fn(*args))
