@@ -122,7 +122,7 @@ class Waits:
         self._ledger = book.ledger
         self._mail: list[Mail] = []
         self._cursor = 0
-        self._used = {mail for record in book.done.values() if (mail := _consumed(record))}
+        self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     def _emit(self, event_type: str, payload: dict[str, Any]) -> Awaitable[None]:
         told: Awaitable[None] = self._book.owner().emit(event_type, payload)

@@ -29,11 +29,11 @@ class Chain(Listed):
         self._load(initial_state)
         work, seal, cancelled = self.work, self._seal, self.ctx.cancelled
         if head := self._head():
-            self._skip(0, head)
+            self._skip(head)
         for index, step in enumerate(islice(steps, len(head), None), len(head)):
             record = self._recorded(step)
             if record is not None:
-                self._skip(index, (record,))
+                self._skip({index: record})
                 continue
             if cancelled():
                 raise StepCancelledError(step.name)
@@ -51,14 +51,14 @@ class Chain(Listed):
             await book.ledger.append(*self._with_deferred())
         return self.results
 
-    def _head(self) -> list[Record]:
+    def _head(self) -> dict[int, Record]:
         """The records of the list's first steps, as far as all have one: on a resume, all that has been done."""
-        records = []
-        for step in self.steps:
+        found: dict[int, Record] = {}
+        for place, step in enumerate(self.steps):
             if (record := self._recorded(step)) is None:
                 break
-            records.append(record)
-        return records
+            found[place] = record
+        return found
 
     def _match(self) -> None:
         """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""

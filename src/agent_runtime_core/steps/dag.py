@@ -24,9 +24,9 @@ class Dag(Listed):
         self._match()
         self._load(initial_state)
         self.told: set[int] = set()  # steps that were told to be left out
-        for place, step in enumerate(self.steps):
-            if (record := self._recorded(step)) is not None:
-                self._skip(place, (record,))
+        places = enumerate(self.steps)
+        if found := {place: record for place, step in places if (record := self._recorded(step)) is not None}:
+            self._skip(found)
         await self._flush_skips()
         recorded = {graph.places[name] for name in self.results}
         #: What the start of a step tells besides: how many are done, in the order of the journal.

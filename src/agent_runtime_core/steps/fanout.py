@@ -11,6 +11,7 @@ from ..attempts import Callee, Policy, Work, call, callee, perform
 from ..book import Book
 from ..errors import StepCancelledError
 from ..journal.record import SKIPPED, Record
+from .listed import recorded_results
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -46,17 +47,21 @@ class FanOut:
 
     async def _recorded(self) -> list[int]:
         """Take what the journal has; the places of the items it has not."""
-        book, missing, skips = self.book, [], []
+        book, found, missing, skips = self.book, dict[int, Record](), [], []
         for index, key in enumerate(self.keys):
             record = book.recorded(self.name, key)
             if record is None:
                 missing.append(index)
                 continue
-            self.results[index] = None if record.result is None else self.how.decode(record.result)
+            found[index] = record
             skip: list[Any] = [record.name, key, index]
             skips.append([*skip, {"input_changed": True}] if record.digest != self.digests[index] else skip)
-            book.passed(record)
+        records = list(found.values())
+        results = recorded_results([self.how.decode] * len(records), records)
+        for index, result in zip(found, results, strict=True):
+            self.results[index] = result
         if skips:
+            book.passed(*records)
             total = len(self.items)
             await book.ledger.note(book.boundary_record(SKIPPED, nev=len(skips), total=total, info={"steps": skips}))
         return missing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +45,11 @@ class Listed:
         book = self.book
         return book.recorded(step.name, self.key) if book.renames else book.done.get((step.name, self.key))
 
-    def _skip(self, first: int, records: Sequence[Record]) -> None:
-        """Answer the steps from that place on from their records."""
-        steps = self.steps[first : first + len(records)]
-        for place, (step, record, result) in enumerate(
-            zip(steps, records, _results(steps, records), strict=True), first
-        ):
+    def _skip(self, found: Mapping[int, Record]) -> None:
+        """Answer the steps at these places from their records."""
+        steps, records = [self.steps[place] for place in found], list(found.values())
+        results = recorded_results([step.callee().decode for step in steps], records)
+        for place, step, record, result in zip(found, steps, records, results, strict=True):
             self.results[step.name] = result
             self.kept.completed_steps.append(step.name)
             self.skips.append(f"[{quote(record.name)},{self.quoted_key},{place}]")
@@ -77,9 +76,8 @@ class Listed:
         self.kept.current_step_index = len(completed)
 
 
-def _results(steps: Sequence[Step], records: Sequence[Record]) -> list[Any]:
-    """What these steps gave, by their records."""
-    decoders = [step.callee().decode for step in steps]
+def recorded_results(decoders: Sequence[Callable[[str], Any]], records: Sequence[Record]) -> list[Any]:
+    """The results in these records, each as its decoder reads it."""
     if decoders.count(decode) == len(decoders):
         return decode_all(["null" if record.result is None else record.result for record in records])
     return [
