@@ -119,3 +119,19 @@ async def test_a_record_that_was_damaged_is_told(
     conn.close()
     with pytest.raises(StorageCorrupt, match=r"journal record 1 .* does not match its checksum"):
         await store.records(RUN)
+
+
+async def test_a_result_whose_kind_was_damaged_is_told(store: SQLiteStateStore, tmp_path: Path) -> None:
+    await store.commits.commit(None, [Op("journal.append", (RUN, FULL._replace(seq=0, result="12")))])
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    conn.execute("PRAGMA writable_schema=ON")
+    conn.execute("UPDATE sqlite_master SET sql = replace(sql, 'result TEXT', 'result') WHERE name = 'arc_journal'")
+    conn.commit()
+    conn.close()
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    conn.execute("UPDATE arc_journal SET result = 12")
+    assert conn.execute("SELECT typeof(result) FROM arc_journal").fetchone() == ("integer",)
+    conn.commit()
+    conn.close()
+    with pytest.raises(StorageCorrupt, match="does not match its checksum"):
+        await store.records(RUN)

@@ -73,6 +73,8 @@ def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None
     crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}".encode())
     if result is None:
         return crc
+    if not isinstance(result, (str, bytes)):
+        return -1  # no checksum: the column was damaged
     # By itself: it may be large, and need not be copied.
     return crc32(result if isinstance(result, bytes) else result.encode(), crc)
 
