@@ -299,10 +299,9 @@ class EventBus(ABC):
             cursor = head if since is None else since
             feed.start(cursor, head)
             while True:
-                events = await feed.after(cursor)
-                for event in events:
+                for event in await feed.after(cursor):
                     yield event
-                cursor = events[-1].sequence + 1
+                cursor = event.sequence + 1
         finally:
             hub.leave(feed)
 

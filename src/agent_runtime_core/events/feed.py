@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from bisect import bisect_left
 from collections.abc import Callable
@@ -25,10 +26,11 @@ class Feed:
     """One run as one event loop follows it.
 
     The window holds every event from `floor` up to `tail`, the next to be read. There is no reader task:
-    the first follower to reach the tail reads for all, and hands over when it is cancelled.
+    one follower that has reached the tail reads for all, and hands over when it is cancelled. The others sleep until
+    there is something for them.
     """
 
-    def __init__(self, bus: EventBus, run_id: str) -> None:
+    def __init__(self, bus: EventBus, run_id: str, loop: asyncio.AbstractEventLoop) -> None:
         self.run_id = run_id
         self.followers = 0
         self.floor: int = -1
@@ -37,9 +39,13 @@ class Feed:
         self._weight = 0
         self.closed: bool = False
         self._bus = bus
+        self._loop = loop
         self._unread = False
         self._reading = False
-        self._changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
+        # What was read last, and for whom it is just what comes next: they share the list.
+        self._page: list[Event] = []
+        self._page_at = -1
 
     def start(self, cursor: int, head: int) -> None:
         """A follower comes in at `cursor` while `head` is the next sequence to be given."""
@@ -50,30 +56,56 @@ class Feed:
     def mark(self) -> None:
         """There may be something to read."""
         self._unread = True
-        self._changed.set()
+        self._call_reader()
 
     def close(self) -> None:
         self.closed = True
-        self._changed.set()
+        self._call_all()
 
     async def after(self, cursor: int) -> list[Event]:
-        """The next events from `cursor` on, at least one of them."""
+        """The next events from `cursor` on, at least one of them, in a list that others may share."""
         while True:
             if self.closed:
                 raise StorageClosed("the event bus was closed while this run was followed")
+            if cursor == self._page_at:
+                return self._page
             if cursor < self.floor:
                 # Others had moved on: this one reads for itself, and lets them run between its pages.
                 await asyncio.sleep(0)
                 if page := await self._bus._page(self.run_id, cursor, PAGE):
                     return page
                 cursor = self.floor
-            elif cursor < self.tail and (found := self.window[bisect_left(self.window, cursor, key=_SEQUENCE) :]):
-                return found
+            elif cursor < self.tail:
+                return self.window[bisect_left(self.window, cursor, key=_SEQUENCE) :]
             elif self._unread and not self._reading:
                 await self._read()
             else:
-                self._changed.clear()
-                await self._changed.wait()
+                await self._called()
+
+    async def _called(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiting.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiter)
+            # It may have been this one that was to read.
+            self._call_reader()
+            raise
+
+    def _call_reader(self) -> None:
+        while self._unread and not self._reading and self._waiting:
+            waiter = self._waiting.pop(0)
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _call_all(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _read(self) -> None:
         self._reading = True
@@ -84,12 +116,16 @@ class Feed:
             page = await self._bus._page(self.run_id, self.tail, PAGE)
         except BaseException:
             self._unread = True
-            raise
-        finally:
             self._reading = False
-            self._changed.set()
-        if not page:
-            return
+            self._call_reader()
+            raise
+        self._reading = False
+        if page:
+            self._add(page)
+            self._call_all()
+
+    def _add(self, page: list[Event]) -> None:
+        self._page, self._page_at = page, self.tail
         self.window += page
         self.tail = page[-1].sequence + 1
         self._unread = self._unread or len(page) >= PAGE
@@ -127,7 +163,7 @@ class Hub:
     def join(self, run_id: str) -> Feed:
         feed = self.feeds.get(run_id)
         if feed is None:
-            feed = self.feeds[run_id] = Feed(self._bus, run_id)
+            feed = self.feeds[run_id] = Feed(self._bus, run_id, self._loop)
         feed.followers += 1
         return feed
 
