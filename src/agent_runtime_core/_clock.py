@@ -7,6 +7,7 @@ import datetime as _dt
 import os
 import random
 import time
+from collections.abc import Iterator
 
 # Counts through suspend where there is such a clock, so that a lease is lost when a laptop sleeps.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
@@ -17,6 +18,9 @@ class Clock:
 
     #: The last id made in order of time, so that the next one can be above it.
     last_id: int = 0
+    #: Ids that may be made yet of the same chance, and the millisecond they are for.
+    ids: Iterator[str] = iter(())
+    ids_of: int = -1
 
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.
@@ -30,6 +34,11 @@ class Clock:
         """Seconds since this machine started, the same in every process on it; never goes back."""
         return time.clock_gettime(_BOOT) if _BOOT is not None else time.monotonic()
 
+    def forked(self) -> None:
+        """Two processes must not draw the same ids."""
+        self.random.seed()
+        self.ids_of = -1
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
@@ -37,8 +46,7 @@ class Clock:
 SYSTEM = Clock()
 
 if hasattr(os, "register_at_fork"):
-    # Two processes must not draw the same ids.
-    os.register_at_fork(after_in_child=SYSTEM.random.seed)
+    os.register_at_fork(after_in_child=SYSTEM.forked)
 
 
 def aware(seconds: float) -> _dt.datetime:

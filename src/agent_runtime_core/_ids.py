@@ -70,6 +70,16 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
     return ulid_text(bits)
 
 
+def next_ulid(clock: Clock, t: float) -> str:
+    """A new ULID for the wall time `t`. Those made for one millisecond differ in little, which is quicker than chance."""
+    ms = int(t * 1000)
+    if clock.ids_of != ms or (found := next(clock.ids, None)) is None:
+        ids = map(new_ulid(clock)[:-2].__add__, _PAIRS)
+        found = next(ids)
+        clock.ids_of, clock.ids = ms, ids
+    return found
+
+
 def step_id(run_id: str, name: str, key: str) -> str:
     """The same ULID for the same step of the same run, on every attempt and in every process."""
     # The lengths keep ("a", "bc") and ("ab", "c") apart.

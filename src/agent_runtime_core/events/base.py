@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import new_ulid, run_uuid
+from .._ids import next_ulid, run_uuid
 from .._json import decode, encode
 from ..errors import InvalidArgument, StorageClosed
 from ..event_types import EventType
@@ -25,6 +26,8 @@ TRIM = "events.trim"
 
 _PAGE = 2048  # rows read at once where the caller wants all
 _LONGEST_NAME = 255
+
+_new = object.__new__
 
 
 def _now() -> datetime:
@@ -45,15 +48,16 @@ class _Undecoded:
     """What a stored event has not decoded yet: most followers read few of the payloads they pass."""
 
     __slots__ = ("_row",)
-    _row: StoredEvent
+    #: Whatever has the payload at 2 and the time at 3: a StoredEvent, or the row of an operation.
+    _row: Sequence[Any]
 
     if not TYPE_CHECKING:  # a checker would take any attribute for known
 
         def __getattr__(self, name: str) -> Any:
             if name == "payload":
-                self.payload = decode(self._row.payload)
+                self.payload = decode(self._row[2])
             elif name == "timestamp":
-                self.timestamp = aware(self._row.t)
+                self.timestamp = aware(self._row[3])
             else:
                 raise AttributeError(f"an Event has no {name!r}", name=name, obj=self)
             return getattr(self, name)
@@ -75,15 +79,11 @@ class Event(_Undecoded):
     sequence: int = 0
 
 
-def _undecoded(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
-    new = object.__new__
-    events = []
-    for row in rows:
-        event = new(Event)
-        event.run_id, event.sequence, event.event_type = run_id, row[0], row[1]
-        event._row = row  # type: ignore[misc] # mypy does not see the slot of the base class
-        events.append(event)
-    return events
+def _undecoded(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
+    event = _new(Event)
+    event.run_id, event.sequence, event.event_type = run_id, sequence, row[1]
+    event._row = row  # type: ignore[misc] # mypy does not see the slot of the base class
+    return event
 
 
 def _derived(run_id: UUID, record: Record, since: int) -> list[Event]:
@@ -200,12 +200,13 @@ class EventBus(ABC):
         is written then.
         """
         self._usable()
-        run = self._run(run_id)
-        op = self.publishing(run, [(event_id or new_ulid(self.clock), event_type, payload)])
-        guard = Guard(str(run), claim) if claim is not None else None
-        [[sequence]] = await self.commit(guard, [op])
-        id_, type_, text, t = op.args[1][0]
-        return _undecoded(run, [StoredEvent(sequence, type_, text, t, id_)])[0]
+        run, text = _known(run_id)
+        t = self.clock.wall()
+        id_ = _name("event_id", event_id) if event_id else next_ulid(self.clock, t)
+        row = (id_, _name("event_type", event_type), _text(payload), t)
+        guard = Guard(text, claim) if claim is not None else None
+        [[sequence]] = await self.commit(guard, [Op(PUBLISH, (text, (row,)))])
+        return _undecoded(run, sequence, row)
 
     def publishing(self, run_id: str | UUID, events: Iterable[tuple[str, str, dict[str, Any]]]) -> Op:
         """The write of (event id, type, payload) triples as a value, for a commit together with others."""
@@ -213,14 +214,14 @@ class EventBus(ABC):
         rows = tuple(
             (_name("event_id", id_), _name("event_type", type_), _text(payload), t) for id_, type_, payload in events
         )
-        return Op(PUBLISH, (str(self._run(run_id)), rows))
+        return Op(PUBLISH, (_known(run_id)[1], rows))
 
     async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
         """The run's events from `since_sequence` on (inclusive), at most `limit` of them."""
         self._usable()
         cursor = _count("since_sequence", since_sequence)
         left = None if limit is None else _count("limit", limit)
-        text = str(self._run(run_id))
+        text = _known(run_id)[1]
         found: list[Event] = []
         while left is None or left > 0:
             size = _PAGE if left is None else min(left, _PAGE)
@@ -235,12 +236,12 @@ class EventBus(ABC):
     async def head(self, run_id: str | UUID) -> int:
         """The sequence number the run's next event will get."""
         self._usable()
-        return await self._head(str(self._run(run_id)))
+        return await self._head(_known(run_id)[1])
 
     async def published(self, run_id: str | UUID) -> frozenset[str]:
         """The ids of the events that were published for the run; derived ones have none."""
         self._usable()
-        text = str(self._run(run_id))
+        text = _known(run_id)[1]
         found: set[str] = set()
         since = 0
         while rows := await self._rows(text, since, _PAGE):
@@ -257,7 +258,7 @@ class EventBus(ABC):
         storage error ends it; subscribe again from the last sequence + 1. StorageClosed: the bus was closed.
         """
         since = None if since_sequence is None else _count("since_sequence", since_sequence)
-        return self._follow(str(self._run(run_id)), since)
+        return self._follow(_known(run_id)[1], since)
 
     async def close(self) -> None:
         """Let go of the store; who still follows gets StorageClosed."""
@@ -271,22 +272,15 @@ class EventBus(ABC):
         if self._closed:
             raise StorageClosed("this event bus was closed")
 
-    def _run(self, run_id: str | UUID) -> UUID:
-        if isinstance(run_id, UUID):
-            return run_id
-        if not isinstance(run_id, str):
-            raise InvalidArgument(f"a run id is a UUID or a text, not {run_id!r:.80}")
-        return run_uuid(run_id, self.clock)[0]
-
     async def _page(self, run_id: str, since: int, limit: int) -> list[Event]:
         """At most `limit` events from `since` on; fewer only where the log ends."""
         run = UUID(run_id)
         rows = await self._rows(run_id, since, limit)
         if not self.derives or Record not in set(map(type, rows)):
-            return _undecoded(run, cast(Sequence[StoredEvent], rows))
+            return [_undecoded(run, row[0], row) for row in rows]
         events: list[Event] = []
         for row in rows:
-            events += _derived(run, row, since) if isinstance(row, Record) else _undecoded(run, (row,))
+            events += _derived(run, row, since) if isinstance(row, Record) else [_undecoded(run, row[0], row)]
         return events[:limit]
 
     async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
@@ -314,6 +308,18 @@ class EventBus(ABC):
 
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         self._hubs.pop(loop, None)
+
+
+def _known(run_id: str | UUID) -> tuple[UUID, str]:
+    if isinstance(run_id, (str, UUID)):
+        return _read_id(run_id)
+    raise InvalidArgument(f"a run id is a UUID or a text, not {run_id!r:.80}")
+
+
+@lru_cache(maxsize=1024)
+def _read_id(run_id: str | UUID) -> tuple[UUID, str]:
+    run = run_uuid(run_id, SYSTEM)[0]
+    return run, str(run)
 
 
 def _name(what: str, value: object) -> str:
