@@ -71,7 +71,7 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
 
 
 def next_ulid(clock: Clock, t: float) -> str:
-    """A new ULID for the wall time `t`. Those made for one millisecond differ in little, which is quicker than chance."""
+    """A new ULID for the wall time `t`; those of one millisecond differ in little, which costs less than chance."""
     ms = int(t * 1000)
     if clock.ids_of != ms or (found := next(clock.ids, None)) is None:
         ids = map(new_ulid(clock)[:-2].__add__, _PAIRS)

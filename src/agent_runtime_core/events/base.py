@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
@@ -44,26 +44,34 @@ class StoredEvent(NamedTuple):
     event_id: str
 
 
+class _Late:
+    """An attribute that is made of the row when it is first read, and then found in the object's dict."""
+
+    def __init__(self, made: Callable[[Sequence[Any]], object]) -> None:
+        self._made = made
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, event: Event | None, owner: type) -> object:
+        if event is None:
+            return self
+        value = event.__dict__[self._name] = self._made(event._row)
+        return value
+
+
 class _Undecoded:
     """What a stored event has not decoded yet: most followers read few of the payloads they pass."""
 
-    __slots__ = ("_row",)
+    # A `__getattr__` would make each of these slower to read on Python 3.11.
+    __slots__ = ("__dict__", "_row", "event_type", "run_id", "sequence")
     #: Whatever has the payload at 2 and the time at 3: a StoredEvent, or the row of an operation.
     _row: Sequence[Any]
-
-    if not TYPE_CHECKING:  # a checker would take any attribute for known
-
-        def __getattr__(self, name: str) -> Any:
-            if name == "payload":
-                self.payload = decode(self._row[2])
-            elif name == "timestamp":
-                self.timestamp = aware(self._row[3])
-            else:
-                raise AttributeError(f"an Event has no {name!r}", name=name, obj=self)
-            return getattr(self, name)
+    payload: Any = _Late(lambda row: decode(row[2]))
+    timestamp: Any = _Late(lambda row: aware(row[3]))
 
 
-@dataclass(slots=True)
+@dataclass
 class Event(_Undecoded):
     """One entry of a run's log; `sequence` counts from 0 for each run.
 
@@ -72,17 +80,18 @@ class Event(_Undecoded):
     here raises UnserialisableResult then.
     """
 
+    __slots__ = ()
     run_id: UUID
     event_type: str
     payload: dict[str, Any] = field(default_factory=dict)
     timestamp: datetime = field(default_factory=_now)
-    sequence: int = 0
+    sequence: int = field(default_factory=int)  # a plain default would hide the slot
 
 
 def _undecoded(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
     event = _new(Event)
     event.run_id, event.sequence, event.event_type = run_id, sequence, row[1]
-    event._row = row  # type: ignore[misc] # mypy does not see the slot of the base class
+    event._row = row
     return event
 
 
