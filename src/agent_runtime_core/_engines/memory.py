@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import threading
@@ -95,16 +94,13 @@ class MemoryEngine(Engine):
             tx = MemoryTx(self.tables)
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
                 return self._replay(tx, guard, ops)
-            results = []
             try:
-                for name, args in ops:
-                    results.append(self._ops[name](tx, *args))
+                results = [self._ops[name](tx, *args) for name, args in ops]
             except BaseException:
                 tx.rollback()
                 raise
         for topic in tx.rings:
-            if self._listeners.get(topic):
-                self.ring(topic)
+            self.ring(topic)
         return results
 
     def _replay(self, tx: MemoryTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:
@@ -142,9 +138,12 @@ class MemoryEngine(Engine):
         return stop
 
     def ring(self, topic: str) -> None:
-        for wake in tuple(self._listeners.get(topic, ())):
-            with contextlib.suppress(RuntimeError):  # the loop of that listener is closed
-                wake()
+        if listeners := self._listeners.get(topic):
+            for wake in tuple(listeners):
+                try:
+                    wake()
+                except RuntimeError:  # the loop of that listener is closed
+                    continue
 
     async def close(self) -> None:
         """Nothing to let go: backends sharing this engine may still read it."""
