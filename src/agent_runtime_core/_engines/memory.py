@@ -94,8 +94,10 @@ class MemoryEngine(Engine):
             tx = MemoryTx(self.tables)
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
                 return self._replay(tx, guard, ops)
+            results = []
             try:
-                results = [self._ops[name](tx, *args) for name, args in ops]
+                for name, args in ops:
+                    results.append(self._ops[name](tx, *args))
             except BaseException:
                 tx.rollback()
                 raise

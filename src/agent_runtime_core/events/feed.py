@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -36,6 +37,8 @@ class Feed:
         self.floor: int = -1
         self.tail: int = -1
         self.window: list[Event] = []
+        #: How many events each page in the window brought, and of what weight.
+        self._pages: deque[tuple[int, int]] = deque()
         self._weight = 0
         self.closed: bool = False
         self._bus = bus
@@ -80,19 +83,16 @@ class Feed:
             elif self._unread and not self._reading:
                 await self._read()
             else:
-                await self._called()
-
-    async def _called(self) -> None:
-        waiter = self._loop.create_future()
-        self._waiting.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(waiter)
-            # It may have been this one that was to read.
-            self._call_reader()
-            raise
+                waiter = self._loop.create_future()
+                self._waiting.append(waiter)
+                try:
+                    await waiter
+                except asyncio.CancelledError:
+                    with contextlib.suppress(ValueError):
+                        self._waiting.remove(waiter)
+                    # It may have been this one that was to read.
+                    self._call_reader()
+                    raise
 
     def _call_reader(self) -> None:
         while self._unread and not self._reading and self._waiting:
@@ -129,12 +129,14 @@ class Feed:
         self.window += page
         self.tail = page[-1].sequence + 1
         self._unread = self._unread or len(page) >= PAGE
-        self._weight += sum(map(_weight, page))
-        over = max(len(self.window) - WINDOW, 0)
-        self._weight -= sum(map(_weight, self.window[:over]))
-        while self._weight > WINDOW_BYTES and over < len(self.window) - len(page):
-            self._weight -= _weight(self.window[over])
-            over += 1
+        weight = sum(map(_weight, page))
+        self._weight += weight
+        self._pages.append((len(page), weight))
+        over = 0
+        while (len(self.window) - over > WINDOW or self._weight > WINDOW_BYTES) and len(self._pages) > 1:
+            count, weight = self._pages.popleft()
+            over += count
+            self._weight -= weight
         if over:
             del self.window[:over]
             self.floor = self.window[0].sequence

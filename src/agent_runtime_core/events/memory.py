@@ -18,6 +18,8 @@ _CLEAR = "events.clear"
 
 Row = tuple[str, str, str, float]
 
+_stored = tuple.__new__  # what calling the class ends in, at half the price
+
 
 def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
     stored, ids = _of(tx, "events", run_id), _of(tx, "event_ids", run_id)
@@ -27,7 +29,7 @@ def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
         if sequence is None:
             sequence = journal.take_sequence(tx, run_id, 1)
             tx.put(ids, event_id, sequence)
-            tx.put(stored, sequence, StoredEvent(sequence, event_type, payload, t, event_id))
+            tx.put(stored, sequence, _stored(StoredEvent, (sequence, event_type, payload, t, event_id)))
             tx.ring("events")
         sequences.append(sequence)
     return sequences
