@@ -90,17 +90,19 @@ class MemoryEngine(Engine):
         """Run a commit here and now; the simulator schedules calls of this."""
         if self._closed:
             raise StorageClosed(f"{self.name} is closed")
-        with self._lock:
-            tx = MemoryTx(self.tables)
+        tx = MemoryTx(self.tables)
+        self._lock.acquire()  # `with` takes twice as long
+        try:
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
                 return self._replay(tx, guard, ops)
             results = []
-            try:
-                for name, args in ops:
-                    results.append(self._ops[name](tx, *args))
-            except BaseException:
-                tx.rollback()
-                raise
+            for name, args in ops:
+                results.append(self._ops[name](tx, *args))
+        except BaseException:
+            tx.rollback()
+            raise
+        finally:
+            self._lock.release()
         for topic in tx.rings:
             self.ring(topic)
         return results
