@@ -18,9 +18,8 @@ class Clock:
 
     #: The last id made in order of time, so that the next one can be above it.
     last_id: int = 0
-    #: Ids that may be made yet of the same chance, and the millisecond they are for.
+    #: Ids that may be made yet of the same chance.
     ids: Iterator[str] = iter(())
-    ids_of: int = -1
 
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.
@@ -37,7 +36,7 @@ class Clock:
     def forked(self) -> None:
         """Two processes must not draw the same ids."""
         self.random.seed()
-        self.ids_of = -1
+        self.ids = iter(())
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -70,13 +70,13 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
     return ulid_text(bits)
 
 
-def next_ulid(clock: Clock, t: float) -> str:
-    """A new ULID for the wall time `t`; those of one millisecond differ in little, which costs less than chance."""
-    ms = int(t * 1000)
-    if clock.ids_of != ms or (found := next(clock.ids, None)) is None:
+def next_id(clock: Clock) -> str:
+    """A new ULID, whose time may be that of up to 1,023 others before it: chance is drawn for all of them at once."""
+    found = next(clock.ids, None)
+    if found is None:
         ids = map(new_ulid(clock)[:-2].__add__, _PAIRS)
         found = next(ids)
-        clock.ids_of, clock.ids = ms, ids
+        clock.ids = ids
     return found
 
 

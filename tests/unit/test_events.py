@@ -280,6 +280,41 @@ async def test_when_the_reading_follower_is_cancelled_another_one_reads() -> Non
     assert first.cancelled()
 
 
+async def test_a_follower_that_waits_is_woken_once_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = InMemoryEventBus()
+    followers = [asyncio.create_task(take(bus, 2, 0)) for _ in range(50)]
+    await bus.publish(RUN, "tick", {})
+    await turns()
+    loop, waits = asyncio.get_running_loop(), 0
+    create = loop.create_future
+
+    def counted() -> asyncio.Future[Any]:
+        nonlocal waits
+        waits += 1
+        return create()
+
+    monkeypatch.setattr(loop, "create_future", counted)
+    await bus.publish(RUN, "tick", {})
+    await turns()
+    assert waits == 0
+    assert [sequences(follower.result()) for follower in followers] == [[0, 1]] * 50
+
+
+async def test_when_the_follower_called_to_read_is_cancelled_another_one_reads() -> None:
+    bus = InMemoryEventBus()
+    followers = [asyncio.create_task(take(bus, 1, 0)) for _ in range(3)]
+    await turns()
+    feed = bus._hub().feeds[str(RUN)]
+    await fill(bus, 1)
+    while len(feed._waiting) == 3:
+        await asyncio.sleep(0)
+    # The first one has been called and did not run yet.
+    followers[0].cancel()
+    found = await asyncio.gather(*followers, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert [sequences(each) for each in found[1:] if not isinstance(each, BaseException)] == [[0], [0]]
+
+
 async def test_a_storage_error_ends_each_subscription_and_leaves_no_trace() -> None:
     bus = Watched()
     followers = [asyncio.create_task(take(bus, 2, 0)) for _ in range(3)]

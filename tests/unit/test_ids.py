@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import itertools
 import re
 from uuid import UUID
 
@@ -94,6 +96,22 @@ def test_a_new_ulid_takes_the_clock_where_that_is_above() -> None:
 @pytest.mark.parametrize(("seconds", "ms"), [(-5.0, 0), (1e15, 2**48 - 1)])
 def test_a_wall_time_that_no_ulid_holds_is_cut(seconds: float, ms: int) -> None:
     assert _ids.parse_ulid(_ids.new_ulid(SetClock(seconds))) >> 80 == ms
+
+
+def test_ids_made_one_after_the_other_are_ulids_and_all_differ() -> None:
+    clock = Clock(seed=1)
+    made = [_ids.next_id(clock) for _ in range(3000)]
+    assert len(set(made)) == 3000
+    assert len({_ids.parse_ulid(each) >> 10 for each in made}) == 3
+
+
+def test_a_forked_process_makes_none_of_the_ids_of_its_parent() -> None:
+    clock = Clock(seed=1)
+    _ids.next_id(clock)
+    ahead = copy.copy(clock)
+    clock.ids, ahead.ids = itertools.tee(clock.ids)
+    ahead.forked()
+    assert not {_ids.next_id(clock) for _ in range(1023)} & {_ids.next_id(ahead) for _ in range(1023)}
 
 
 def test_nothing_is_above_the_last_ulid_of_all() -> None:

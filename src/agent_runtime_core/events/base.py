@@ -13,7 +13,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import next_ulid, run_uuid
+from .._ids import next_id, run_uuid
 from .._json import decode, encode
 from ..errors import InvalidArgument, StorageClosed
 from ..event_types import EventType
@@ -93,6 +93,16 @@ def _undecoded(run_id: UUID, sequence: int, row: Sequence[Any]) -> Event:
     event.run_id, event.sequence, event.event_type = run_id, sequence, row[1]
     event._row = row
     return event
+
+
+def _all_undecoded(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
+    events = []
+    for row in rows:  # a call for each would cost a third more
+        event = _new(Event)
+        event.run_id, event.sequence, event.event_type = run_id, row[0], row[1]
+        event._row = row
+        events.append(event)
+    return events
 
 
 def _derived(run_id: UUID, record: Record, since: int) -> list[Event]:
@@ -211,7 +221,7 @@ class EventBus(ABC):
         self._usable()
         run, text = _known(run_id)
         t = self.clock.wall()
-        id_ = _name("event_id", event_id) if event_id else next_ulid(self.clock, t)
+        id_ = _name("event_id", event_id) if event_id else next_id(self.clock)
         row = (id_, _name("event_type", event_type), _text(payload), t)
         guard = Guard(text, claim) if claim is not None else None
         [[sequence]] = await self.commit(guard, [Op(PUBLISH, (text, (row,)))])
@@ -286,10 +296,10 @@ class EventBus(ABC):
         run = UUID(run_id)
         rows = await self._rows(run_id, since, limit)
         if not self.derives or Record not in set(map(type, rows)):
-            return [_undecoded(run, row[0], row) for row in rows]
+            return _all_undecoded(run, cast(Sequence[StoredEvent], rows))
         events: list[Event] = []
         for row in rows:
-            events += _derived(run, row, since) if isinstance(row, Record) else [_undecoded(run, row[0], row)]
+            events += _derived(run, row, since) if isinstance(row, Record) else _all_undecoded(run, (row,))
         return events[:limit]
 
     async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
