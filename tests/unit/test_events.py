@@ -306,11 +306,11 @@ async def test_when_the_follower_called_to_read_is_cancelled_another_one_reads()
     await turns()
     feed = bus._hub().feeds[str(RUN)]
     await fill(bus, 1)
-    while len(feed._waiting) == 3:
-        await asyncio.sleep(0)
-    # The first one has been called and did not run yet.
+    await turns(1)
+    assert len(feed._waiting) == 2  # the first one has been called, and did not run yet
     followers[0].cancel()
-    found = await asyncio.gather(*followers, return_exceptions=True)
+    async with asyncio.timeout(20):
+        found = await asyncio.gather(*followers, return_exceptions=True)
     assert isinstance(found[0], asyncio.CancelledError)
     assert [sequences(each) for each in found[1:] if not isinstance(each, BaseException)] == [[0], [0]]
 
