@@ -70,10 +70,12 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
     return ulid_text(bits)
 
 
-def next_id(clock: Clock) -> str:
-    """A new ULID, whose time may be that of up to 1,023 others before it: chance is drawn for all of them at once."""
-    found = next(clock.ids, None)
+def next_id(clock: Clock, now: float) -> str:
+    """A new ULID at that wall time: those of one millisecond, up to 1,024 of them, share the greater part of their
+    chance, which takes longer to draw than all else here."""
+    found = next(clock.ids, None) if now < clock.ids_until else None
     if found is None:
+        clock.ids_until = (int(now * 1000) + 1) / 1000
         ids = map(new_ulid(clock)[:-2].__add__, _PAIRS)
         found = next(ids)
         clock.ids = ids

@@ -100,18 +100,25 @@ def test_a_wall_time_that_no_ulid_holds_is_cut(seconds: float, ms: int) -> None:
 
 def test_ids_made_one_after_the_other_are_ulids_and_all_differ() -> None:
     clock = Clock(seed=1)
-    made = [_ids.next_id(clock) for _ in range(3000)]
+    made = [_ids.next_id(clock, 5.0) for _ in range(3000)]
     assert len(set(made)) == 3000
     assert len({_ids.parse_ulid(each) >> 10 for each in made}) == 3
 
 
+def test_ids_of_events_have_the_time_at_which_they_were_made() -> None:
+    clock = SetClock(0.0)
+    for n in range(1, 4000):
+        clock.seconds = n / 3333
+        assert _ids.parse_ulid(_ids.next_id(clock, clock.seconds)) >> 80 == int(clock.seconds * 1000)
+
+
 def test_a_forked_process_makes_none_of_the_ids_of_its_parent() -> None:
     clock = Clock(seed=1)
-    _ids.next_id(clock)
+    _ids.next_id(clock, 5.0)
     ahead = copy.copy(clock)
     clock.ids, ahead.ids = itertools.tee(clock.ids)
     ahead.forked()
-    assert not {_ids.next_id(clock) for _ in range(1023)} & {_ids.next_id(ahead) for _ in range(1023)}
+    assert not {_ids.next_id(clock, 5.0) for _ in range(1023)} & {_ids.next_id(ahead, 5.0) for _ in range(1023)}
 
 
 def test_nothing_is_above_the_last_ulid_of_all() -> None:

@@ -221,7 +221,7 @@ class EventBus(ABC):
         self._usable()
         run, text = _known(run_id)
         t = self.clock.wall()
-        id_ = _name("event_id", event_id) if event_id else next_id(self.clock)
+        id_ = _name("event_id", event_id) if event_id else next_id(self.clock, t)
         row = (id_, _name("event_type", event_type), _text(payload), t)
         guard = Guard(text, claim) if claim is not None else None
         [[sequence]] = await self.commit(guard, [Op(PUBLISH, (text, (row,)))])
