@@ -177,7 +177,7 @@ async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast
         now[0] += took[0]
         return now[0]
 
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite_writer.time.perf_counter", perf_counter)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite_groups.time.perf_counter", perf_counter)
     engine = SQLiteEngine.open(tmp_path / "slow.db", durability=durability)
     engine.add(concern)
     engine.log._look_after = 1_000_000  # looking after the log is the thread's

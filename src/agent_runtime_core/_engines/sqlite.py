@@ -28,9 +28,10 @@ from .requests import Request, wait_in_thread
 from .shared import SharedEngine
 from .sqlite_bell import FileBell
 from .sqlite_file import DatabaseFile, checked, look
+from .sqlite_groups import PATIENCE
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
-from .sqlite_writer import PATIENCE, Writer
+from .sqlite_writer import Writer
 
 READERS = 2
 

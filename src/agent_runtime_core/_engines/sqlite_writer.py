@@ -13,28 +13,24 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from ..errors import LeaseLost, StorageBusy, StorageError
-from .base import Concern, Guard, NotApplied, Op, always
+from .base import Concern, always
 from .presence import CommitLock
 from .requests import Request, Waiting, deliver, settle
+from .sqlite_groups import Groups
 from .sqlite_log import Log
-from .sqlite_tx import FunctionFailed, Home, Known, SQLiteTx, translate
+from .sqlite_tx import Home
 
-PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 GROUP = 256  # commits in one transaction at most
 TURN = 0.0005  # seconds that the commits of one caller hold its loop for, one after the other
 CROWD = 8  # turns of one caller alone until it is taken to be the only one
 ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
 OPS_ON_LOOP = 16  # operations in one of them
 SHORT_FLUSH = 0.001  # seconds a flush takes on average, at most, for a loop to wait for it
-_WEIGHT = 1 / 8  # of the latest flush in that average
-_RETRY = 0.002  # seconds between tries where a program outside this library holds the file's lock
 _Item = Request | Callable[[], None]  # a commit, or a job that needs the connection
 
 
@@ -99,42 +95,28 @@ class Outbox(Waiting):
         self._writer.outboxes.pop(self.loop, None)
 
 
-class Writer:
+class Writer(Groups):
     """What writes to one file in this process, one group at a time."""
-
-    patience: float = PATIENCE
 
     def __init__(
         self, home: Home, conn: sqlite3.Connection, lock: CommitLock, log: Log, ring: Callable[[set[str]], None],
         *, path: str, flushes: bool,
     ) -> None:  # fmt: skip
-        self.path: str = path
-        self.conn: sqlite3.Connection = conn
-        self.ops: dict[str, Callable[..., Any]] = {}
-        self.applied: dict[str, Callable[..., Any]] = {}
-        self.once: frozenset[str] = frozenset()
+        super().__init__(home, conn, path=path, flushes=flushes)
         self.lengthy: dict[str, Callable[..., bool]] = {}
-        self.single: dict[str, Callable[..., bool]] = {}
         self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
         #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
         self.inbox: SimpleQueue[Sequence[_Item | None]] = SimpleQueue()
-        self._known: Known = home.known
-        self._tx: SQLiteTx = SQLiteTx(home, conn)
         self._commit_lock = lock
         self._log = log
         self._ring = ring
-        self._flushes = flushes
-        self._flush = 0.0  # seconds, the moving average: a slow disk shows itself at the first
         self._thread: threading.Thread | None = None  # started with the first that needs it
         self._handed = 0  # commits and jobs that the thread has still to carry out
         self._count = threading.Lock()
         self._turn = threading.Lock()  # whose holder uses the connection
 
     def add(self, concern: Concern) -> None:
-        self.ops.update(concern.ops)
-        self.applied.update(concern.applied)
-        self.once |= concern.once
-        self.single |= concern.single
+        super().add(concern)
         self.lengthy |= {**dict.fromkeys(concern.once, always), **concern.lengthy}
 
     # -- the callers' side
@@ -274,140 +256,10 @@ class Writer:
         with self._turn, self._commit_lock:
             yield
 
-    # -- a group
-
-    def _begin(self, tx: SQLiteTx) -> bool:
-        """Begin a transaction; False where a program outside this library is in one."""
-        try:
-            tx.execute("BEGIN IMMEDIATE")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
-                return False
-            raise
-        return True
-
-    def _wait_to_begin(self, tx: SQLiteTx) -> None:
-        until = time.monotonic() + self.patience / 2
-        while not self._begin(tx):
-            if time.monotonic() > until:
-                raise StorageBusy(f"{self.path} is locked by a program outside this library")
-            time.sleep(_RETRY)
-
     def group(self, batch: list[Request], *, once: bool = False) -> bool:
         """Commit a group in the transaction that has begun; True where the log has to be tended."""
         self._transact(self._tx, batch, once)
         return self._log.grown()
-
-    def _transact(self, tx: SQLiteTx, batch: list[Request], once: bool) -> None:
-        """Commit a group; as if each request were alone, should one of them fail half-way."""
-        try:
-            self._known.check(self.conn)
-            if once or not self._apply_all(tx, batch):
-                self._apply_each(tx, batch)
-            self._commit(tx)
-        except sqlite3.Error as error:
-            # The transaction as a whole failed: nothing of it landed.
-            self._roll_back()
-            if len(batch) == 1:
-                batch[0].result, batch[0].error = None, translate(error, self.path)
-                return
-            for request in batch:
-                request.result = request.error = None
-                self._wait_to_begin(tx)
-                self._transact(tx, [request], once)
-
-    def _is_single(self, ops: Sequence[Op]) -> bool:
-        if len(ops) != 1:
-            return False
-        name, args = ops[0]
-        known = self.single.get(name)
-        return known is not None and known(*args)
-
-    def _by_itself(self, request: Request) -> bool:
-        """Carry out a commit that is one statement, and so a transaction by itself; False, with nothing done, where a
-        program outside this library is in one. Our own are kept out by the commit lock."""
-        self._known.check(self.conn)
-        since = time.perf_counter()
-        try:
-            if not self.apply(self._tx, request):
-                self._known.forget()
-        except sqlite3.Error as error:
-            self._known.forget()
-            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                return False
-            request.error = translate(error, self.path)
-        if self._flushes:
-            self._flush += (time.perf_counter() - since - self._flush) * _WEIGHT
-        return True
-
-    def _commit(self, tx: SQLiteTx) -> None:
-        if not self._flushes:
-            tx.execute("COMMIT")
-            return
-        since = time.perf_counter()
-        tx.execute("COMMIT")
-        self._flush += (time.perf_counter() - since - self._flush) * _WEIGHT
-
-    def _apply_all(self, tx: SQLiteTx, batch: list[Request]) -> bool:
-        """Apply all requests without a savepoint each; False, with nothing applied, if one fails in its operations."""
-        for request in batch:
-            if not self.apply(tx, request):
-                tx.execute("ROLLBACK")
-                self._known.forget()
-                self._wait_to_begin(tx)
-                for each in batch:
-                    each.result = each.error = None
-                return False
-        return True
-
-    def _apply_each(self, tx: SQLiteTx, batch: list[Request]) -> None:
-        for request in batch:
-            tx.execute("SAVEPOINT arc_one")
-            if not self.apply(tx, request):
-                tx.execute("ROLLBACK TO arc_one")
-                self._known.forget()
-            tx.execute("RELEASE arc_one")
-
-    def _failed(self, batch: list[Request], error: BaseException) -> None:
-        self._roll_back()
-        told = error if isinstance(error, StorageError) else StorageError(f"{self.path}: {error!r}")
-        for request in batch:
-            request.result, request.error = None, request.error or told
-
-    def _roll_back(self) -> None:
-        self._known.forget()
-        if self.conn.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self.conn.execute("ROLLBACK")
-
-    def apply(self, tx: SQLiteTx, request: Request) -> bool:
-        """Apply one request; False if it failed where it may have written."""
-        guard = request.guard
-        try:
-            if guard is not None and tx.fenced(guard.key) != guard.token:
-                request.result, request.error = self.replay(tx, guard, request.ops)
-                return True
-            ops, results = self.ops, []
-            for name, args in request.ops:
-                results.append(ops[name](tx, *args))
-            request.result = results
-            return True
-        except sqlite3.Error as error:
-            if not self.conn.in_transaction:
-                raise
-            request.error = translate(error, self.path)
-        except FunctionFailed as failed:
-            request.error = failed.error
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller of this request, not to the group
-            request.error = error
-        return False
-
-    def replay(self, tx: SQLiteTx, guard: Guard, ops: Sequence[Op]) -> tuple[list[Any] | None, LeaseLost | None]:
-        """The results of a superseded claim's operations if all were applied before, or why not; writes nothing."""
-        try:
-            return [self.applied[name](tx, *args) for name, args in ops], None
-        except (KeyError, NotApplied):
-            return None, LeaseLost(guard.key, guard.token)
 
     def _tell_others(self) -> None:
         if self._tx.rings:
