@@ -244,7 +244,7 @@ async def test_the_run_is_cancelled(kind: str, worker: bool, tmp_path: Path) -> 
             assert await terminal_events(runner, name) == [f"run.{ends[-1]}"]
             await again(runner, name)
         assert n > FEWEST[kind]
-        # How many depends on how soon a thread gets the time to hear of it: on a busy machine most lives are over by then.
+        # How many depends on how soon a thread gets the time to hear of it: on a busy machine, most lives are over.
         assert "cancelled" in ends
 
 

@@ -104,6 +104,7 @@ async def test_a_failing_run_is_tried_as_often_as_allowed(place: Path | None) ->
         assert result.error is not None
         assert (result.error.type, result.error.message, result.error.retriable) == ("ValueError", "broken", True)
         assert "breaks" in result.error.stack
+        assert "drive.py" not in result.error.stack, "it begins in the agent's own code"
         told = await rig.told()
         assert [kind for kind, _ in told] == ["run.started"] * 3 + ["run.failed"]
         assert [payload["attempt"] for _, payload in told[:3]] == [1, 2, 3]

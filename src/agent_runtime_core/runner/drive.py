@@ -427,7 +427,12 @@ def used(ctx: Context) -> RunResult:
 
 
 def describe(error: BaseException) -> ErrorInfo:
-    return ErrorInfo(type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(error))))
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None and at.tb_frame.f_globals is globals():
+        at = at.tb_next  # it begins in the agent's own code
+    return ErrorInfo(
+        type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(None, error, at)))
+    )
 
 
 class _Again:
