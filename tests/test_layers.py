@@ -15,7 +15,8 @@ SOURCE = Path(__file__).parents[1] / "src" / ROOT
 # of one row are siblings and never import each other.
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"_clock", "_alarms"},
+    {"_alarms"},
+    {"_clock"},
     {"_refusals", "_hints"},
     {"_tags"},
     {"_json", "_ids", "_load", "portal"},

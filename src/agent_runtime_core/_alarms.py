@@ -4,54 +4,74 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
+from contextvars import copy_context
 from operator import itemgetter
 
 _NEVER = float("inf")
 
 
 class Alarms:
-    """Wakes those of one event loop whose time has come. To set one and drop it costs less than a timer of the loop."""
+    """Wakes those whose time has come, each in the event loop that was running when it was set.
+
+    To set one and drop it costs less than a timer of the loop. What is woken runs in the context that this was made in.
+    """
 
     def __init__(self) -> None:
-        self._set: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._context = copy_context()
+        self._in: dict[asyncio.AbstractEventLoop, _Alarms] = {}
+
+    def set(self, who: Hashable, seconds: float, wake: Callable[[], None]) -> None:
+        """Call `wake` in so many seconds, in place of what was set for them before."""
+        self._here().set(who, seconds, wake)
+
+    def drop(self, who: Hashable) -> None:
+        self._here().waiting.pop(who, None)
+
+    def _here(self) -> _Alarms:
+        loop = asyncio.get_running_loop()
+        found = self._in.get(loop)
+        if found is None:
+            for closed in [each for each in tuple(self._in) if each.is_closed()]:
+                self._in.pop(closed, None)
+            found = self._in[loop] = _Alarms(loop, self)
+        return found
+
+
+class _Alarms:
+    """Those of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, all_: Alarms) -> None:
+        self.waiting: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self._loop = loop
+        self._context = all_._context
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER  # by the time of the loop
 
     def set(self, who: Hashable, seconds: float, wake: Callable[[], None]) -> None:
-        """Call `wake` in so many seconds, from the running loop, in place of what was set for them before."""
-        loop = asyncio.get_running_loop()
-        at = loop.time() + seconds
-        self._set[who] = (at, wake)
+        at = self._loop.time() + seconds
+        self.waiting[who] = (at, wake)
         if at < self._rings_at:
-            self._ring_at(loop, at)
+            self._ring_at(at)
 
-    def drop(self, who: Hashable) -> None:
-        self._set.pop(who, None)
-
-    def _ring_at(self, loop: asyncio.AbstractEventLoop, at: float) -> None:
+    def _ring_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._rings_at, self._timer = at, loop.call_at(at, self._ring)
+        self._rings_at, self._timer = at, self._loop.call_at(at, self._ring, context=self._context)
 
     def _ring(self) -> None:
-        loop = asyncio.get_running_loop()
         # Its time is one at which something is due, even where the loop's clock is not quite there.
-        now, self._rings_at, self._timer = max(loop.time(), self._rings_at), _NEVER, None
-        for _, who in sorted(((at, who) for who, (at, _) in self._set.items() if at <= now), key=itemgetter(0)):
-            _, wake = self._set.pop(who)
-            loop.call_soon(wake)
-        if self._set:
-            self._ring_at(loop, min(at for at, _ in self._set.values()))
+        now, self._rings_at, self._timer = max(self._loop.time(), self._rings_at), _NEVER, None
+        for _, who in sorted(((at, who) for who, (at, _) in self.waiting.items() if at <= now), key=itemgetter(0)):
+            self._wake(who, now)
+        if self.waiting:
+            self._ring_at(min(at for at, _ in self.waiting.values()))
 
-
-_alarms: dict[asyncio.AbstractEventLoop, Alarms] = {}
-
-
-def alarms(loop: asyncio.AbstractEventLoop) -> Alarms:
-    """Those of that event loop."""
-    found = _alarms.get(loop)
-    if found is None:
-        for closed in [each for each in tuple(_alarms) if each.is_closed()]:
-            _alarms.pop(closed, None)
-        found = _alarms[loop] = Alarms()
-    return found
+    def _wake(self, who: Hashable, now: float) -> None:
+        at, wake = self.waiting.get(who, (_NEVER, None))
+        if wake is None or at > now:
+            return  # one that was woken before has dropped it, or set it anew
+        del self.waiting[who]
+        try:
+            wake()
+        except Exception as error:  # noqa: BLE001 - the others are to be woken all the same
+            self._loop.call_exception_handler({"message": f"{wake!r} failed", "exception": error})

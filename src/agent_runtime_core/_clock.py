@@ -9,6 +9,8 @@ import random
 import time
 from collections.abc import Iterator
 
+from ._alarms import Alarms
+
 # Counts through suspend where there is such a clock, so that a lease is lost when a laptop sleeps.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
 
@@ -25,6 +27,8 @@ class Clock:
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.
         self.random: random.Random = random.Random(seed)
+        #: By the time of the event loop, which a test does not move.
+        self.alarms: Alarms = Alarms()
 
     def wall(self) -> float:
         """Seconds since the epoch; may jump."""

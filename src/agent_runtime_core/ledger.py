@@ -7,12 +7,10 @@ deterministic, so that the next claim can publish what a crash in between left o
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ._alarms import Alarms, alarms
 from ._clock import Clock
 from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
 from ._json import decode, encode
@@ -75,7 +73,7 @@ class Ledger:
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._notes: list[Op] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
-        self._alarms: Alarms | None = None  # where one is set for the notes
+        self._lingers = False  # whether an alarm is set for the notes
         self._seq = 0
         self._torn = False  # a write was broken off when it was through on some of its engines
 
@@ -258,9 +256,9 @@ class Ledger:
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
         if self.linger:
             self._notes += ops
-            if self._alarms is None:
-                self._alarms = alarms(asyncio.get_running_loop())
-                self._alarms.set(self, self.linger, self._flush)
+            if not self._lingers:
+                self._lingers = True
+                self.clock.alarms.set(self, self.linger, self._flush)
             return
         post = getattr(target, "post", None)
         if post is not None:
@@ -275,9 +273,9 @@ class Ledger:
             post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
 
     def _flush(self) -> None:
-        if self._alarms is not None:
-            self._alarms.drop(self)
-            self._alarms = None
+        if self._lingers:
+            self._lingers = False
+            self.clock.alarms.drop(self)
         if self._notes:
             notes, self._notes = self._notes, []
             with contextlib.suppress(StorageClosed):

@@ -112,9 +112,9 @@ class Dying:
         ledger = frame.book.ledger
         if self.lose and ledger.linger:
             ledger.linger = 60.0
-            if ledger._alarms is not None:  # for the start of this call, which would take its end along
-                ledger._alarms.drop(ledger)
-                ledger._alarms = None
+            if ledger._lingers:  # for the start of this call, which would take its end along
+                ledger._lingers = False
+                ledger.clock.alarms.drop(ledger)
 
     async def maybe_hang(self, what: str) -> None:
         if what != self.hang or self.hung:
@@ -126,8 +126,7 @@ class Dying:
         self.ledger = ledger
         if self.lose:
             ledger._notes.clear()
-            if ledger._alarms is not None:
-                ledger._alarms.drop(ledger)
+            ledger.clock.alarms.drop(ledger)
         await asyncio.get_running_loop().create_future()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextvars import ContextVar
 from functools import partial
 
-from agent_runtime_core._alarms import Alarms, _alarms, alarms
+from agent_runtime_core._alarms import Alarms
 
 
 async def test_each_is_woken_once_and_not_before_its_time() -> None:
@@ -27,7 +29,8 @@ async def test_each_is_woken_once_and_not_before_its_time() -> None:
     assert [*woken] == ["early", "between", "late"]
     for name, seconds in (("late", 0.03), ("early", 0.001), ("between", 0.02)):
         assert woken[name] - since > seconds - 0.001
-    assert (alarm._set, alarm._timer) == ({}, None)
+    here = alarm._here()
+    assert (here.waiting, here._timer) == ({}, None)
 
 
 async def test_who_dropped_it_or_set_it_anew_is_not_woken() -> None:
@@ -60,6 +63,25 @@ async def test_one_that_fails_keeps_none_from_being_woken() -> None:
     assert heard == [ZeroDivisionError]
 
 
+async def test_who_is_dropped_by_one_that_is_woken_with_it_is_not_woken() -> None:
+    alarm, woken = Alarms(), asyncio.Event()
+    told: list[str] = []
+
+    def first() -> None:
+        told.append("first")
+        alarm.drop("second")
+        alarm.set("third", 0.02, lambda: told.append("third, later"))
+        alarm.set("last", 0.03, woken.set)
+
+    alarm.set("first", 0.001, first)
+    alarm.set("second", 0.0011, lambda: told.append("second"))
+    alarm.set("third", 0.0012, lambda: told.append("third"))
+    time.sleep(0.002)  # all three are due at once
+    async with asyncio.timeout(10):
+        await woken.wait()
+    assert told == ["first", "third, later"]
+
+
 async def test_who_sets_it_while_others_are_woken_is_woken_too() -> None:
     alarm, woken = Alarms(), asyncio.Event()
     alarm.set("first", 0.001, lambda: alarm.set("second", 0.001, woken.set))
@@ -67,12 +89,34 @@ async def test_who_sets_it_while_others_are_woken_is_woken_too() -> None:
         await woken.wait()
 
 
-def test_loops_that_are_closed_are_forgotten() -> None:
-    async def mine() -> Alarms:
-        found = alarms(asyncio.get_running_loop())
-        assert alarms(asyncio.get_running_loop()) is found
-        return found
+def test_each_loop_has_its_own_and_those_that_are_closed_are_forgotten() -> None:
+    alarm = Alarms()
 
-    first = asyncio.run(mine())
-    assert asyncio.run(mine()) is not first
-    assert first not in _alarms.values()
+    async def woken() -> None:
+        there = asyncio.Event()
+        alarm.set("far", 3600, there.clear)
+        alarm.set("near", 0.001, there.set)
+        async with asyncio.timeout(10):
+            await there.wait()
+
+    for _ in range(3):
+        asyncio.run(woken())
+        assert len(alarm._in) == 1
+
+
+async def test_what_set_it_is_not_kept_in_mind() -> None:
+    name: ContextVar[str] = ContextVar("name", default="nobody")
+    alarm, heard, woken = Alarms(), [], asyncio.Event()
+
+    def wake() -> None:
+        heard.append(name.get())
+        woken.set()
+
+    async def waiting() -> None:
+        name.set("somebody")
+        alarm.set("it", 0.001, wake)
+
+    await asyncio.create_task(waiting())
+    async with asyncio.timeout(10):
+        await woken.wait()
+    assert heard == ["nobody"]

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
-from .._alarms import alarms
 from .._ids import known_uuid
 from .._json import decode, encode
 from ..book import Book
@@ -208,6 +207,8 @@ class Drive(Claimed):
         error = task.exception()
         if error is None:
             return await self._returned(ctx, task.result())
+        if (at := error.__traceback__) is not None and at.tb_next is not None:
+            error.__traceback__ = at.tb_next  # it begins in the agent's own code, and not in `_entered`
         if isinstance(error, (LeaseLost, KeyboardInterrupt, SystemExit)):
             raise error
         return await self._raised(ctx, error)
@@ -269,7 +270,7 @@ class Drive(Claimed):
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
         boot, place, deadline = self.clock.boot, self.place, self.row.deadline
-        alarm, ends = alarms(asyncio.get_running_loop()), boot() + self.config.run_timeout_seconds - place.waited
+        alarms, ends = self.clock.alarms, boot() + self.config.run_timeout_seconds - place.waited
         task.add_done_callback(lambda _: place.wake())  # it may never have begun
         while True:
             waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
@@ -281,11 +282,11 @@ class Drive(Claimed):
                 if deadline <= self.clock.wall():
                     return False
             # One future and one alarm: asyncio.wait would cost a run more than all else here.
-            alarm.set(self, max(left, 0.05), place.wake)
+            alarms.set(self, max(left, 0.05), place.wake)
             try:
                 await place.woken()
             finally:
-                alarm.drop(self)
+                alarms.drop(self)
             if task.done():
                 return True
             if place.stopped:
@@ -427,12 +428,7 @@ def used(ctx: Context) -> RunResult:
 
 
 def describe(error: BaseException) -> ErrorInfo:
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None and at.tb_frame.f_globals is globals():
-        at = at.tb_next  # it begins in the agent's own code
-    return ErrorInfo(
-        type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(None, error, at)))
-    )
+    return ErrorInfo(type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(error))))
 
 
 class _Again:
