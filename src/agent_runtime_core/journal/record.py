@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from json.encoder import encode_basestring
+from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Final, NamedTuple, cast
 
 from .._engines.base import NotApplied
@@ -94,7 +94,7 @@ def with_start(info: str | None, start: Record) -> str:
 
 def with_beginning(end: Record, began: Record) -> Record:
     """The end of an attempt that stands for its beginning too, whose own record was never written."""
-    told = f'"began":["{began.kind}",{encode_basestring(began.name)},{began.attempt},{began.info or "{}"}]'
+    told = f'"began":["{began.kind}",{quote(began.name)},{began.attempt},{began.info or "{}"}]'
     info = f"{{{told}}}" if end.info is None else f"{end.info[:-1]},{told}}}"
     # As a NamedTuple itself makes one, only faster.
     return tuple.__new__(Record, (began.seq, *end[1:14], info, *end[15:18], end.nev + began.nev))
