@@ -30,6 +30,11 @@ class MemoryTx:
         self.undo.append((table, key, table.get(key, _MISSING)))
         table[key] = value
 
+    def add(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        """`put` of a key that is known not to be there."""
+        self.undo.append((table, key, _MISSING))
+        table[key] = value
+
     def drop(self, table: dict[Any, Any], key: Any) -> None:
         if key in table:
             self.undo.append((table, key, table.pop(key)))

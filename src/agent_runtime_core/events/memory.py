@@ -22,14 +22,14 @@ _stored = tuple.__new__  # what calling the class ends in, at half the price
 
 
 def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
-    stored, ids, put = _of(tx, "events", run_id), _of(tx, "event_ids", run_id), tx.put
+    stored, ids, add = _of(tx, "events", run_id), _of(tx, "event_ids", run_id), tx.add
     sequences = []
     for event_id, event_type, payload, t in rows:
         sequence = ids.get(event_id)
         if sequence is None:
             sequence = journal.take_sequence(tx, run_id, 1)
-            put(ids, event_id, sequence)
-            put(stored, sequence, _stored(StoredEvent, (sequence, event_type, payload, t, event_id)))
+            add(ids, event_id, sequence)
+            add(stored, sequence, _stored(StoredEvent, (sequence, event_type, payload, t, event_id)))
             tx.rings.append("events")
         sequences.append(sequence)
     return sequences
