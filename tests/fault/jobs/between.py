@@ -6,42 +6,42 @@ between.py '[PLACES]' before|after N: drives one run; says "ready", and how many
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
-from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite_writer import Writer
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say
 
 
 class Scythe:
-    """Counts the groups that reach the disk, and cuts at one of them."""
+    """Counts the commits that reach the disk, groups and those of one statement, and cuts at one of them."""
 
     def __init__(self, when: str, n: int) -> None:
         self.when, self.n = when, n
         self.count = 0
         self._lock = threading.Lock()
-        self._group = Writer.group
-        Writer.group = self  # type: ignore[method-assign,assignment]
+        Writer.group = self._over(Writer.group)  # type: ignore[method-assign]
+        Writer._by_itself = self._over(Writer._by_itself)  # type: ignore[method-assign]
 
-    def __get__(self, writer: Writer, owner: type[Writer]) -> object:
-        return functools.partial(self._cut, writer)
+    def _over(self, carry_out: Callable[..., bool]) -> Callable[..., bool]:
+        def cut(*args: Any, **options: Any) -> bool:
+            # One at a time, so that nothing of another engine lands while this process dies.
+            with self._lock:
+                self.count += 1
+                if self.when == "before" and self.count == self.n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                done = carry_out(*args, **options)
+                if self.when == "after" and self.count == self.n:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return done
 
-    def _cut(self, writer: Writer, batch: list[Request], *, once: bool = False) -> bool:
-        # One at a time, so that nothing of another engine lands while this process dies.
-        with self._lock:
-            self.count += 1
-            if self.when == "before" and self.count == self.n:
-                os.kill(os.getpid(), signal.SIGKILL)
-            grown = self._group(writer, batch, once=once)
-            if self.when == "after" and self.count == self.n:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return grown
+        return cut
 
 
 async def main(places: list[str], when: str, n: int) -> None:
