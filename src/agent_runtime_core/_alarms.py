@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from contextvars import copy_context
+from contextvars import Context
 from operator import itemgetter
 
 _NEVER = float("inf")
@@ -13,11 +13,12 @@ _NEVER = float("inf")
 class Alarms:
     """Wakes those whose time has come, each in the event loop that was running when it was set.
 
-    To set one and drop it costs less than a timer of the loop. What is woken runs in the context that this was made in.
+    To set one and drop it costs less than a timer of the loop. What is woken runs in that context, or in an empty one:
+    never in that of whoever happened to set the first.
     """
 
-    def __init__(self) -> None:
-        self._context = copy_context()
+    def __init__(self, context: Context | None = None) -> None:
+        self._context = Context() if context is None else context
         self._in: dict[asyncio.AbstractEventLoop, _Alarms] = {}
 
     def set(self, who: Hashable, seconds: float, wake: Callable[[], None]) -> None:
@@ -33,17 +34,17 @@ class Alarms:
         if found is None:
             for closed in [each for each in tuple(self._in) if each.is_closed()]:
                 self._in.pop(closed, None)
-            found = self._in[loop] = _Alarms(loop, self)
+            found = self._in[loop] = _Alarms(loop, self._context)
         return found
 
 
 class _Alarms:
     """Those of one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, all_: Alarms) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
         self.waiting: dict[Hashable, tuple[float, Callable[[], None]]] = {}
         self._loop = loop
-        self._context = all_._context
+        self._context = context
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER  # by the time of the loop
 

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ._hints import hints_of
-from ._json import MAX_BYTES, MAX_RESULT, decode, encode, encode_result
+from ._json import MAX_BYTES, MAX_RESULT, decode, encode, encode_step_result
 from ._refusals import At, a_kind, inside, refused, short
 from ._tags import REGISTRY, Turn
 from .errors import InvalidArgument, UnserialisableResult
@@ -42,7 +42,7 @@ def codec_for(
     annotation: object | None, max_bytes: int = MAX_RESULT
 ) -> tuple[Callable[[object], str], Callable[[str], object]]:
     """(encode, decode) for results of that annotation and that size; decode() itself where it adds nothing to it."""
-    write: Callable[[object], str] = encode_result
+    write: Callable[[object], str] = encode_step_result
     if max_bytes != MAX_RESULT:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 < max_bytes <= MAX_BYTES:
             raise InvalidArgument(f"max_result_bytes is a number of 1 to {MAX_BYTES:,} bytes, not {max_bytes!r}")

@@ -92,7 +92,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     return text
 
 
-def encode_result(value: object) -> str:
+def encode_step_result(value: object) -> str:
     """encode() of a step's result: of a plain one at once, which most are."""
     if _left(value, MAX_DEPTH, _ALLOWANCES[MAX_RESULT]) >= 0:
         try:

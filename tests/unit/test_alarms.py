@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
+
+import pytest
 
 from agent_runtime_core._alarms import Alarms
 
@@ -104,19 +106,21 @@ def test_each_loop_has_its_own_and_those_that_are_closed_are_forgotten() -> None
         assert len(alarm._in) == 1
 
 
-async def test_what_set_it_is_not_kept_in_mind() -> None:
+@pytest.mark.parametrize("given", [False, True])
+async def test_what_is_woken_runs_in_the_context_that_was_given_or_an_empty_one(given: bool) -> None:
     name: ContextVar[str] = ContextVar("name", default="nobody")
-    alarm, heard, woken = Alarms(), [], asyncio.Event()
+    name.set("who made it")
+    alarm, heard, woken = Alarms(copy_context() if given else None), [], asyncio.Event()
 
     def wake() -> None:
         heard.append(name.get())
         woken.set()
 
     async def waiting() -> None:
-        name.set("somebody")
+        name.set("who set it")
         alarm.set("it", 0.001, wake)
 
     await asyncio.create_task(waiting())
     async with asyncio.timeout(10):
         await woken.wait()
-    assert heard == ["nobody"]
+    assert heard == ["who made it" if given else "nobody"]

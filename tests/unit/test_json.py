@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core import _json
-from agent_runtime_core._json import MAX_PARSED, arguments_digest, decode, decode_all, encode, encode_result
+from agent_runtime_core._json import MAX_PARSED, arguments_digest, decode, decode_all, encode, encode_step_result
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
 from tests.unit.codec_values import (
@@ -74,14 +74,14 @@ def _written(write: Callable[[], str]) -> str:
 @settings(QUICK, max_examples=VALUES * 10 // 100)
 @given(anything)
 def test_results_are_written_as_other_values_are(value: object) -> None:
-    assert _written(lambda: encode_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
+    assert _written(lambda: encode_step_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
 
 
 @pytest.mark.parametrize("size", [_json.MAX_RESULT - 2, _json.MAX_RESULT - 1])
 @pytest.mark.parametrize("make", [lambda size: "x" * size, lambda size: ["x" * (size - 2)], lambda size: b"x" * size])
 def test_a_result_has_its_own_size(make: Callable[[int], object], size: int) -> None:
     value = make(size)
-    assert _written(lambda: encode_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
+    assert _written(lambda: encode_step_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
 
 
 written = st.one_of(st.text('[]{}",:$v0123456789.eE+-truefalsn \\u', max_size=60), json_trees.map(json.dumps))
