@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.base import INSTALL, Op
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import (
     IdempotencyConflict,
@@ -197,10 +198,9 @@ async def test_losing_the_run_is_told_and_nothing_is_written(tmp_path: Path) -> 
 
     async def loses() -> None:
         async with open_run(path, "r") as ctx:
-            async with AgentRunner.open(path) as runner:
+            with closing(sqlite3.connect(path, isolation_level=None)) as other:
                 # As a process would that took this one for dead.
-                later = "7" + "Z" * 25
-                await runner.queue.commits.commit(None, [Op(INSTALL, (str(ctx.run_id), later))])
+                other.execute("UPDATE arc_runs SET claim_id = ?", ("7" + "Z" * 25,))
             await ctx.step("late", lambda: 1)
 
     with pytest.raises(LeaseLost, match="nothing was written"):

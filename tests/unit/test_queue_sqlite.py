@@ -102,3 +102,31 @@ async def test_what_was_rolled_back_is_forgotten(queue: SQLiteQueue) -> None:
     await queue.settle(row.run_id, left(row, "failed"))
     with pytest.raises(LeaseLost):
         await queue.settle(row.run_id, left(row, "succeeded"))
+
+
+async def test_the_fence_of_a_run_is_what_its_row_says(queue: SQLiteQueue, tmp_path: Path) -> None:
+    row = await claimed(queue)
+    guard = Guard(row.run_id, row.claim_id)
+    beat = Op("queue.beat", (((row.run_id, row.claim_id),), row.lease_until))
+    other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
+    assert other.execute("SELECT count(*) FROM arc_fence").fetchone() == (0,)
+    await queue.engine.commit(guard, [beat])
+    for change in ("claim_id = 'Z'", "claim_id = '', status = 'pending'"):
+        other.execute(f"UPDATE arc_runs SET {change}")  # as another process would, without ours hearing of it
+        with pytest.raises(LeaseLost):
+            await queue.engine.commit(guard, [beat])
+    other.execute("UPDATE arc_runs SET claim_id = ?, status = 'running'", (row.claim_id,))
+    other.close()
+    await queue.engine.commit(guard, [beat])
+    await queue.settle(row.run_id, left(row, "succeeded"))
+    with pytest.raises(LeaseLost):
+        await queue.engine.commit(guard, [beat])
+
+
+async def test_a_run_that_the_queue_has_not_stored_may_have_a_fence_all_the_same(queue: SQLiteQueue) -> None:
+    await queue.engine.commit(None, [Op("fence.install", ("elsewhere", "01B"))])
+    with pytest.raises(LeaseLost):
+        await queue.engine.commit(None, [Op("fence.install", ("elsewhere", "01A"))])
+    await queue.engine.commit(Guard("elsewhere", "01B"), [Op("fence.forget", ("elsewhere",))])
+    with pytest.raises(LeaseLost):
+        await queue.engine.commit(Guard("elsewhere", "01B"), [Op("fence.forget", ("elsewhere",))])

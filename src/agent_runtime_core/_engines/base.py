@@ -1,8 +1,9 @@
 """What an engine is: the one place that writes, all or nothing, under a fence.
 
-A *fence* is a row (key, token) of the engine itself. A `Guard` names the token its writer believes
-in; a commit whose guard does not hold changes nothing and raises `LeaseLost`, unless every one of
-its operations finds that it has been applied before (a lost reply), which is success.
+A *fence* is a row (key, token) of the engine itself, or what a concern's own row says of that key. A
+`Guard` names the token its writer believes in; a commit whose guard does not hold changes nothing and
+raises `LeaseLost`, unless every one of its operations finds that it has been applied before (a lost
+reply), which is success.
 
 Tokens are ULIDs, made to grow for each key. `INSTALL` accepts only a greater token: it carries a
 claim made on one engine to another one before the claim's first read or write there.
@@ -59,6 +60,8 @@ class Concern:
     lengthy: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
     #: Operations that, with these arguments, write by one statement: alone in a commit, one needs no transaction.
     single: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
+    #: The fence of a key by a row of its own, `fence(tx, key)`, whatever is stored beside it; None where there is none.
+    fence: Callable[[Any, str], str | None] | None = None
 
 
 def always(*args: Any) -> bool:

@@ -67,6 +67,7 @@ class SQLiteEngine(SharedEngine):
         self.path: str = path
         self.durability: str = durability
         self.known: Known = Known()
+        self.fences: list[Callable[[Any, str], str | None]] = []
         self._concerns: set[str] = set()
         self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._readers: list[threading.Thread] = []
@@ -109,6 +110,8 @@ class SQLiteEngine(SharedEngine):
             return
         self.file.migrate(concern)
         self.writer.add(concern)
+        if concern.fence is not None:
+            self.fences.append(concern.fence)
         self._concerns.add(concern.name)
 
     # -- writing

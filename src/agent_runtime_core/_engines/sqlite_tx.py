@@ -98,6 +98,7 @@ class Home(Protocol):
     clock: Clock
     known: Known
     dead_looked_at: float
+    fences: list[Callable[[Any, str], str | None]]
 
     def dead_holders(self, holders: Sequence[str]) -> tuple[str, ...]: ...
 
@@ -132,10 +133,20 @@ class SQLiteTx:
         try:
             return self._fences[key]
         except KeyError:
-            row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
-            token: str | None = row[0] if row else None
-            self._fences[key] = token
+            token = self._fences[key] = self._stored_fence(key)
             return token
+
+    def _stored_fence(self, key: str) -> str | None:
+        for fence in self.engine.fences:
+            if (held := fence(self, key)) is not None:
+                return held
+        row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
+        token: str | None = row[0] if row else None
+        return token
+
+    def held(self, key: str, token: str | None) -> None:
+        """What a concern's own row says of that fence from now on."""
+        self._fences[key] = token
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run a user's function here, kept off our tables and out of our transaction control."""

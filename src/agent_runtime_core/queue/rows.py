@@ -326,5 +326,9 @@ def _bound(rows: Callable[[Any], Rows], method: str) -> Callable[..., Any]:
     return run
 
 
-def concern(rows: Callable[[Any], Rows], migrations: Sequence[str] = (), tables: Sequence[str] = ()) -> Concern:
-    return Concern("queue", operations(rows), replays(rows), migrations, tables, lengthy={"queue.delete": always})
+def concern(
+    rows: Callable[[Any], Rows], migrations: Sequence[str] = (), tables: Sequence[str] = (),
+    fence: Callable[[Any, str], str | None] | None = None,
+) -> Concern:  # fmt: skip
+    lengthy = {"queue.delete": always}
+    return Concern("queue", operations(rows), replays(rows), migrations, tables, lengthy=lengthy, fence=fence)

@@ -50,9 +50,12 @@ CREATE INDEX arc_runs_parent ON arc_runs (parent_id) WHERE parent_id IS NOT NULL
 CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
     payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
+    # The row of a run is its fence. A library that looked for it beside the row must not open the file any more.
+    "DELETE FROM arc_fence WHERE key IN (SELECT run_id FROM arc_runs)",
 )
 
 _INSERT = "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL)"
+_CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
 _PROMOTE = (
@@ -115,6 +118,9 @@ class SQLiteRows(Rows):
 
     def by_key(self, idem_key: str) -> RunRow | None:
         return _one(self.tx.execute(_BY_KEY, (idem_key,)))
+
+    def fence(self, run_id: str, token: str | None) -> None:
+        self.tx.held(run_id, token)
 
     def add(self, row: RunRow) -> RunRow:
         row = row.changed(n=self.tx.execute(_INSERT, row[:_N]).lastrowid)
@@ -210,6 +216,11 @@ class SQLiteRows(Rows):
         return [(row is not None, row is not None and row[0] is not None) for row in found]
 
 
+def _claim_of(tx: SQLiteTx, run_id: str) -> str | None:
+    row = tx.execute(_CLAIM, (run_id,)).fetchone()
+    return row[0] if row else None
+
+
 def _get(view: sqlite3.Connection, run_id: str) -> RunRow | None:
     return _one(view.execute(_ROW, (run_id,)))
 
@@ -269,7 +280,7 @@ def _next_due(view: sqlite3.Connection) -> float | None:
 class SQLiteQueue(OnSQLite, RunQueue):
     """A queue in one SQLite file, shared by all processes on this machine."""
 
-    concerns: ClassVar[Sequence[Concern]] = (concern(SQLiteRows, MIGRATIONS),)
+    concerns: ClassVar[Sequence[Concern]] = (concern(SQLiteRows, MIGRATIONS, fence=_claim_of),)
 
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
