@@ -20,9 +20,9 @@ class Clock:
 
     #: The last id made in order of time, so that the next one can be above it.
     last_id: int = 0
-    #: Ids that may be made yet of the same chance, before that wall time.
+    #: Ids that may be made yet of the same chance, in that millisecond of wall time.
     ids: Iterator[str] = iter(())
-    ids_until: float = 0.0
+    ids_ms: int = -1
 
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.

@@ -73,9 +73,10 @@ def new_ulid(clock: Clock, *, after: str | None = None) -> str:
 def next_id(clock: Clock, now: float) -> str:
     """A new ULID at that wall time: those of one millisecond, up to 1,024 of them, share the greater part of their
     chance, which takes longer to draw than all else here."""
-    found = next(clock.ids, None) if now < clock.ids_until else None
+    ms = int(now * 1000)
+    found = next(clock.ids, None) if ms == clock.ids_ms else None
     if found is None:
-        clock.ids_until = (int(now * 1000) + 1) / 1000
+        clock.ids_ms = ms
         ids = map(new_ulid(clock)[:-2].__add__, _PAIRS)
         found = next(ids)
         clock.ids = ids

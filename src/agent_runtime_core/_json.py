@@ -24,7 +24,7 @@ MAX_PARSED: Final = 1024 * 1024
 # Arguments may be larger than a result: only their digest is kept.
 _DIGEST_BYTES: Final = 8 * MAX_BYTES
 
-_ALLOWANCES: Final = {most: allowance(most) for most in (MAX_RESULT, MAX_BYTES, _DIGEST_BYTES)}
+_ALLOWANCES: Final = {most: allowance(most) for most in (MAX_RESULT, MAX_BYTES, MAX_WHOLE, _DIGEST_BYTES)}
 _WORD: Final = 2**63
 _BARE: Final = frozenset({bool, float, type(None)})
 _LOOK: Final = -(2**62)
@@ -142,9 +142,10 @@ def _left(tree: Any, depth: int, budget: int) -> int:
             if not -_WORD < item < _WORD:
                 return _LOOK
         elif kind is dict or kind is list:
-            budget = _left(item, depth - 1, budget)
-            if budget < 0:
-                return budget
+            if item or depth == 1:
+                budget = _left(item, depth - 1, budget)
+                if budget < 0:
+                    return budget
         elif kind not in _BARE:
             return _LOOK
     return budget

@@ -105,11 +105,13 @@ def test_ids_made_one_after_the_other_are_ulids_and_all_differ() -> None:
     assert len({_ids.parse_ulid(each) >> 10 for each in made}) == 3
 
 
-def test_ids_of_events_have_the_time_at_which_they_were_made() -> None:
+def test_ids_of_claims_and_events_have_the_time_at_which_they_were_made() -> None:
     clock = SetClock(0.0)
     for n in range(1, 4000):
         clock.seconds = n / 3333
         assert _ids.parse_ulid(_ids.next_id(clock, clock.seconds)) >> 80 == int(clock.seconds * 1000)
+    clock.seconds = 0.5  # it went back
+    assert _ids.parse_ulid(_ids.next_id(clock, 0.5)) >> 80 == 500
 
 
 def test_a_forked_process_makes_none_of_the_ids_of_its_parent() -> None:

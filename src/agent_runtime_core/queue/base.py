@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import known_uuid, new_ulid, run_uuid, storable, stored_id
+from .._ids import known_uuid, new_ulid, next_id, run_uuid, storable, stored_id
 from .._json import decode, digest, encode, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -224,10 +224,11 @@ class RunQueue(ABC):
     ) -> ClaimRequest:
         """A claim, as a value; a `light` one takes ready runs only and leaves expired leases and timers to others."""
         lease = seconds("lease_seconds", lease_seconds, least=0.001)
-        now = self.lease_now()
-        tickets = tuple(new_ulid(self.clock) for _ in range(count))
+        clock, now = self.clock, self.lease_now()
+        wall = clock.wall()
+        tickets = tuple([next_id(clock, wall) for _ in range(count)])
         wanted = None if agents is None else tuple(agents)
-        return ClaimRequest(tickets, worker, self.holder, now + lease, now, self.clock.wall(), wanted, light)
+        return ClaimRequest(tickets, worker, self.holder, now + lease, now, wall, wanted, light)
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
