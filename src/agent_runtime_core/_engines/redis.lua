@@ -7,6 +7,7 @@
 -- Returns a text for each: the JSON of its results, or "!" and why nothing was done.
 
 local P = KEYS[1] .. ':'
+local FENCE = P .. 'fence'
 local call, null = redis.call, cjson.null
 local instant = call('TIME')
 local now = instant[1] + instant[2] / 1000000
@@ -42,7 +43,7 @@ end
 local KIND = {
   HSET = 'hash', HDEL = 'hash', ZADD = 'zset', ZREM = 'zset', SADD = 'set', SREM = 'set', RPUSH = 'list', XADD = 'stream',
 }
-local fitting = {}
+local fitting = {}  -- keys that were found to be that: by a look, or because they were read as that
 
 -- Writes all of it or, where somebody else has put another kind of thing under one of our keys, none.
 local function perform(writes)
@@ -71,7 +72,8 @@ end
 local function fenced(key)
   local token = tx.fences[key]
   if token == nil then
-    token = call('HGET', P .. 'fence', key)
+    token = call('HGET', FENCE, key)
+    fitting[FENCE] = true
     tx.fences[key] = token
   end
   return token
@@ -80,9 +82,9 @@ end
 local function fence(key, token)
   tx.fences[key] = token or false
   if token then
-    write('HSET', P .. 'fence', key, token)
+    write('HSET', FENCE, key, token)
   else
-    write('HDEL', P .. 'fence', key)
+    write('HDEL', FENCE, key)
   end
 end
 

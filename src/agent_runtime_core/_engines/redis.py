@@ -111,7 +111,7 @@ class RedisEngine(SharedEngine):
         self._codecs.update(concern.codecs)
         self._refusals.update(concern.refusals)
         self._concerns[concern.name] = concern
-        self._line.use(joined([each.script for each in self._concerns.values()]))
+        self._line.use(joined(list(self._concerns.values())))
 
     # -- the callers' side
 

@@ -1,5 +1,18 @@
+-- The operations that are asked for seldom are made when the first of them is.
+local lately = {
+  __index = function(of, name)
+    setmetatable(ops, nil)
+    setmetatable(applied, nil)
+    seldom()
+    return of[name]
+  end,
+}
+setmetatable(ops, lately)
+setmetatable(applied, lately)
+
 local function encoded(result)
   if type(result) == 'table' and result.raw then return result.raw end
+  if result == null then return 'null' end
   return cjson.encode(result)
 end
 

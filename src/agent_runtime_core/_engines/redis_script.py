@@ -24,9 +24,13 @@ PLAIN = Codec()
 
 @dataclass(frozen=True)
 class RedisConcern(Concern):
-    """A concern whose operations are Lua: `script` adds functions to `ops` and `applied`; see redis.lua."""
+    """A concern whose operations are Lua: `script` adds functions to `ops` and `applied`; see redis.lua.
+
+    What `seldom` adds is not made in each call of the script, but in those that ask for some of it.
+    """
 
     script: str = ""
+    seldom: str = ""
     codecs: Mapping[str, Codec] = field(default_factory=dict)
     #: Errors that operations refuse with, by the word they use.
     refusals: Mapping[str, Callable[[], Exception]] = field(default_factory=dict)
@@ -37,7 +41,7 @@ def part(module: str, name: str = "redis") -> str:
     return Path(module).with_name(f"{name}.lua").read_text(encoding="utf-8")
 
 
-def joined(parts: Sequence[str]) -> str:
+def joined(concerns: Sequence[RedisConcern]) -> str:
     """Each part is a function inside that of the part before it.
 
     The script is run from its start with each call, so the functions it makes cost time in all of them: Lua looks for
@@ -45,7 +49,13 @@ def joined(parts: Sequence[str]) -> str:
     """
     here = Path(__file__)
     first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("redis.lua", "redis_end.lua"))
-    return "\nreturn (function()\n".join((first, *parts, last)) + "\nend)()" * (len(parts) + 1)
+    seldom = _nested([each.seldom for each in concerns])
+    return _nested([first, *(each.script for each in concerns), f"local function seldom()\n{seldom}\nend\n{last}"])
+
+
+def _nested(parts: Sequence[str]) -> str:
+    parts = [part for part in parts if part]
+    return "\nreturn (function()\n".join(parts) + "\nend)()" * (len(parts) - 1)
 
 
 def packed(guard: Guard | None, ops: Sequence[Op], codecs: Mapping[str, Codec]) -> str:

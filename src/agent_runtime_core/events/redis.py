@@ -27,6 +27,7 @@ CONCERN = RedisConcern(
     "events",
     {},
     script=part(__file__),
+    seldom=part(__file__, "redis_seldom"),
     codecs={PUBLISH: Codec(_packed, as_list), "events.heads": Codec(unpack=as_list)},
 )
 

@@ -50,5 +50,6 @@ CONCERN = RedisConcern(
     "journal",
     {},
     script=part(__file__),
+    seldom=part(__file__, "redis_seldom"),
     codecs={"journal.append": Codec(_packed), "journal.transact": Codec(_no_function)},
 )

@@ -129,6 +129,7 @@ CONCERN = RedisConcern(
     script="\n".join(
         (_DECIDED, *(_placed(part(__file__, name)) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")))
     ),
+    seldom=_placed(part(__file__, "redis_seldom")),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), _row),
         "queue.claim": Codec(unpack=_rows),

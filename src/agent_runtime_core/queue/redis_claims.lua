@@ -1,5 +1,7 @@
 -- Claiming: what is taken, in which order, and what has to be put right before.
 
+local text_now = text(now)
+
 -- A ticket above the last claim's: where the clock went back, the time after that one's.
 local function above(ticket, last)
   if ticket > last then return ticket end
@@ -20,7 +22,7 @@ local function wanted(cells)
   local since = by_server and now or 0
   return {
     tickets = cells[1], worker = cells[2], holder = cells[3], lease_until = text(since + cells[4]),
-    lease_now = since + cells[5], wall = text(by_server and now or cells[6]),
+    lease_now = since + cells[5], wall = by_server and text_now or text(cells[6]),
     agents = cells[7] ~= null and cells[7] or call('SMEMBERS', P .. 'agents'), light = cells[8],
   }
 end
@@ -139,8 +141,4 @@ ops['queue.claim'] = function(cells)
   end
   if #got < free then take(ready(want, free - #got)) end
   return all_told(got)
-end
-
-applied['queue.claim'] = function()
-  return {}
 end

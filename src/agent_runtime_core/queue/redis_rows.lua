@@ -14,28 +14,26 @@ local function in_order(row)
   return string.format('%016d:', row[N]) .. row[RUN_ID]
 end
 
--- Where a row is to be found: four times a key, score and member, or three times false.
-local function places(row)
-  local found = {P .. 'status:' .. row[STATUS], row[N], row[RUN_ID], false, false, false, false, false, false, false}
-  local mine, pending, running = row[ORIGIN] == '', row[STATUS] == 'pending', row[STATUS] == 'running'
-  if row[DUE_AT] ~= '0' then
-    found[4], found[5], found[6] = P .. 'due', row[DUE_AT], row[RUN_ID]
-  elseif pending and mine and row[HELD] == 0 then
-    found[4], found[5], found[6] = P .. 'ready:' .. row[AGENT], -row[PRIORITY], in_order(row)
-  elseif running and mine then
-    found[4], found[5], found[6] = P .. 'lease:' .. row[AGENT], row[LEASE_UNTIL], row[RUN_ID]
+-- Key, score and member of where a row of that state is looked for, or nothing.
+local function place(row, status, due_at, held, lease_until, origin)
+  if due_at ~= '0' then return P .. 'due', due_at, row[RUN_ID] end
+  if origin ~= '' then return end
+  if status == 'running' then return P .. 'lease:' .. row[AGENT], lease_until, row[RUN_ID] end
+  if status == 'pending' and held == 0 then return P .. 'ready:' .. row[AGENT], -row[PRIORITY], in_order(row) end
+end
+
+-- The same for its lane, and for inline heads of lanes.
+local function place_in_lane(row, status, due_at, held)
+  if row[LANE] == null or not LIVE[status] then return end
+  if held == 0 then return P .. 'lane:' .. row[LANE], row[N], row[RUN_ID] end
+  if held == BEHIND and status == 'pending' and due_at == '0' then
+    return P .. 'behind:' .. row[LANE], -row[PRIORITY], in_order(row)
   end
-  if row[LANE] ~= null and LIVE[row[STATUS]] then
-    if row[HELD] == 0 then
-      found[7], found[8], found[9] = P .. 'lane:' .. row[LANE], row[N], row[RUN_ID]
-      if not mine and (pending or running) then
-        found[10], found[11], found[12] = P .. 'inline', row[LEASE_UNTIL], row[RUN_ID]
-      end
-    elseif row[HELD] == BEHIND and pending and row[DUE_AT] == '0' then
-      found[7], found[8], found[9] = P .. 'behind:' .. row[LANE], -row[PRIORITY], in_order(row)
-    end
-  end
-  return found
+end
+
+local function place_inline(row, status, _, held, lease_until, origin)
+  if row[LANE] == null or held ~= 0 or origin == '' then return end
+  if status == 'pending' or status == 'running' then return P .. 'inline', lease_until, row[RUN_ID] end
 end
 
 local function get(run)
@@ -43,9 +41,11 @@ local function get(run)
   local known = tx.rows[run]
   if known == nil then
     local stored = call('GET', P .. 'run:' .. run)
-    known = stored and {row = cjson.decode(stored), json = stored}
-    if known then known.was = places(known.row) end
-    tx.rows[run] = known
+    if stored then
+      local row = cjson.decode(stored)
+      known = {row = row, json = stored, was = {row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN]}}
+      tx.rows[run] = known
+    end
   end
   return known and known.row or nil
 end
@@ -77,7 +77,7 @@ end
 local function add(row)
   local run = row[RUN_ID]
   row[N] = call('INCR', P .. 'n')
-  tx.rows[run] = {row = row, was = {}, dirty = true}
+  tx.rows[run] = {row = row, dirty = true}
   if row[IDEM_KEY] ~= null then
     tx.keys = tx.keys or {}
     tx.keys[row[IDEM_KEY]] = run
@@ -89,13 +89,25 @@ local function add(row)
   return row
 end
 
+local function move(row, was, where)
+  local old, old_score, old_member
+  if was then old, old_score, old_member = where(row, unpack(was)) end
+  local key, score, member = where(row, row[STATUS], row[DUE_AT], row[HELD], row[LEASE_UNTIL], row[ORIGIN])
+  local same = old == key and old_member == member
+  if old and not same then write('ZREM', old, old_member) end
+  if key and not (same and old_score == score) then write('ZADD', key, score, member) end
+end
+
 local function drop(row)
-  local run = row[RUN_ID]
+  local run, was = row[RUN_ID], tx.rows[row[RUN_ID]].was
   write('DEL', P .. 'run:' .. run, P .. 'mail:' .. run, P .. 'messages:' .. run, P .. 'children:' .. run)
   write('ZREM', P .. 'runs', run)
-  local was = tx.rows[run].was
-  for i = 1, 10, 3 do
-    if was[i] then write('ZREM', was[i], was[i + 2]) end
+  if was then
+    write('ZREM', P .. 'status:' .. was[1], run)
+    for _, where in ipairs({place, place_in_lane, place_inline}) do
+      local key, _, member = where(row, unpack(was))
+      if key then write('ZREM', key, member) end
+    end
   end
   if row[IDEM_KEY] ~= null then write('HDEL', P .. 'idem', row[IDEM_KEY]) end
   if row[PARENT_ID] ~= null then write('ZREM', P .. 'children:' .. row[PARENT_ID], run) end
@@ -103,12 +115,16 @@ local function drop(row)
 end
 
 local function keep(known)
-  local was, is = known.was, places(known.row)
-  write('SET', P .. 'run:' .. known.row[RUN_ID], told(known.row).raw)
-  for i = 1, 10, 3 do
-    local same = was[i] == is[i] and was[i + 2] == is[i + 2]
-    if was[i] and not same then write('ZREM', was[i], was[i + 2]) end
-    if is[i] and not (same and was[i + 1] == is[i + 1]) then write('ZADD', is[i], is[i + 1], is[i + 2]) end
+  local row, was = known.row, known.was
+  write('SET', P .. 'run:' .. row[RUN_ID], told(row).raw)
+  if not was or was[1] ~= row[STATUS] then
+    if was then write('ZREM', P .. 'status:' .. was[1], row[RUN_ID]) end
+    write('ZADD', P .. 'status:' .. row[STATUS], row[N], row[RUN_ID])
+  end
+  move(row, was, place)
+  if row[LANE] ~= null then
+    move(row, was, place_in_lane)
+    move(row, was, place_inline)
   end
 end
 

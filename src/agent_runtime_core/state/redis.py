@@ -32,6 +32,7 @@ CONCERN = RedisConcern(
     "state",
     {},
     script=part(__file__),
+    seldom=part(__file__, "redis_seldom"),
     codecs={"state.checkpoint": Codec(_checkpoint), "state.status": Codec(_status)},
 )
 

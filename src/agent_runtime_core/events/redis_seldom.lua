@@ -1,0 +1,45 @@
+-- What is asked of published events, and what befalls them seldom.
+
+applied['events.publish'] = function(run, rows)
+  local numbers = {}
+  for i, row in ipairs(rows) do
+    numbers[i] = known(run, row[1])
+    if not numbers[i] then not_applied() end
+  end
+  return numbers
+end
+
+ops['events.delete'] = function(run)
+  write('DEL', P .. 'ids:' .. run)
+  forget(run, 'events:', 'journal:')
+  return null
+end
+
+-- Of the events before that number all but the last one there is go, with their ids.
+ops['events.trim'] = function(run, number)
+  local key, gone = P .. 'events:' .. run, 0
+  local last = call('XREVRANGE', key, '+', '-', 'COUNT', 1)[1]
+  if not last then return 0 end
+  local first_kept = string.format('%d-0', math.min(number, position(last) - 1) + 1)
+  for _, entry in ipairs(call('XRANGE', key, '-', '(' .. first_kept)) do
+    write('HDEL', P .. 'ids:' .. run, cjson.decode(entry[2][2])[4])
+    gone = gone + 1
+  end
+  if gone > 0 then write('XTRIM', key, 'MINID', first_kept) end
+  return gone
+end
+
+ops['events.heads'] = function(runs)
+  local found = {}
+  for i, run in ipairs(runs) do found[i] = head(run).ev end
+  return found
+end
+
+-- JSON [[[number, body], ...], [record, ...]]: published events and records from `since` on, at most `limit` of each.
+ops['events.rows'] = function(run, since, limit)
+  local found = {}
+  for i, entry in ipairs(call('XRANGE', P .. 'events:' .. run, string.format('%d', since + 1), '+', 'COUNT', limit)) do
+    found[i] = '[' .. text(position(entry) - 1) .. ',' .. entry[2][2] .. ']'
+  end
+  return raw('[[' .. table.concat(found, ',') .. '],[' .. table.concat(boundaries(run, since, limit), ',') .. ']]')
+end
