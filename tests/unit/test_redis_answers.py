@@ -33,6 +33,17 @@ def test_a_complaint_is_known_before_it_is_taken() -> None:
     assert not answers.complains
 
 
+@pytest.mark.parametrize("size", range(1, 30))
+def test_numbers_are_taken_as_texts_where_they_may_be(size: int) -> None:
+    whole = b"*3\r\n$9\r\nsubscribe\r\n$1\r\na\r\n:12\r\n*2\r\n$4\r\npong\r\n$0\r\n\r\n"
+    answers, taken = Answers(numbers=True), []
+    for at in range(0, len(whole), size):
+        answers.add(whole[at : at + size])
+        while (answer := answers.take()) is not None:
+            taken.append(answer)
+    assert taken == [[b"subscribe", b"a", b"12"], [b"pong", b""]]
+
+
 @pytest.mark.parametrize("data", [b":1\r\n", b"+OK\r\n", b"*1\r\n:1\r\n", b"$3\r\nabc\r\n"])
 def test_what_no_script_of_ours_answers_is_refused(data: bytes) -> None:
     answers = Answers()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from ..errors import StorageError
 
 _END = b"\r\n"
-_COMPLAINT, _ARRAY, _TEXT = b"-*$"
+_COMPLAINT, _ARRAY, _TEXT, _NUMBER = b"-*$:"
 
 
 class Answers:
-    """What has arrived and was not taken yet."""
+    """What has arrived and was not taken yet; `numbers` may stand among the texts, as texts, where channels are heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, numbers: bool = False) -> None:
         self._got = bytearray()
+        self._numbers = numbers
 
     def add(self, data: bytes) -> None:
         self._got += data
@@ -43,6 +44,10 @@ class Answers:
             end = got.find(_END, at)
             if end < 0:
                 return None
+            if got[at] == _NUMBER and self._numbers:
+                texts.append(bytes(got[at + 1 : end]))
+                at = end + 2
+                continue
             if got[at] != _TEXT:
                 raise StorageError(f"an answer that is none: {bytes(got[at : at + 40])!r}")
             start = end + 2

@@ -6,8 +6,10 @@ import contextlib
 import re
 from typing import Any
 
+from ..errors import StorageError
 from .bell import Bell
-from .redis_line import connection, driver, pause
+from .redis_answers import Answers
+from .redis_line import PIECE, connection, driver, pause
 from .redis_url import Place
 
 QUIET = 5.0  # seconds without a word, after which the server is asked for one
@@ -61,7 +63,7 @@ class ChannelBell(Bell):
                 self._subscribe(conn)
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
-            except driver().broken:
+            except (*driver().broken, StorageError):
                 pause(0.2)
             finally:
                 with self._lock:
@@ -70,21 +72,33 @@ class ChannelBell(Bell):
                     conn.disconnect()
 
     def _hear(self, conn: Any) -> None:
-        quiet, asked = 0.0, False
+        # Read here and not by redis-py, which takes as long for it as the way from the server does. What it holds
+        # already was rung before all were woken.
+        quiet, asked, arrived, sock = 0.0, False, Answers(numbers=True), conn._sock
+        sock.settimeout(_TURN)
         while not self._closed:
-            if conn.can_read(timeout=_TURN):
-                said = conn.read_response()
-                quiet, asked = 0.0, False
+            try:
+                arrived.add(_some(sock))
+            except TimeoutError:
+                quiet += _TURN
+                if quiet >= QUIET and not asked:
+                    conn.send_command("PING")
+                    asked = True
+                elif quiet >= 2 * QUIET:
+                    raise OSError("no word from the server") from None
+                continue
+            quiet, asked = 0.0, False
+            while (said := arrived.take()) is not None:
                 if isinstance(said, list) and said[0] in (b"message", b"subscribe", b"pmessage"):
                     # A channel that is new was not heard until now.
                     self.wake([said[-2].decode()[len(self._channel) + 1 :]])
-                continue
-            quiet += _TURN
-            if quiet >= QUIET and not asked:
-                conn.send_command("PING")
-                asked = True
-            elif quiet >= 2 * QUIET:
-                raise OSError("no word from the server")
+
+
+def _some(sock: Any) -> bytes:
+    data: bytes = sock.recv(PIECE)
+    if not data:
+        raise OSError("the server has closed the connection")
+    return data
 
 
 def _literally(channel: str) -> str:

@@ -167,25 +167,27 @@ class Worker:
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Until something may be claimable: a bell, a free slot, a timer that is due, or the next poll."""
-        clock, seconds = self.runner.queue.clock, poll_interval
         if self._busy >= self._slots:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
+        # What was just claimed begins before this asks the store for anything.
+        timer = asyncio.ensure_future(self._until_due(poll_interval))
+        timer.add_done_callback(lambda timer: timer.cancelled() or wake.set())
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
+        if timer.done() and not timer.cancelled():
+            timer.result()
+
+    async def _until_due(self, poll_interval: float) -> None:
+        clock, seconds = self.runner.queue.clock, poll_interval
         if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
             with contextlib.suppress(AgentRuntimeError):
                 due = await self.runner.queue.next_due()
                 if due is not None:
                     seconds = min(seconds, max(due - clock.wall(), 0.001))
-
-        async def alarm() -> None:
-            await clock.sleep(seconds)
-            wake.set()
-
-        timer = asyncio.ensure_future(alarm())
-        try:
-            await wake.wait()
-        finally:
-            timer.cancel()
+        await clock.sleep(seconds)
 
     def _ring_from_thread(self) -> None:
         if self._loop is not None and self._busy < self._slots:
