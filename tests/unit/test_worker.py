@@ -284,6 +284,42 @@ async def test_a_stop_said_before_the_first_step_of_the_loop_is_heard_once(place
         await stopped(rig.runner, loop)
 
 
+async def test_a_worker_hears_of_new_runs_while_it_asks_what_is_due_next(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = asyncio.Event()
+
+    async def no_answer() -> None:
+        await never.wait()
+
+    async def body(ctx: Any) -> str:
+        return "done"
+
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        monkeypatch.setattr(rig.runner.queue, "next_due", no_answer)
+        loop = await working(rig.runner, poll_interval=3600)
+        for _ in range(2):
+            run_id = await rig.runner.submit("script")
+            assert (await rig.runner.wait(run_id, timeout=10)).final_output == {"value": "done"}
+        await stopped(rig.runner, loop)
+
+
+async def test_what_is_wrong_with_the_look_at_what_is_due_next_ends_the_loop(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    async def body(ctx: Any) -> None: ...
+
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        monkeypatch.setattr(rig.runner.queue, "next_due", broken)
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(rig.runner.run_loop(poll_interval=3600, handle_signals=False), 10)
+
+
 async def test_what_does_not_finish_in_its_grace_is_given_back_unused(place: Path | None) -> None:
     inside, calls = asyncio.Event(), list[int]()
 

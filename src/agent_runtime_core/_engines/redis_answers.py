@@ -9,7 +9,7 @@ _COMPLAINT, _ARRAY, _TEXT, _NUMBER = b"-*$:"
 
 
 class Answers:
-    """What has arrived and was not taken yet; `numbers` may stand among the texts, as texts, where channels are heard."""
+    """What has arrived and was not taken yet. Where channels are heard, `numbers` may stand among the texts."""
 
     def __init__(self, *, numbers: bool = False) -> None:
         self._got = bytearray()

@@ -63,7 +63,7 @@ class ChannelBell(Bell):
                 self._subscribe(conn)
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
-            except (*driver().broken, StorageError):
+            except driver().broken:
                 pause(0.2)
             finally:
                 with self._lock:
@@ -88,10 +88,17 @@ class ChannelBell(Bell):
                     raise OSError("no word from the server") from None
                 continue
             quiet, asked = 0.0, False
-            while (said := arrived.take()) is not None:
+            while (said := _next(arrived)) is not None:
                 if isinstance(said, list) and said[0] in (b"message", b"subscribe", b"pmessage"):
                     # A channel that is new was not heard until now.
                     self.wake([said[-2].decode()[len(self._channel) + 1 :]])
+
+
+def _next(arrived: Answers) -> list[bytes] | str | None:
+    try:
+        return arrived.take()
+    except StorageError as error:
+        raise OSError(str(error)) from error
 
 
 def _some(sock: Any) -> bytes:

@@ -172,7 +172,7 @@ class Worker:
             return
         # What was just claimed begins before this asks the store for anything.
         timer = asyncio.ensure_future(self._until_due(poll_interval))
-        timer.add_done_callback(lambda timer: timer.cancelled() or wake.set())
+        timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
         try:
             await wake.wait()
         finally:
