@@ -110,11 +110,15 @@ local function ready(want, limit)
       return true
     end
   end
+  local changes = 0
+  for _, known in pairs(tx.rows or {}) do
+    if known and known.dirty then changes = changes + 1 end
+  end
   for _, agent in ipairs(want.agents) do
     local left = limit
     wanted_agent[agent] = true
-    -- A few more: this commit may have changed some.
-    for _, member in ipairs(call('ZRANGE', P .. 'ready:' .. agent, 0, limit + 7)) do
+    -- Some more: those that this commit has changed may be among them.
+    for _, member in ipairs(call('ZRANGE', P .. 'ready:' .. agent, 0, limit + changes - 1)) do
       if left > 0 and see(get(string.sub(member, 18))) then left = left - 1 end
     end
   end
