@@ -17,7 +17,7 @@ from .ledger import Ledger
 Identity = tuple[str, str]  # (name, key)
 
 _SEQ = itemgetter(0)
-_READ = itemgetter(1, 2, 3, 9, 15)  # kind, name, key, state and next of a record
+_READ = itemgetter(1, 2, 3, 9, 10, 15, 16)  # kind, name, key, state, pos, next and digest of a record
 
 
 class Performed(Protocol):
@@ -66,15 +66,6 @@ def _nobody() -> Any:
     return None
 
 
-def _carries(record: Record, following: Record) -> bool:
-    """Whether it carries the start of that step: in a chain, of the one at the next place."""
-    return (
-        f'"pos":{following.pos},' in cast(str, record.next)
-        and record.key == following.key
-        and record.digest == following.digest
-    )
-
-
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
     return {"total_tokens": held.get("tokens"), "cost_usd": held.get("usd")}
 
@@ -114,11 +105,12 @@ class Book:
         self.owner: Callable[[], Any] = _nobody
 
     def _read(self, records: Sequence[Record]) -> None:
-        done, begun, ordered = self.done, self.begun, self._ordered
+        done, begun, ordered, states = self.done, self.begun, self._ordered, self.states
         last = carrier = None
+        start = of = among = ""  # the start that the record before carries, and the key and digest beside it
         carriers: list[Record] = []
         self.length = len(records)
-        for record, (kind, name, key, state, carried) in zip(records, map(_READ, records), strict=True):
+        for record, (kind, name, key, state, pos, carried, number) in zip(records, map(_READ, records), strict=True):
             if self._failure is not None:
                 self._went_on(self._failure, kind)
             if kind != "done":
@@ -129,12 +121,16 @@ class Book:
             if begun:
                 begun.pop(identity, None)
             if state is not None:
-                self.states[key] = state
+                states[key] = state
             if key.startswith("s:"):
                 ordered.append(record)
-            if carrier is not None and not _carries(carrier, record):
+            # In a chain, the start is that of the step at the next place: no need to read it.
+            if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
                 carriers.append(carrier)
-            carrier = None if carried is None else record
+            if carried is None:
+                carrier = None
+            else:
+                carrier, start, of, among = record, carried, key, number
         if last is not None:
             self._last = last.seq
         if carrier is not None:

@@ -168,9 +168,10 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
     """The records in these rows; StorageCorrupt for one that is not as it was written."""
     records: list[Record] = []
     number = _Numbers()
+    of_run = crc32(f"{run_id}\0".encode())
     for seq, kind, name, result, body, ev, nev, crc in rows:
         if type(result) is str and len(result) < SHORTEST_PACKED:  # as _crc() has it, for most at once
-            found = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0False\0{body}{result}".encode())
+            found = crc32(f"{seq}\0{kind}\0{name}\0{nev}\0False\0{body}{result}".encode(), of_run)
         else:
             found = _crc(run_id, seq, kind, name, result, body, nev)
         if found != crc:
@@ -181,7 +182,7 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
             Record,
             (
                 seq, kind, name, key, number[attempt], claim_id, float(t),
-                _unpacked(result) if isinstance(result, bytes) else result, error or None, state or None, int(pos),
+                _unpacked(result) if type(result) is bytes else result, error or None, state or None, int(pos),
                 number[total], number[tries], number[ms], info or None, next_ or None, digest or None, ev, nev,
             ),
         )  # fmt: skip

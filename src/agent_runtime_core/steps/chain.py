@@ -54,22 +54,27 @@ class Chain(Listed):
     def _head(self) -> dict[int, Record]:
         """The records of the list's first steps, as far as all have one: on a resume, all that has been done."""
         found: dict[int, Record] = {}
+        done, key = self.book.done, self.key
+        plain = not self.book.renames
         for place, step in enumerate(self.steps):
-            if (record := self._recorded(step)) is None:
+            record = done.get((step.name, key)) if plain else self._recorded(step)
+            if record is None:
                 break
             found[place] = record
         return found
 
     def _match(self) -> None:
         """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""
+        steps, of, number, total = self.steps, self.key, self.number, self.total
         for (name, key), record in self.book.done.items():
-            if key != self.key or record.digest != self.number:
+            if key != of or record.digest != number:
                 continue
-            found = self.steps[record.pos].name if record.pos < self.total else None
+            place = record.pos
+            found = steps[place].name if place < total else None
             if found != name and self.book.renames.get(found or "") != name:
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
-                    f"the journal has step {name!r} at place {record.pos} of this list, the code now has "
+                    f"the journal has step {name!r} at place {place} of this list, the code now has "
                     f"{found!r} there: restore the old list{way}",
                     recorded=name,
                     found=found,

@@ -48,11 +48,11 @@ class Listed:
     def _skip(self, found: Mapping[int, Record]) -> None:
         """Answer the steps at these places from their records."""
         steps, records = [self.steps[place] for place in found], list(found.values())
-        results = recorded_results([step.callee().decode for step in steps], records)
-        for place, step, record, result in zip(found, steps, records, results, strict=True):
-            self.results[step.name] = result
-            self.kept.completed_steps.append(step.name)
-            self.skips.append(f"[{quote(record.name)},{self.quoted_key},{place}]")
+        names, key = [step.name for step in steps], self.quoted_key
+        results = recorded_results(decoders(steps), records)
+        self.results.update(zip(names, results, strict=True))
+        self.kept.completed_steps += names
+        self.skips += [f"[{quote(record.name)},{key},{place}]" for place, record in found.items()]
         self.kept.current_step_index = len(self.kept.completed_steps)
         self.book.passed(*records)
 
@@ -74,6 +74,17 @@ class Listed:
         completed = self.kept.completed_steps
         completed.append(step.name)
         self.kept.current_step_index = len(completed)
+
+
+def decoders(steps: Sequence[Step]) -> list[Callable[[str], Any]]:
+    """How the result of each step is read; looked at once for steps in a row that have one function."""
+    found: list[Callable[[str], Any]] = []
+    last: Step | None = None
+    for step in steps:
+        if last is None or step.fn is not last.fn or step.returns is not last.returns:
+            decoder, last = step.callee().decode, step
+        found.append(decoder)
+    return found
 
 
 def recorded_results(decoders: Sequence[Callable[[str], Any]], records: Sequence[Record]) -> list[Any]:
