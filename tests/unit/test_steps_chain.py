@@ -251,6 +251,29 @@ async def test_the_first_pass_hands_on_what_a_resumed_run_would_read(place: Path
     assert made[0]["named"] == Point(2, Colour.RED)
 
 
+async def test_one_function_in_steps_of_different_types_comes_back_as_each_says(place: Path | None) -> None:
+    values = iter([Point(1, Colour.RED), Point(2, Colour.RED), Colour.RED, {"x": 1}])
+
+    async def following(ctx, state):  # type: ignore[no-untyped-def]
+        return next(values)
+
+    made: list[Any] = []
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            types = {"point": Point, "again": Point, "colour": Colour, "bare": None}
+            made.append(await StepExecutor(ctx).run([Step(name, following, returns=of) for name, of in types.items()]))
+            if len(made) == 1:
+                raise ConnectionError
+
+        await rig.go(body)
+        await rig.go(body)
+    assert made[0] == made[1]
+    assert made[1]["again"] == Point(2, Colour.RED)
+    assert made[1]["colour"] is Colour.RED
+    assert made[1]["bare"] == {"x": 1}
+
+
 async def test_a_registered_type_is_kept_wherever_it_stands() -> None:
     @register_type
     @dataclass
