@@ -344,6 +344,8 @@ def _read_id(run_id: str | UUID) -> tuple[UUID, str]:
 
 
 def _name(what: str, value: object) -> str:
+    if type(value) is str and 0 < len(value) <= _LONGEST_NAME and value.isprintable():
+        return value
     name = value.value if isinstance(value, EventType) else value
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
         raise InvalidArgument(f"{what}={value!r:.80} must be a text of 1 to {_LONGEST_NAME} printable characters")

@@ -23,15 +23,19 @@ _stored = tuple.__new__  # what calling the class ends in, at half the price
 
 def publish(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
     stored, ids, add = _of(tx, "events", run_id), _of(tx, "event_ids", run_id), tx.add
+    first = next_ = journal.head(tx, run_id)
     sequences = []
     for event_id, event_type, payload, t in rows:
         sequence = ids.get(event_id)
         if sequence is None:
-            sequence = journal.take_sequence(tx, run_id, 1)
+            sequence = next_
+            next_ += 1
             add(ids, event_id, sequence)
             add(stored, sequence, _stored(StoredEvent, (sequence, event_type, payload, t, event_id)))
-            tx.rings.append("events")
         sequences.append(sequence)
+    if next_ > first:
+        journal.take_sequence(tx, run_id, next_ - first)
+        tx.rings.append("events")
     return sequences
 
 
