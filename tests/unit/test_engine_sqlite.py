@@ -168,13 +168,13 @@ async def test_a_fence_only_grows(engine: SQLiteEngine) -> None:
 
 
 async def test_a_group_is_one_transaction(engine: SQLiteEngine) -> None:
-    begun: list[str] = []
-    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
+    made: list[str] = []
+    engine.writer.conn.set_trace_callback(lambda sql: made.append(sql) if sql.startswith("COMMIT") else None)
     with held(engine):
         commits = [asyncio.ensure_future(engine.commit(None, [Op("put", (str(n), n))])) for n in range(50)]
         await soon(lambda: engine.writer._handed > 50)
     await asyncio.gather(*commits)
-    assert len(begun) == 1
+    assert len(made) == 1
 
 
 async def test_a_cancelled_caller_knows_the_outcome_before_it_goes(engine: SQLiteEngine) -> None:
