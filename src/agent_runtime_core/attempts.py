@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 from ._forms import codec_for
 from ._hints import returns_of
@@ -126,31 +127,27 @@ class Callee:
         return self.takes_context
 
 
-_callees: WeakKeyDictionary[Any, Callee] = WeakKeyDictionary()
+_callees: dict[ReferenceType[Any], Callee] = {}  # of functions, as long as they live
 
 
 def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> Callee:
     """How to call that function; with `returns`, or a size of its results, they are written and read so."""
-    if returns is None and max_result_bytes == MAX_RESULT:
-        return _known(fn)
     how = _known(fn)
+    if returns is None and max_result_bytes == MAX_RESULT:
+        return how
     to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
     # Asked before, so that not each of the copies has to find out.
     return replace(how, encode=to_text, decode=from_text, takes_context=how.asked(fn))
 
 
 def _known(fn: Callable[..., Any]) -> Callee:
-    key = getattr(fn, "__func__", fn)
+    key = fn.__func__ if type(fn) is MethodType else fn
     try:
-        known = _callees.get(key)
-    except TypeError:
+        known = _callees.get(ref(key))
+        if known is None:
+            known = _callees[ref(key, _callees.pop)] = _inspect(fn)
+    except TypeError:  # nothing can refer to it weakly, or find it again
         return _inspect(fn)
-    if known is None:
-        known = _inspect(fn)
-        try:
-            _callees[key] = known
-        except TypeError:
-            return known
     return known
 
 
@@ -221,82 +218,93 @@ class Work:
 Seal = Callable[[Work, str, int, int], Sequence[Record]]
 
 
-async def perform(book: Book, work: Work, seal: Seal) -> Any:
+def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
     """Run a step that has no record yet until it has one; its result as a resumed run would read it.
 
     StepExecutionError after the last try, StepInDoubt where the policy says so.
     """
-    policy, ledger = work.policy, book.ledger
-    clock = ledger.clock
-    identity = (work.name, work.key)
-    doubtful = not work.begun and bool(book.begun) and book.begun.pop(identity, None) is not None
-    if doubtful and policy.on_in_doubt != "retry":
-        known = await _resolve(book, work)
-        if known is not None:
-            text = work.encode(known.result if work.settled is None else work.settled(known.result))
-            if records := seal(work, text, 1, 0):
-                await ledger.append(*records)
-                book.done[identity] = records[-1]
-            return work.decode(text)
-    attempt, begun = 1, work.begun
-    frame = Frame(book, work.name, work.key, attempt)
+    doubtful = not work.begun and bool(book.begun) and book.begun.pop((work.name, work.key), None) is not None
+    if doubtful and work.policy.on_in_doubt != "retry":
+        return _resolved(book, work, seal)
+    return _tried(book, work, seal, doubtful)
+
+
+async def _resolved(book: Book, work: Work, seal: Seal) -> Any:
+    """What the policy says of a step in doubt, or what running it again gives."""
+    known = await _resolve(book, work)
+    if known is None:
+        return await _tried(book, work, seal, True)
+    text = work.encode(known.result if work.settled is None else work.settled(known.result))
+    if records := seal(work, text, 1, 0):
+        await book.ledger.append(*records)
+        book.done[work.name, work.key] = records[-1]
+    return work.decode(text)
+
+
+async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
+    ledger, timeout = book.ledger, work.policy.timeout
+    boot = ledger.clock.boot
+    frame = Frame(book, work.name, work.key, 1)
     book.running += 1
     token = FRAME.set(frame)
     try:
+        if not work.begun:
+            await _begin(book, work, 1, doubtful)
         while True:
-            if not begun:
-                await _begin(book, work, attempt, doubtful)
-            begun = False
-            since = clock.boot()
+            attempt, since = frame.attempt, boot()
             try:
-                if policy.timeout is None:
+                if timeout is None:
                     value = await work.call(attempt)
                 else:
-                    value = await limited(work.call(attempt), policy.timeout, f"step {work.name!r}")
+                    value = await limited(work.call(attempt), timeout, f"step {work.name!r}")
                 text = work.encode(value)
+                break
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
-                delay = policy.delay(error, attempt, clock.random)
-                await _failed(book, work, attempt, error, delay)
-                attempt += 1
-                frame.attempt, frame.emitted = attempt, 0
-                continue
-            records = seal(work, text, attempt, int((clock.boot() - since) * 1000))
-            work.noted = None
-            if records:
-                if work.lazy:
-                    await ledger.note(*records)
-                else:
-                    await ledger.append(*records)
-                book.done[identity] = records[-1]
-            if work.decode is not decode:
-                return work.decode(text)
-            try:
-                return _copy(value)
-            except _NotPlain:
-                return decode(text)
+                await _failed(book, work, attempt, error)
+                frame.attempt, frame.emitted = attempt + 1, 0
+                await _begin(book, work, attempt + 1, doubtful)
+        records = seal(work, text, attempt, int((boot() - since) * 1000))
+        work.noted = None
+        if records:
+            if work.lazy:
+                await ledger.note(*records)
+            else:
+                await ledger.append(*records)
+            book.done[work.name, work.key] = records[-1]
     finally:
         book.running -= 1
         FRAME.reset(token)
+    return _handed_on(work, value, text)
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
+_all_plain = _PLAIN.issuperset
 
 
 class _NotPlain(Exception):
     """There is something in the value that only its encoding can copy."""
 
 
+def _handed_on(work: Work, value: Any, text: str) -> Any:
+    """The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give."""
+    if work.decode is not decode:
+        return work.decode(text)
+    try:
+        return _copy(value)
+    except _NotPlain:
+        return decode(text)
+
+
 def _copy(value: Any) -> Any:
-    """What decoding its text would give, of which a plain tree needs only a copy."""
     kind = type(value)
     if kind is dict:
         made = value.copy()
-        for key, item in made.items():
-            if type(item) not in _PLAIN:
+        if not _all_plain(map(type, made.values())):
+            for key, item in made.items():
                 made[key] = _copy(item)
         return made
     if kind is list:
-        return [item if type(item) in _PLAIN else _copy(item) for item in value]
+        return value.copy() if _all_plain(map(type, value)) else [_copy(item) for item in value]
     if kind in _PLAIN:
         return value
     raise _NotPlain
@@ -321,8 +329,9 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
         await book.ledger.append(record)
 
 
-async def _failed(book: Book, work: Work, attempt: int, error: Exception, delay: float | None) -> None:
+async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
     """Record a failed try and wait for the next one, or raise."""
+    delay = work.policy.delay(error, attempt, book.ledger.clock.random)
     message = text_of(error)
     about: dict[str, Any] = {"error": message, "type": type(error).__name__}
     if isinstance(error, LeaseLost):
