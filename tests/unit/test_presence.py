@@ -90,6 +90,19 @@ def test_a_bell_hung_later_is_found_after_a_while(one: Presence, two: Presence, 
     assert two.wait(5) == "c"
 
 
+def test_whoever_made_the_directory_looks_for_others_after_a_while(
+    tmp_path: Path, clock: VirtualClock, two: Presence
+) -> None:
+    first = Presence(tmp_path, "first", clock, alone=True)
+    two.hang_bell()  # it looks by itself for so long
+    first.ring("a")
+    assert two.wait(0) == ""
+    clock.advance(RESCAN)
+    first.ring("b")
+    assert two.wait(5) == "b"
+    first.close()
+
+
 def test_a_bell_that_is_full_rings_already(one: Presence, two: Presence) -> None:
     two.hang_bell()
     for _ in range(70_000):

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -449,6 +450,8 @@ def test_the_execution_state_goes_to_plain_values_and_back() -> None:
     fresh = ExecutionState.from_dict({})
     assert (fresh.current_step_index, fresh.completed_steps, fresh.step_results) == (0, [], {})
     assert fresh.execution_id != state.execution_id
+    assert fresh.execution_id == fresh.execution_id == str(UUID(fresh.execution_id))
+    assert ExecutionState("given").execution_id == "given"
     assert ExecutionState.from_dict({"started_at": state.started_at}).started_at == state.started_at
 
 

@@ -57,15 +57,15 @@ class CommitLock:
 
 
 class Presence:
-    """This process on one database file."""
+    """This process on one database file; `alone` in a directory that was made just now."""
 
-    def __init__(self, directory: Path, holder: str, clock: Clock) -> None:
+    def __init__(self, directory: Path, holder: str, clock: Clock, *, alone: bool = False) -> None:
         self.directory = directory
         self._clock = clock
         self.holder = holder if fcntl is not None else ""
         self.bell: int | None = None
         self._peers: dict[str, int] = {}
-        self._listed = -1.0
+        self._listed = clock.boot() if alone else -1.0
         self._lock_fd = self._prove_life() if self.holder else -1
 
     def _prove_life(self) -> int:

@@ -78,9 +78,9 @@ class SQLiteEngine(SharedEngine):
             # A file of ours never stands without its directory: in this order, another process is not making it now.
             if os.path.exists(path) and os.path.getsize(path) and not live.exists():
                 look(path)
-            live.mkdir(mode=0o700, exist_ok=True)
+            alone = _made(live)
             self._commit_lock = CommitLock(live)
-            self._presence = Presence(live, new_ulid(clock), clock)
+            self._presence = Presence(live, new_ulid(clock), clock, alone=alone)
         except OSError as error:
             raise StorageError(f"cannot keep {path} here: {error}") from error
         except DRIVER_ERRORS as error:
@@ -249,6 +249,15 @@ class SQLiteEngine(SharedEngine):
         # A copy of a lock's descriptor holds the lock, for as long as this child lives.
         self._presence.close(forked=True)
         self._commit_lock.close()
+
+
+def _made(directory: Path) -> bool:
+    """Make it, unless it is there already."""
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    return True
 
 
 @types.coroutine

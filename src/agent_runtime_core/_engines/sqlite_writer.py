@@ -264,5 +264,7 @@ class Writer(Groups):
     def _tell_others(self) -> None:
         if self._tx.rings:
             topics, self._tx.rings = self._tx.rings, set()
-            with contextlib.suppress(OSError):  # what was committed is
+            try:
                 self._ring(topics)
+            except OSError:
+                return  # what was committed is

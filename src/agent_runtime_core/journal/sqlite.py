@@ -48,8 +48,7 @@ _BOUNDARIES = _COLUMNS + (
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """The sequence number that the run's next event gets."""
     record = tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()
-    event = tx.execute(_AFTER_EVENTS, (run_id,)).fetchone()
-    return max(record[0] if record else 0, event[0] if event else 0)
+    return max(record[0] if record else 0, _behind_events(tx, run_id))
 
 
 def next_sequence(tx: SQLiteTx, run_id: str) -> int:
@@ -58,6 +57,12 @@ def next_sequence(tx: SQLiteTx, run_id: str) -> int:
     if known is None:
         known = tx.counters[run_id] = head(tx, run_id)
     return known
+
+
+def _behind_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
+    """`head` where no record is yet."""
+    event = tx.execute(_AFTER_EVENTS, (run_id,)).fetchone()
+    return event[0] if event else 0
 
 
 def _body(record: Record) -> str:
@@ -70,13 +75,15 @@ def _body(record: Record) -> str:
 
 
 def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
-    crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}".encode())
+    about = f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}"
     if result is None:
-        return crc
-    if not isinstance(result, (str, bytes)):
-        return -1  # no checksum: the column was damaged
-    # By itself: it may be large, and need not be copied.
-    return crc32(result if isinstance(result, bytes) else result.encode(), crc)
+        return crc32(about.encode())
+    if isinstance(result, str):
+        if len(result) < SHORTEST_PACKED:
+            return crc32(f"{about}{result}".encode())
+        result = result.encode()  # by itself: it may be large, and need not be copied once more
+    # Anything else is no checksum: the column was damaged.
+    return crc32(result, crc32(about.encode())) if isinstance(result, bytes) else -1
 
 
 def _packed(kind: str, result: str | None) -> str | bytes | None:
@@ -106,8 +113,10 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             return there.seq
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
-    ev = next_sequence(tx, run_id)
     seq, kind, name, _, _, _, _, text, *_, nev = record
+    ev = tx.counters.get(run_id)
+    if ev is None:
+        ev = head(tx, run_id) if seq else _behind_events(tx, run_id)
     result, body = _packed(kind, text), _body(record)
     try:
         tx.execute(
@@ -115,8 +124,8 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         )
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
+    tx.counters[run_id] = ev + nev
     if nev:
-        tx.counters[run_id] = ev + nev
         tx.rings.add("events")
     return seq
 

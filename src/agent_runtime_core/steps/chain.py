@@ -31,8 +31,7 @@ class Chain(Listed):
         if head := self._head():
             self._skip(head)
         for index, step in enumerate(islice(steps, len(head), None), len(head)):
-            record = self._recorded(step)
-            if record is not None:
+            if self.carried is None and (record := self._recorded(step)) is not None:
                 self._skip({index: record})
                 continue
             if cancelled():

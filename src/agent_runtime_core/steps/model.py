@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as _dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
@@ -107,11 +107,30 @@ class StepResult:
     duration_ms: float | None = None
 
 
+class _OwnId:
+    """A field with an id of its own for each object, made when somebody asks for it."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._kept: str = f"_{name}"
+
+    def __get__(self, state: Any, owner: type) -> Any:
+        if state is None:
+            return None  # the default
+        found = getattr(state, self._kept)
+        if found is None:
+            found = str(run_uuid(None, SYSTEM)[0])
+            setattr(state, self._kept, found)
+        return found
+
+    def __set__(self, state: Any, given: Any) -> None:
+        setattr(state, self._kept, given)
+
+
 @dataclass
 class ExecutionState:
     """Where a list of steps stands. `custom_state` is what its steps see as `state`."""
 
-    execution_id: str = field(default_factory=lambda: str(run_uuid(None, SYSTEM)[0]))
+    execution_id: str = cast("str", _OwnId())
     current_step_index: int = 0
     completed_steps: list[str] = field(default_factory=list)
     step_results: dict[str, Any] = field(default_factory=dict)
