@@ -191,20 +191,19 @@ class Ledger:
     async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
         """Make boundary records durable, with what must land in the queue together with them."""
         results: list[Any] = []
-        if self._one:
-            ops = self._appends(records)
-            if queue or self._notes:
-                results = (await self._commit(self._state, [*ops, *queue]))[len(records) :]
-            else:
-                try:
-                    await self._state.commit(self.guard, ops)
-                except StorageBusy:
-                    if not self._newest(ops):
-                        raise
-                    await self._commit(self._state, ops)
-        else:
+        if not self._one:
             state, events = self._with_events(records)
             results = (await self.write(state, events, queue))[2]
+        elif queue or self._notes:
+            results = (await self._commit(self._state, [*self._appends(records), *queue]))[len(records) :]
+        else:
+            ops = self._appends(records)
+            try:
+                await self._state.commit(self.guard, ops)
+            except StorageBusy:
+                if not self._newest(ops):
+                    raise
+                await self._commit(self._state, ops)
         if self.told is not None:
             self._tell(records)
         return results
