@@ -47,7 +47,7 @@ class Frame:
         self.key: str = key
         self.attempt: int = attempt
         self.emitted: int = 0
-        self.counts: dict[tuple[str, str], int] = {}  # uses of a name inside this step
+        self.counts: dict[tuple[str, str], int] | None = None  # uses of a name inside this step
 
     @property
     def step_id(self) -> str:
@@ -60,6 +60,12 @@ class Frame:
 
 
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
+
+
+def _next_use(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
+    count = counts.get((space, name), 0)
+    counts[space, name] = count + 1
+    return count
 
 
 def _nobody() -> Any:
@@ -219,12 +225,10 @@ class Book:
         recorded one are not asked for again, and those beside it come in any order."""
         frame = FRAME.get()
         if frame is None or frame.book is not self:
-            count = self._counts.get((space, name), 0)
-            self._counts[space, name] = count + 1
-            return f"{space}:{count}"
-        count = frame.counts.get((space, name), 0)
-        frame.counts[space, name] = count + 1
-        return f"{space}:{count}@{frame.mark}"
+            return f"{space}:{_next_use(self._counts, space, name)}"
+        if frame.counts is None:
+            frame.counts = {}
+        return f"{space}:{_next_use(frame.counts, space, name)}@{frame.mark}"
 
     def recorded(self, name: str, key: str) -> Record | None:
         """The record of that step, under its present or its former name."""

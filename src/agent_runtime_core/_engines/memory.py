@@ -107,7 +107,8 @@ class MemoryEngine(Engine):
                 tx.rollback()
                 raise
         for topic in tx.rings:
-            self.ring(topic)
+            if topic in self._listeners:
+                self.ring(topic)
         return results
 
     def _replay(self, tx: MemoryTx, guard: Guard, ops: Sequence[Op]) -> list[Any]:

@@ -43,7 +43,7 @@ def append(tx: MemoryTx, run_id: str, record: Record) -> int:
     if nev := record[18]:
         ev = take_sequence(tx, run_id, nev)
         tx.rings.append("events")
-    tx.put(journal, seq, (ev, record))
+    tx.add(journal, seq, (ev, record))
     return seq
 
 

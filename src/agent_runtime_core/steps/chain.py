@@ -105,14 +105,16 @@ class Chain(Listed):
 
     def _performed(self, index: int, step: Step, result: Any) -> None:
         book = self.book
-        self.results[step.name] = result
+        name = step.name
+        self.results[name] = result
         if not step.checkpoint:
             book.done[self.work.name, self.key] = self.sealed
         if self.changed is not None:
             self.state_text = book.states[self.key] = self.changed
             self._new_state()
         book.passed()
-        self._completed(step)
+        self.kept.completed_steps.append(name)
+        self.kept.current_step_index = len(self.results)
 
     def _try(self, attempt: int) -> Awaitable[Any]:
         """One try of the present step, which sees the state as last committed."""

@@ -193,6 +193,8 @@ def unique(steps: Iterable[Step]) -> Sequence[Step]:
     if not isinstance(steps, Iterable):
         raise InvalidArgument(f"run() takes a list of steps, not {steps!r:.80}")
     listed, seen = list(steps), set[str]()
+    if len({step.name for step in listed if isinstance(step, Step)}) == len(listed):
+        return listed
     for step in listed:
         if not isinstance(step, Step):
             raise InvalidArgument(f"a list of steps holds Step objects, not {step!r:.80}")
