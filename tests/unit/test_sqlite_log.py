@@ -99,6 +99,14 @@ def test_the_log_is_begun_anew_and_does_not_grow(path: Path, conn: sqlite3.Conne
     assert rows(path) == 12_000
 
 
+@pytest.mark.parametrize("flushes", [False, True])
+def test_it_is_not_begun_anew_before_it_is_almost_full(path: Path, conn: sqlite3.Connection, flushes: bool) -> None:
+    made: list[str] = []
+    conn.set_trace_callback(lambda sql: made.append(sql) if "checkpoint" in sql else None)
+    write(conn, log(path, conn, flushes=flushes), 5000)
+    assert 4 <= len(made) <= 8  # of 1,018 frames each
+
+
 def test_while_another_program_writes_the_file_is_left_alone(path: Path, conn: sqlite3.Connection) -> None:
     other = connect(path)
     other.execute("BEGIN IMMEDIATE")

@@ -30,6 +30,7 @@ class Log:
         self._conn: sqlite3.Connection = conn
         self._flushes: bool = flushes
         self._groups: int = 0  # since the log was last looked at
+        self._before: int = 0  # and those from when it was begun anew until then
         self._look_after: int = 1 if flushes else FIRST_LOOK
         self._per_group: float = 1.5  # frames of the log that a group takes, until it is known better
         self._size: float = math.inf  # bytes it had when it was last looked at
@@ -57,6 +58,7 @@ class Log:
 
     def _look_again(self, frames: int) -> None:
         """When it will have grown by so many frames, about."""
+        self._before += self._groups
         self._groups, self._look_after = 0, max(1, int(frames / self._per_group * 0.8))
 
     def tend(self) -> None:
@@ -67,7 +69,9 @@ class Log:
                 # Far beyond its size, readers are in the way: then it is worth a moment to wait for them.
                 frames = self._checkpoint(_RESTART if size > 4 * WAL_SIZE else _PASSIVE)
                 # Others write too, in turns: what was seen of them is forgotten slowly.
-                self._per_group = max(frames / self._groups, self._per_group * 0.95, 1.0)
+                groups = max(self._before + self._groups, 1)
+                self._per_group = max(frames / groups, self._per_group * 0.95, 1.0)
+                self._before = self._groups = 0
                 frames = WAL_SIZE // _FRAME
         except (OSError, sqlite3.Error):
             pass  # another time
