@@ -16,6 +16,7 @@ from ..schema import fits_plainly, misfits
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 
 _TOLD: Final = 8  # problems named in one message
+_ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
 _DIGITS: Final = 400  # of an integer; a float has at most 309 before its point
 
 
@@ -68,13 +69,22 @@ def _read(text: str) -> Any:
     if size > MAX_PARSED:
         raise BadArguments(f"the arguments have {size} bytes, {MAX_PARSED} are the most: send less")
     try:
-        return _STRICT.decode(text)
+        return _decoded(text)
     except BadArguments:
         raise
     except RecursionError:
         raise BadArguments(f"$ is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as error:
         raise BadArguments(f"the arguments are no JSON: {error}; their text ends with {text[-40:]!r}") from error
+
+
+def _decoded(text: str) -> Any:
+    # Called directly: the method around it looks for space twice, which takes as long as a small object.
+    try:
+        tree, end = _SCAN(text, 0)
+    except (StopIteration, json.JSONDecodeError):
+        end = -1
+    return tree if end == len(text) else _STRICT.decode(text)  # which knows of space, and says what is wrong
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -115,7 +125,7 @@ def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
         return "", f"is nested deeper than {MAX_DEPTH} levels"
     if isinstance(value, list):
         for index, item in enumerate(value):
-            if found := _unusable(item, depth + 1):
+            if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
                 return f"[{index}]{found[0]}", found[1]
         return None
     for key, item in value.items():
@@ -123,7 +133,7 @@ def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
             return "", f"has the key {key!r:.60}, which is no text"
         if not (key.isascii() or _is_text(key)):
             return "", f"has the key {key!r:.60}, half a surrogate pair is no character"
-        if found := _unusable(item, depth + 1):
+        if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
             return f".{key[:60]}{found[0]}", found[1]
     return None
 
@@ -140,3 +150,4 @@ def _is_text(value: str) -> bool:
 _STRICT: Final = json.JSONDecoder(
     object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
 )
+_SCAN: Final = _STRICT.scan_once  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from ..errors import (
 from .arguments import BadArguments, check_arguments, read_arguments
 from .deadline import ToolTimeout
 from .registry import CallsTool, ToolRegistry, unknown_tool
+from .tool import Tool
 
 __all__ = ["BAD_ARGUMENTS", "FAILED", "TIMED_OUT", "UNKNOWN_TOOL", "ToolAnswer", "answer_call"]
 
@@ -70,6 +71,23 @@ async def answer_call(
         return _wrong(UNKNOWN_TOOL, str(unknown_tool(name, registry.list_tools())))
     try:
         arguments = read_arguments(call.arguments)
+    except BadArguments as error:
+        return _wrong(BAD_ARGUMENTS, f"tool {name!r}: {error}")
+    return await answer_read(registry, name, tool, arguments, ctx, before=before, after=after)
+
+
+async def answer_read(
+    registry: ToolRegistry,
+    name: str,
+    tool: Tool,
+    arguments: dict[str, Any],
+    ctx: Any,
+    *,
+    before: Callable[[str, dict[str, Any]], Awaitable[None]] | None = None,
+    after: Callable[[str, Any], Awaitable[Any]] | None = None,
+) -> ToolAnswer:
+    """`answer_call` with the arguments as `read_arguments` gives them."""
+    try:
         check_arguments(tool.parameters, arguments)
     except BadArguments as error:
         return _wrong(BAD_ARGUMENTS, f"tool {name!r}: {error}")
@@ -129,4 +147,4 @@ def _wrong(kind: str, why: str) -> ToolAnswer:
 
 def _sendable(text: str) -> str:
     """The text as UTF-8 can carry it: half a surrogate pair would spoil every later request."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

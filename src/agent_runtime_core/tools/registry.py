@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from ..errors import InvalidArgument, UnknownTool
@@ -93,8 +93,8 @@ class ToolRegistry:
             raise BadArguments(str(error), name) from error
         return await self.run_checked(tool, {**given, **extra}, ctx)
 
-    async def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Any:
-        """Run a tool with arguments that are known to fit its `parameters`."""
+    def run_checked(self, tool: Tool, arguments: Mapping[str, Any], ctx: Any = None) -> Awaitable[Any]:
+        """Run a tool with arguments that are known to fit its `parameters`: what to await."""
         name = tool.name
         binder = self._binder(tool)
         try:
@@ -102,11 +102,13 @@ class ToolRegistry:
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
         is_async = binder.is_async
-        running = tool.handler(**given) if is_async else _in_thread(functools.partial(tool.handler, **given))
+        running: Awaitable[Any] = (
+            tool.handler(**given) if is_async else _in_thread(functools.partial(tool.handler, **given))
+        )
         if tool.timeout is None:
-            return await running
+            return running
         more = "" if is_async else "; it runs on in its thread and may still have effects"
-        return await limited(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
+        return limited(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:
         """Run the tool a model asks for, with a TOOL_CALL event before and a TOOL_RESULT event after."""

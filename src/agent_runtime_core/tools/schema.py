@@ -75,6 +75,8 @@ class Binder:
         self._signature = _signature(fn)
         self._parameters = _parameters(fn)
         self._context = _context_in(self._parameters)
+        #: Those of a hint that says no more than the type of a value in JSON.
+        self._plain = {name: hint for name, (_, hint) in self._parameters.items() if hint in (str, int, bool)}
         hints = {parameter.kind: hint for parameter, hint in self._parameters.values()}
         self._others = hints.get(inspect.Parameter.VAR_KEYWORD, Any)
         parameters = [] if self._signature is None else self._signature.parameters.values()
@@ -88,7 +90,10 @@ class Binder:
         wanted = self._context
         if wanted in arguments:
             raise InvalidArgument(f"{wanted!r} is not for the caller to give")
-        given = {name: typed(value, self._hint(name), f"$.{name}") for name, value in arguments.items()}
+        given = dict(arguments)
+        for name, value in arguments.items():
+            if self._plain.get(name) is not type(value):
+                given[name] = typed(value, self._hint(name), f"$.{name}")
         if wanted is not None and ctx is not None:
             given[wanted] = ctx
         elif wanted is not None and self._parameters[wanted][0].default is inspect.Parameter.empty:
