@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,6 +141,8 @@ class Budget:
 
     def before_tools(self, count: int) -> None:
         """That many tool calls are about to be made."""
+        if self._free:
+            return
         allowed, used = self.limits.max_tool_calls, self.tool_calls + self.lent_calls
         if allowed is not None and used + count > allowed:
             raise LimitExceeded("max_tool_calls", allowed, used, f"the model asks for {count} more")
@@ -183,14 +185,15 @@ class Budget:
 
     def used(self, usage: Mapping[str, Any], cost: float | None) -> None:
         """A call of the model, or a child, used that."""
-        counted = [(name, value) for name, value in usage.items() if name in COUNTED and isinstance(value, int)]
         tokens = tokens_of(usage)
         for each in self._all:
-            each._count(counted, tokens, cost)
+            each._count(usage, tokens, cost)
 
-    def _count(self, counted: Sequence[tuple[str, int]], tokens: int, cost: float | None) -> None:
-        for name, value in counted:
-            self.usage[name] = self.usage.get(name, 0) + value
+    def _count(self, usage: Mapping[str, Any], tokens: int, cost: float | None) -> None:
+        mine = self.usage
+        for name, value in usage.items():
+            if name in COUNTED and isinstance(value, int):
+                mine[name] = mine.get(name, 0) + value
         self.tokens += tokens
         if cost is not None:
             self.cost += cost

@@ -40,8 +40,6 @@ class Asking:
         limits = talk.budget.strictest
         #: Whether anybody limits what the calls use, so that it matters before they have told it.
         self.limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
-        #: Whether the last answer was paid for by the run that this one was forked from.
-        self.copied: bool = False
         self.counted: int = 0  # messages whose length is part of `guess`
         self.guess: int = 0  # tokens that all messages so far are likely to have
 
@@ -64,13 +62,13 @@ class Asking:
         talk.state(TurnState.STREAMING)
         guess = self._guess() if self.limited else 0
         recorded = talk.steps.recorded("model", key)
-        self.copied = recorded is not UNRECORDED and talk.steps.copied("model", key)
+        talk.copied = recorded is not UNRECORDED and talk.steps.copied("model", key)
         if recorded is UNRECORDED:
             doubted = talk.steps.in_doubt("model", key)
             if doubted:
                 self._doubted(doubted)
                 talk.budget.before_call()
-            sent = await self._trimmed()
+            sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
             about = {"asked": self._told_of(sent), "doubted": doubted}
             reserve = self._reserve(guess)
             try:
@@ -83,13 +81,14 @@ class Asking:
                 raise
         else:
             talk.worked(talk.steps.took("model", key))
-            if (doubted := recorded.get("doubted")) and not self.copied:
+            if (doubted := recorded.get("doubted")) and not talk.copied:
                 self._doubted(doubted)
         talk.said = []
         response: dict[str, Any] = recorded
-        if not self.copied:
-            talk.budget.used(*self._spent(response, guess - self._most()))
-        self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
+        if not talk.copied:
+            talk.budget.used(*self._spent(response, guess))
+        if self.limited:
+            self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
         return response
 
     def _reserve(self, tokens: int) -> dict[str, Any] | None:
@@ -104,12 +103,12 @@ class Asking:
         """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
         self.talk.budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
 
-    def _spent(self, response: Mapping[str, Any], prompt: int) -> tuple[Mapping[str, Any], float | None]:
+    def _spent(self, response: Mapping[str, Any], guess: int) -> tuple[Mapping[str, Any], float | None]:
         """What a call took; where a limit needs that and nobody told, a guess by the length of the texts."""
         usage, cost = response["usage"], response["cost_usd"]
         if not self.limited or tokens_of(usage):
             return usage, cost
-        answer = _tokens_in(response["message"])
+        prompt, answer = guess - self._most(), _tokens_in(response["message"])
         usage = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
         return usage, self._cost(usage, response["model"]) if cost is None else cost
 
@@ -138,12 +137,9 @@ class Asking:
         self.counted = len(talk.messages)
         return self.guess + self._most()
 
-    async def _trimmed(self) -> list[dict[str, Any]]:
-        talk = self.talk
-        if talk.hooks.trim is None:
-            return talk.messages
+    async def _trimmed(self, trim: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
         # The list is theirs to change, the messages in it are not.
-        trimmed = talk.hooks.trim(list(talk.messages))
+        trimmed = trim(list(self.talk.messages))
         if inspect.isawaitable(trimmed):
             trimmed = await trimmed
         if not isinstance(trimmed, list):
@@ -172,15 +168,14 @@ class Asking:
                 asked["kept"] = _ranges(kept)
         return asked
 
-    async def _call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
-        answer = await (self._traced_call(messages) if self.talk.traced else self._asked(messages))
-        return answer | {name: value for name, value in about.items() if value}
+    def _call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
+        return self._traced_call(messages, about) if self.talk.traced else self._asked(messages, about)
 
-    async def _traced_call(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    async def _traced_call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
         talk = self.talk
         began, answer, failure = talk.clock.wall(), dict[str, Any](), None
         try:
-            answer = await self._asked(messages)
+            answer = await self._asked(messages, about)
             return answer
         except BaseException as error:
             failure = f"{type(error).__name__}: {error}"
@@ -198,7 +193,7 @@ class Asking:
                 },
             )  # fmt: skip
 
-    async def _asked(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    async def _asked(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
         client, options = self.talk.client, self.given
         if self.stream:
             response = await streamed(client, messages, options, self._tell, self.talk.clock)
@@ -209,13 +204,17 @@ class Asking:
         cost = response.cost_usd
         if cost is None:
             cost = self._cost(usage, response.model)
-        return {
+        answer = {
             "message": message,
             "usage": {name: value for name, value in usage.items() if isinstance(value, (int, float))},
             "model": response.model,
             "finish_reason": response.finish_reason,
             "cost_usd": cost,
         }
+        for name, value in about.items():
+            if value:
+                answer[name] = value
+        return answer
 
     async def _tell(self, delta: str) -> None:
         await self.talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})

@@ -16,10 +16,12 @@ from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
-from ..tools.calls import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call
+from ..tools.calls import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read
 from ..tools.tool import Tool
 from .state import TurnState
 from .talk import Talk
+
+_Placed = tuple[int, ToolCallDict, Tool | None]  # a call, with its place in the answer and its tool
 
 MALFORMED = 3  # turns in a row whose every tool call was malformed, after which the loop gives up
 
@@ -41,7 +43,9 @@ class Calling:
         answers: dict[int, dict[str, Any]] = {}
         try:
             talk.check("tools")
-            own = sum(not talk.steps.copied("tool", f"{key}:{place}") for place in range(len(calls)))
+            own = len(calls)
+            if talk.copied:
+                own -= sum(talk.steps.copied("tool", f"{key}:{place}") for place in range(own))
             talk.budget.before_tools(own)
             talk.budget.tool(own)
             await self._in_order(key, calls, answers)
@@ -53,43 +57,39 @@ class Calling:
                 if not answer["ok"]:
                     message["metadata"] = {"is_error": True}
                 talk.messages.append(message)
-        talk.worked(self.took)
-        self.took = 0.0
+        if self.took:
+            talk.worked(self.took)
+            self.took = 0.0
         if self.child is None:
             self._count_malformed(answers)
 
     async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
         """Side by side as long as no call has side effects; those that have, one after the other."""
         talk = self.talk
-        together: list[int] = []
+        together: list[_Placed] = []
         for place, call in enumerate(calls):
             tool = talk.tools.get(call.name)
             if tool is None or not (tool.has_side_effects or tool.requires_confirmation or _agent(tool)):
-                together.append(place)
+                together.append((place, call, tool))
                 continue
-            await self._beside(key, calls, together, answers)
+            await self._beside(key, together, answers)
             together = []
             talk.check(f"tool {call.name!r}")
             answers[place] = await self._one(f"{key}:{place}", call, tool)
             if self.child is not None:
                 return
-        await self._beside(key, calls, together, answers)
+        await self._beside(key, together, answers)
 
-    async def _beside(
-        self, key: str, calls: list[ToolCallDict], places: list[int], answers: dict[int, dict[str, Any]]
-    ) -> None:
-        talk = self.talk
-        if not places:
-            return
-        if len(places) == 1:
-            place = places[0]
-            answers[place] = await self._one(f"{key}:{place}", calls[place], talk.tools.get(calls[place].name))
+    async def _beside(self, key: str, calls: list[_Placed], answers: dict[int, dict[str, Any]]) -> None:
+        if len(calls) < 2:
+            for place, call, tool in calls:
+                answers[place] = await self._one(f"{key}:{place}", call, tool)
             return
 
-        async def one(place: int) -> None:
-            answers[place] = await self._one(f"{key}:{place}", calls[place], talk.tools.get(calls[place].name))
+        async def one(place: int, call: ToolCallDict, tool: Tool | None) -> None:
+            answers[place] = await self._one(f"{key}:{place}", call, tool)
 
-        tasks = [asyncio.ensure_future(one(place)) for place in places]
+        tasks = [asyncio.ensure_future(one(*each)) for each in calls]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -117,23 +117,34 @@ class Calling:
         if refusal is not None:
             return await self._refused(key, call, refusal)
         lazy = tool is None or not (tool.has_side_effects or tool.requires_confirmation)
+        arguments = _read(call)
+        told = {"name": call.name, "id": call.id, "args": _args(call) if arguments is None else arguments}
         answered: dict[str, Any] = await talk.in_time(
             talk.steps.perform(
-                "tool", key, lambda attempt: self._answer(call), policy=_policy(tool), tool=_told(call), lazy=lazy
+                "tool", key, lambda attempt: self._answer(call, told, tool, arguments), policy=_policy(tool),
+                tool=told, lazy=lazy,
             )
-        )
+        )  # fmt: skip
         return answered
 
-    async def _answer(self, call: ToolCallDict) -> dict[str, Any]:
+    async def _answer(
+        self, call: ToolCallDict, told: Mapping[str, Any], tool: Tool | None, arguments: dict[str, Any] | None
+    ) -> dict[str, Any]:
         talk = self.talk
-        hooks, began = talk.hooks, talk.clock.wall()
-        answer = await answer_call(talk.tools, call, talk.ctx, before=hooks.before_tool, after=hooks.after_tool)
-        if talk.traced:
-            talk.ctx.trace(
+        hooks, ctx, traced = talk.hooks, talk.ctx, talk.traced
+        began = talk.clock.wall() if traced else 0.0
+        if tool is None or arguments is None:
+            answer = await answer_call(talk.tools, call, ctx, before=hooks.before_tool, after=hooks.after_tool)
+        else:
+            answer = await answer_read(
+                talk.tools, told["name"], tool, dict(arguments), ctx, before=hooks.before_tool, after=hooks.after_tool
+            )
+        if traced:
+            ctx.trace(
                 "tool.done",
                 {
-                    "step_id": talk.ctx.step_id, "tool_name": call.name, "tool_call_id": call.id, "input": _args(call),
-                    "output": answer.content, "started_at": began, "ended_at": talk.clock.wall(),
+                    "step_id": ctx.step_id, "tool_name": told["name"], "tool_call_id": told["id"],
+                    "input": _args(call), "output": answer.content, "started_at": began, "ended_at": talk.clock.wall(),
                     "error": None if answer.ok else answer.content,
                 },
             )  # fmt: skip
@@ -257,12 +268,23 @@ class Calling:
         return cast(RunResult, await talk.ctx.call(agent, input_))
 
     def _count_malformed(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
-        bad = all(answer.get("error") in (BAD_ARGUMENTS, UNKNOWN_TOOL) for answer in answers.values())
-        self.malformed = self.malformed + 1 if bad else 0
+        for answer in answers.values():
+            if answer.get("error") not in (BAD_ARGUMENTS, UNKNOWN_TOOL):
+                self.malformed = 0
+                return
+        self.malformed += 1
         if self.malformed >= MALFORMED:
             raise LimitExceeded(
                 "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns could be run"
             )
+
+
+def _read(call: ToolCallDict) -> dict[str, Any] | None:
+    """The arguments a tool is run with, None where it cannot be."""
+    try:
+        return read_arguments(call.arguments)
+    except BadArguments:
+        return None
 
 
 def _args(call: ToolCallDict) -> dict[str, Any]:

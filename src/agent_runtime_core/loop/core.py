@@ -119,7 +119,7 @@ class _Loop:
         talk.begin_turn()
         response = await self.asking.answer(key)
         self.turns += 1
-        if not self.asking.copied:
+        if not talk.copied:
             talk.budget.turn()
         talk.messages.append(response["message"])
         calls = [ToolCallDict(call) for call in response["message"].get("tool_calls") or ()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
@@ -47,7 +48,8 @@ class _Unjournaled:
         if tool is None:
             return await call(1)
         told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
-        await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": tool["args"]})
+        # Of its own: the tool may change what it is given.
+        await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": copy.deepcopy(tool["args"])})
         answer = await call(1)
         failed = {} if answer.get("ok", True) else {"error": answer["content"]}
         result = answer.get("result", answer["content"])
@@ -76,6 +78,8 @@ class Talk:
         self.steps: Any = ctx if durable else _Unjournaled(ctx)
         #: What tells this loop's steps from those of another one in the run.
         self.name: str = ctx.book.occurrence("l", "loop") if durable else ""
+        #: Whether the last answer of the model was paid for by the run that this one was forked from.
+        self.copied: bool = False
         self._since = 0.0  # when this stretch of work began
         self._turn = 0.0  # seconds of this turn before that
         self._late: LimitExceeded | None = None  # the time limit that something outlasted without minding it
