@@ -210,6 +210,29 @@ async def test_the_events_of_a_run_are_those_of_a_tool_agent_and_no_steps(kind: 
     assert [e.sequence for e in events] == list(range(len(events)))
 
 
+@KINDS
+async def test_what_a_tool_does_to_its_arguments_is_not_told(kind: str, tmp_path: Path) -> None:
+    def spoil(name: str, parts: Any) -> int:
+        parts[0]["n"] = 2
+        parts.append({})
+        return len(parts)
+
+    async def before(name: str, args: dict[str, Any]) -> None:
+        args["name"] = "changed"
+
+    given = {"name": "as sent", "parts": [{"n": 1}]}
+    async with context(kind, tmp_path) as ctx:
+        client = Scripted(asks(call("spoil", given)), "ok")
+        done = await run_turn_loop(ctx, client, registry(spoil), hooks=Hooks(before_tool=before))
+        if kind == "mock":
+            told = dict(ctx.events)["tool.call"]
+        else:
+            events = await ctx._ledger.bus.get_events(ctx.run_id)
+            told = next(e.payload for e in events if e.event_type == "tool.call")
+    assert told["tool_args"] == given
+    assert done.messages[-2]["content"] == "2"
+
+
 async def test_a_streamed_answer_is_told_as_it_comes(tmp_path: Path) -> None:
     client = Scripted(asks(call("add", {"a": 1, "b": 2}), content="let me see"), "it is three")
     async with context("memory", tmp_path) as ctx:
