@@ -292,11 +292,16 @@ class Book:
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
         info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False,
     ) -> Record:  # fmt: skip
-        return Record(
-            self.ledger.next_seq(), STARTED, name, key, attempt, self.ledger.claim_id, self.wall(),
-            pos=pos, total=total, tries=tries, info=encode(info) if info else None, digest=digest,
-            nev=0 if quiet else count_events(STARTED, total=total),
+        ledger, nev = self.ledger, 0 if quiet else count_events(STARTED, total=total)
+        # As a NamedTuple itself makes one, only faster.
+        record: Record = tuple.__new__(
+            Record,
+            (
+                ledger.next_seq(), STARTED, name, key, attempt, ledger.claim_id, self.wall(), None, None, None, pos,
+                total, tries, 0, encode(info) if info else None, None, digest, -1, nev,
+            ),
         )  # fmt: skip
+        return record
 
     def finished(
         self, work: Performed, result: str | None, attempt: int = 1, ms: int = 0, *, state: str | None = None,

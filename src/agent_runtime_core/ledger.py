@@ -211,8 +211,12 @@ class Ledger:
     async def note(self, *records: Record) -> None:
         """Queue records ahead of all later writes without waiting for them."""
         if self._one:
-            await self._post(self._state, self._appends(records))
-            self._tell(records)
+            if self.linger:
+                self._linger(self._appends(records))
+            else:
+                await self._post(self._state, self._appends(records))
+            if self.told is not None:
+                self._tell(records)
             return
         state, events = self._with_events(records)
         await self._post(self._state, state)
@@ -254,16 +258,19 @@ class Ledger:
 
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
         if self.linger:
-            self._notes += ops
-            if not self._lingers:
-                self._lingers = True
-                self.clock.alarms.set(self, self.linger, self._flush)
+            self._linger(ops)
             return
         post = getattr(target, "post", None)
         if post is not None:
             post(self.guard, ops)
         else:
             await self._commit(target, ops)
+
+    def _linger(self, ops: Sequence[Op]) -> None:
+        self._notes += ops
+        if not self._lingers:
+            self._lingers = True
+            self.clock.alarms.set(self, self.linger, self._flush)
 
     def told_alive(self, now: float, payload: str) -> None:
         """Queue a heartbeat event, where events can be queued; nobody waits for one."""
