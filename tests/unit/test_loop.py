@@ -233,6 +233,16 @@ async def test_what_a_tool_does_to_its_arguments_is_not_told(kind: str, tmp_path
     assert done.messages[-2]["content"] == "2"
 
 
+@KINDS
+@pytest.mark.parametrize("text", ['{"a": ' * 99 + "1" + "}" * 99, '{"a": ' * 101 + "1" + "}" * 101, '{"a": 1e999}'])
+async def test_arguments_that_nothing_could_tell_of_go_back_to_the_model(kind: str, tmp_path: Path, text: str) -> None:
+    asked = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": text}}
+    async with context(kind, tmp_path) as ctx:
+        done = await run_turn_loop(ctx, Scripted(asks(asked), "sorry"), registry(add))
+    assert done.text == "sorry"
+    assert "Error: tool 'add'" in done.messages[-2]["content"]
+
+
 async def test_a_streamed_answer_is_told_as_it_comes(tmp_path: Path) -> None:
     client = Scripted(asks(call("add", {"a": 1, "b": 2}), content="let me see"), "it is three")
     async with context("memory", tmp_path) as ctx:

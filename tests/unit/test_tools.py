@@ -407,7 +407,7 @@ async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:
     [
         ('{"location": ', "the arguments are no JSON"),
         ("[1]", "a JSON list, not an object"),
-        ("[" * 100_000, "nested deeper than 100 levels"),
+        ("[" * 100_000, "nested deeper than 98 levels"),
         ({}, r"\$ lacks 'location', the schema wants string there"),
         ({"location": "a", "place": "b"}, r"\$ has 'place', which the schema does not know"),
     ],

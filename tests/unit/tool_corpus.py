@@ -287,10 +287,10 @@ _PLACED: list[tuple[str, Any, str]] = [
     ("free", '{"anything": {"\\ud800": 1}}', "half a surrogate pair"),
     ("free", {"anything": {"\ud800": 1}}, "half a surrogate pair"),
     # Too deep, too large.
-    ("free", '{"anything": ' + "[" * 100 + "]" * 100 + "}", "deeper than 100 levels"),
-    ("free", '{"anything": ' + '{"a":' * 100 + "1" + "}" * 100 + "}", "deeper than 100 levels"),
-    ("free", "[" * 100_000 + "]" * 100_000, "deeper than 100 levels"),
-    ("free", '{"a":' * 100_000, "deeper than 100 levels"),
+    ("free", '{"anything": ' + "[" * 98 + "]" * 98 + "}", "deeper than 98 levels"),
+    ("free", '{"anything": ' + '{"a":' * 98 + "1" + "}" * 98 + "}", "deeper than 98 levels"),
+    ("free", "[" * 100_000 + "]" * 100_000, "deeper than 98 levels"),
+    ("free", '{"a":' * 100_000, "deeper than 98 levels"),
     ("city", '{"name": "' + "a" * 1024 * 1024 + '"}', "bytes, 1048576 are the most"),
     ("city", '{"name": "' + "å" * 600 * 1024 + '"}', "bytes, 1048576 are the most"),
     # Keys that are no text, which only a dict can have.
@@ -396,7 +396,7 @@ _WRITTEN: list[tuple[str, Any, dict[str, Any]]] = [
     ("city", '{"name": "\\ud83c\\udf0c"}', {**_CITY, "name": "🌌"}),
     ("city", '{"name": "Oslo", "days": 30e-1}', _CITY),
     ("city", '{"name": "' + "a" * 1000_000 + '"}', {**_CITY, "name": "a" * 1000_000}),
-    ("free", '{"anything": ' + "[" * 99 + "]" * 99 + "}", {"anything": json.loads("[" * 99 + "]" * 99), "more": {}}),
+    ("free", '{"anything": ' + "[" * 97 + "]" * 97 + "}", {"anything": json.loads("[" * 97 + "]" * 97), "more": {}}),
 ]
 
 

@@ -294,9 +294,11 @@ def _args(call: ToolCallDict) -> dict[str, Any]:
         return {}
     try:
         found = _READ.decode(given) if isinstance(given, str) and given.strip() else given
+        told = dict(found) if isinstance(found, Mapping) else {}
+        encode([[told]])  # as deep as it is told
     except (ValueError, RecursionError):
         return {}
-    return dict(found) if isinstance(found, Mapping) else {}
+    return told
 
 
 def _no_constant(text: str) -> Any:

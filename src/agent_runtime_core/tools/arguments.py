@@ -15,6 +15,7 @@ from ..schema import fits_plainly, misfits
 
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 
+_DEEPEST: Final = MAX_DEPTH - 2  # what tells of the call has them two levels deeper
 _TOLD: Final = 8  # problems named in one message
 _ALWAYS_USABLE: Final = frozenset({int, bool, type(None)})
 _DIGITS: Final = 400  # of an integer; a float has at most 309 before its point
@@ -23,7 +24,7 @@ _DIGITS: Final = 400  # of an integer; a float has at most 309 before its point
 def read_arguments(arguments: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """The arguments as a dict, from a dict or its JSON text; BadArguments says what is wrong with them.
 
-    JSON text of at most 1 MB, nested at most 100 deep, with every key once, without NaN, infinities, lone
+    JSON text of at most 1 MB, nested at most 98 deep, with every key once, without NaN, infinities, lone
     surrogates, or anything after its end.
     """
     # Models send no text at all for a tool without parameters.
@@ -73,7 +74,7 @@ def _read(text: str) -> Any:
     except BadArguments:
         raise
     except RecursionError:
-        raise BadArguments(f"$ is nested deeper than {MAX_DEPTH} levels") from None
+        raise BadArguments(f"$ is nested deeper than {_DEEPEST} levels") from None
     except ValueError as error:
         raise BadArguments(f"the arguments are no JSON: {error}; their text ends with {text[-40:]!r}") from error
 
@@ -121,8 +122,8 @@ def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
         return None if math.isfinite(value) else ("", f"is {value}, which is no JSON number")
     if not isinstance(value, (dict, list)):
         return None
-    if depth > MAX_DEPTH:
-        return "", f"is nested deeper than {MAX_DEPTH} levels"
+    if depth > _DEEPEST:
+        return "", f"is nested deeper than {_DEEPEST} levels"
     if isinstance(value, list):
         for index, item in enumerate(value):
             if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
