@@ -12,7 +12,7 @@ WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoint
 WAIT_MS = 50  # how long a checkpoint waits for readers
 COMPACT_WAIT_MS = 3000
 _FRAME = 4096 + 24  # bytes of a page in the WAL
-_AHEAD, _MOST_AHEAD = 1 << 17, 1 << 20  # bytes by which the WAL's file is extended at once: first, and at most
+_AHEAD, _MOST_AHEAD = 1 << 17, 1 << 18  # bytes by which it is extended at once: first, and then
 _PASSIVE = "PRAGMA wal_checkpoint(PASSIVE)"
 _RESTART = "PRAGMA wal_checkpoint(RESTART)"
 
@@ -21,8 +21,9 @@ class Log:
     """The log as the writing connection sees to it, under the commit lock.
 
     A flush that has to extend the file costs twice one that does not, so the file is extended ahead of
-    its use up to its usual size, doubling from the first group on, and then begun anew from its start after
-    each checkpoint, never truncated. What lies behind the last frame has no valid checksum and is not read.
+    its use up to its usual size, from the first group on and a little at a time, as a loop may do it. After
+    each checkpoint it is begun anew from its start, and never truncated. What lies behind the last frame
+    has no valid checksum and is not read.
     """
 
     def __init__(self, path: str, conn: sqlite3.Connection, *, flushes: bool) -> None:
