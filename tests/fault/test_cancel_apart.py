@@ -99,3 +99,52 @@ async def test_two_cancels_at_once_write_one_end() -> None:
     assert [*said] == [True, False]
     assert [event.event_type for event in await bus.get_events(run_id)] == ["run.cancelled"]
     assert [record.kind for record in await state.records(run_id)] == ["ended"]
+
+
+@pytest.mark.parametrize("claimed", [False, True], ids=["never claimed", "given back"])
+@pytest.mark.parametrize("apart", ["bus and state", "state", "bus"])
+async def test_a_run_that_is_begun_anew_while_it_is_cancelled_goes_on_by_itself(claimed: bool, apart: str) -> None:
+    """The queue has cancelled it, and before the others are told, somebody executes it again: that is the story now."""
+    clock = VirtualClock()
+    queue, own = InMemoryQueue(clock=clock), MemoryEngine(clock)
+    state = InMemoryStateStore(engine=queue.engine if apart == "bus" else own)
+    bus = InMemoryEventBus(engine=own) if apart != "bus and state" else InMemoryEventBus(clock=clock)
+    decide, begun = queue.engine.commit, list[asyncio.Task[Any]]()
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def commit(guard: Any, ops: Any) -> list[Any]:
+        results = await decide(guard, ops)
+        if any(op.name == "queue.end" for op in ops):
+            begun.append(asyncio.ensure_future(runner.execute("a", run_id)))
+            await inside.wait()
+        return results
+
+    async def code(ctx: Any) -> Any:
+        if not begun:
+            raise ConnectionError("once")
+        await ctx.step("first", work)
+        inside.set()
+        await go_on.wait()
+        await ctx.step("second", work)
+
+    async def work() -> int:
+        return 1
+
+    agents = Registry()
+    agents.register(Agent("a", code))
+    runner = AgentRunner(queue, bus, state, settings(), registry=agents)
+    run_id = await runner.submit("a")
+    if claimed:
+        assert await runner.run_once()
+        assert await status(runner, run_id) == "pending"
+    queue.engine.commit = commit  # type: ignore[method-assign]
+    assert await runner.cancel(run_id) is True
+    go_on.set()
+    assert (await begun[0]).status is RunStatus.SUCCEEDED
+    told = [event.event_type for event in await bus.get_events(run_id)]
+    assert told[-6:] == [
+        "run.started", "step.started", "step.completed", "step.started", "step.completed", "run.succeeded",
+    ]  # fmt: skip
+    # Where its end was recorded with the queue's, who goes on has told it; elsewhere nobody records it any more.
+    assert told.count("run.cancelled") == (apart == "bus")
+    assert await state.get_run_status(run_id) == "succeeded"

@@ -168,7 +168,9 @@ class Watch:
             return
         held = max(died, self.claimed_at[self.owner[row.run_id]])
         free = held + (0 if world.liveness and world.kind == "sqlite" else world.lease)
-        due = max(free, there) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
+        # What ran in place is nobody else's until it is cancelled.
+        anyones = self.cancelled.get(row.run_id, 0.0) if self.rows[row.run_id].origin else 0.0
+        due = max(free, there, anyones) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
         if world.loop.now > due:
             self.wrong(f"run {row.run_id} lay idle from {died:.3f} to {world.loop.now:.3f} s, due by {due:.3f}")
 

@@ -77,6 +77,7 @@ class Commits(Protocol):
 
 INSTALL = "fence.install"
 FORGET = "fence.forget"
+NOBODY = "0" * 26  # a token below that of every claim
 
 
 class Engine(ABC):

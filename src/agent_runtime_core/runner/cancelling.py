@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
-from .._engines.base import Op, behind
+from .._engines.base import NOBODY, Op, behind
 from ..backends import Backends
-from ..errors import StorageBusy
+from ..errors import LeaseLost, StorageBusy
 from ..interfaces import RunResult
 from ..journal.record import ENDED, Record
 from ..ledger import BUSY_TRIES, missing
@@ -46,10 +46,12 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         if each is row and each.parent_id is not None:
             queue_ops.append(_told_parent(queue, each, each.parent_id, end.result))
         ends.append(end)
-    state_ops = [op for end in ends for op in _ended(backends, end, now)]
-    first = (await _write_freely(backends, queue_ops, state_ops))[0]
+    apart = queue.commits is not backends.state.commits
+    if not apart:
+        queue_ops += [op for end in ends for op in _ended(backends, end, now)]
+    first = (await queue.commits.commit(None, queue_ops))[0]  # the queue decides
     for end in ends:
-        await _told(backends, end, now)
+        await _told(backends, end, now, recorded=not apart)
     for each in earlier:  # by a cancel that may have got no answer half-way
         await cancelled_whole(backends, registry, each)
     return row.status != "running" or first[0] in LIVE
@@ -62,10 +64,18 @@ async def _end(registry: Registry, row: RunRow) -> End:
     return End(row, result, agent, await said_at_end(agent, row, result))
 
 
-async def _told(backends: Backends, end: End, now: float) -> None:
-    """Publish what is not in the commit of the end itself, and let its agent hear of it."""
-    if not _derives(backends):
-        await _published(backends, end, now)
+async def _told(backends: Backends, end: End, now: float, *, recorded: bool) -> None:
+    """Record the end, unless it is, publish what is not in the commit of that, and let its agent hear of it.
+
+    Not where the run has been begun anew since: then it is the story of another generation that goes on.
+    """
+    try:
+        if not recorded:
+            await backends.state.commits.commit(None, _ended(backends, end, now))
+        if not _derives(backends):
+            await _published(backends, end, now)
+    except LeaseLost:
+        return
     if end.agent is not None:
         await tell_of_end(end.agent, end.row, end.result)
 
@@ -89,16 +99,15 @@ async def _publish(backends: Backends, end: End, now: float) -> None:
     )  # fmt: skip
     events.append((f"end:{row.generation}", "run.cancelled", "{}", now))
     ops = [Op("events.publish", (row.run_id, tuple(events))), *end.said]
-    if row.claim_id and backends.bus.commits not in (backends.queue.commits, backends.state.commits):
-        ops.insert(0, behind(row.run_id, row.claim_id))
+    if backends.bus.commits not in (backends.queue.commits, backends.state.commits):
+        ops.insert(0, behind(row.run_id, row.claim_id or NOBODY))
     await backends.bus.commits.commit(None, ops)
 
 
 async def cancelled_whole(backends: Backends, registry: Registry, row: RunRow) -> None:
     """Have it known everywhere that this run, and what it called, was cancelled, if it was: whoever did it may have
     got no answer half-way."""
-    queue, state = backends.queue.commits, backends.state.commits
-    if row.status != "cancelled" or (queue is state and _derives(backends)):
+    if row.status != "cancelled" or (backends.queue.commits is backends.state.commits and _derives(backends)):
         return
     for child in await backends.queue.children(row.run_id):
         await cancelled_whole(backends, registry, child)
@@ -106,11 +115,8 @@ async def cancelled_whole(backends: Backends, registry: Registry, row: RunRow) -
     if ending is not None and ending.attempt == row.generation and ending.claim_id:
         return  # by a claim, which says all of it itself
     now, end = row.ended_at or backends.queue.clock.wall(), await _end(registry, row)
-    if ending is None or ending.attempt < row.generation:
-        await state.commit(None, _ended(backends, end, now))
-        await _told(backends, end, now)
-    elif not _derives(backends):
-        await _published(backends, end, now)
+    recorded = ending is not None and ending.attempt >= row.generation
+    await _told(backends, end if not recorded else end._replace(agent=None), now, recorded=recorded)
 
 
 def _told_parent(queue: RunQueue, row: RunRow, parent: str, result: RunResult) -> Op:
@@ -127,21 +133,10 @@ def _ended(backends: Backends, end: End, now: float) -> list[Op]:
         -1, ENDED, "cancelled", attempt=row.generation, t=now, result=encode_result(end.result), info="{}", nev=1
     )
     ops = [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
-    if row.claim_id and backends.state.commits is not backends.queue.commits:
-        ops.insert(0, behind(row.run_id, row.claim_id))
+    if backends.state.commits is not backends.queue.commits:
+        ops.insert(0, behind(row.run_id, row.claim_id or NOBODY))
     return [*ops, *end.said] if _derives(backends) else ops
 
 
 def _derives(backends: Backends) -> bool:
     return backends.bus.derives and backends.bus.commits is backends.state.commits
-
-
-async def _write_freely(backends: Backends, queue: list[Op], state: list[Op]) -> list[Any]:
-    """Commit under no claim: the queue decides first, on one engine all together. The queue's results."""
-    target, other = backends.queue.commits, backends.state.commits
-    if other is target:
-        return await target.commit(None, [*queue, *state])
-    results = await target.commit(None, queue)
-    if state:
-        await other.commit(None, state)
-    return results

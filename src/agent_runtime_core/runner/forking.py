@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from uuid import UUID
 
-from .._engines.base import INSTALL, Op
+from .._engines.base import INSTALL, NOBODY, Op
 from .._ids import step_id
 from .._json import decode, encode
 from ..backends import Backends
@@ -27,7 +27,6 @@ from ..queue.row import RunRow
 After = str | tuple[str, str | int] | None
 
 FORKED_FROM: Final = "forked_from"  # in the metadata of the new run
-_NOBODY: Final = "0" * 26  # a fence below that of every claim: what is claimed by then is not written to
 _LOOKS: Final = 5  # at a run that goes on meanwhile
 _NAMED: Final = 12  # steps that an error lists
 _ENDS: Final = ("step.completed", "tool.result")
@@ -188,7 +187,8 @@ def _taken(row: RunRow, why: str) -> IdempotencyConflict:
 async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow:
     """Store the new run; what is stored under its id then."""
     key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
-    ops = [Op(INSTALL, (key, _NOBODY)), *(Op("journal.append", (key, each)) for each in copies)]
+    # What is claimed by then is not written to.
+    ops = [Op(INSTALL, (key, NOBODY)), *(Op("journal.append", (key, each)) for each in copies)]
     if checkpoint is not None:
         ops.append(Op("state.checkpoint", (key, checkpoint, None, row.created_at)))
     insert = Op("queue.insert", (row,))
