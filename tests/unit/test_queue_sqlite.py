@@ -130,3 +130,12 @@ async def test_a_run_that_the_queue_has_not_stored_may_have_a_fence_all_the_same
     await queue.engine.commit(Guard("elsewhere", "01B"), [Op("fence.forget", ("elsewhere",))])
     with pytest.raises(LeaseLost):
         await queue.engine.commit(Guard("elsewhere", "01B"), [Op("fence.forget", ("elsewhere",))])
+
+
+async def test_what_is_carried_here_does_not_stand_before_what_the_row_says(queue: SQLiteQueue) -> None:
+    row = await claimed(queue)
+    beat = Op("queue.beat", (((row.run_id, row.claim_id),), row.lease_until))
+    await queue.engine.commit(None, [Op("fence.install", (row.run_id, "7" + "Z" * 25))])
+    for _ in range(2):
+        await queue.engine.commit(Guard(row.run_id, row.claim_id), [beat])
+        queue.engine.known.forget()  # and so it is when the file is asked again

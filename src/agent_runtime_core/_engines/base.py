@@ -60,7 +60,7 @@ class Concern:
     lengthy: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
     #: Operations that, with these arguments, write by one statement: alone in a commit, one needs no transaction.
     single: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
-    #: The fence of a key by a row of its own, `fence(tx, key)`, whatever is stored beside it; None where there is none.
+    #: On SQLite: the fence of a key by a row of its own, `fence(tx, key)`, whatever is stored beside it; or None.
     fence: Callable[[Any, str], str | None] | None = None
 
 

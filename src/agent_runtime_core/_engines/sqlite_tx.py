@@ -123,7 +123,7 @@ class SQLiteTx:
         self.rings.add(topic)
 
     def fence(self, key: str, token: str | None) -> None:
-        self._fences[key] = token
+        self._fences.pop(key, None)  # looked up anew: a concern's own row goes before what is stored here
         if token is None:
             self.execute("DELETE FROM arc_fence WHERE key = ?", (key,))
         else:
