@@ -105,16 +105,14 @@ class Chain(Listed):
 
     def _performed(self, index: int, step: Step, result: Any) -> None:
         book = self.book
-        name = step.name
-        self.results[name] = result
+        self.results[step.name] = result
         if not step.checkpoint:
             book.done[self.work.name, self.key] = self.sealed
         if self.changed is not None:
             self.state_text = book.states[self.key] = self.changed
             self._new_state()
         book.passed()
-        self.kept.completed_steps.append(name)
-        self.kept.current_step_index = len(self.results)
+        self._completed(step)
 
     def _try(self, attempt: int) -> Awaitable[Any]:
         """One try of the present step, which sees the state as last committed."""
