@@ -875,8 +875,8 @@ class Still:
     def fresh(self) -> bool:
         return True
 
-    def send(self, *args: Any) -> None:
-        self.sent.append(args[-1])
+    def send(self, last: bytes) -> None:
+        self.sent.append(last)
 
     def answers(self) -> Any:
         answer = self.answers_left.pop(0)
@@ -884,8 +884,8 @@ class Still:
             raise answer
         return answer
 
-    def evaluate(self, *args: Any) -> Any:
-        self.send(*args)
+    def evaluate(self, last: bytes) -> Any:
+        self.send(last)
         return self.answers()
 
     def mend(self, told: NotCarriedOut) -> None:
@@ -901,7 +901,7 @@ def carried(line: Still, *texts: str) -> list[Call]:
     def tell(call: Call, answer: bytes) -> None:
         call.result = [answer.decode("ascii")]
 
-    pipe = Pipe(line, ("first",), tell, lambda: PATIENT)  # type: ignore[arg-type]
+    pipe = Pipe(line, tell, lambda: PATIENT)  # type: ignore[arg-type]
     calls = [Call(None, [], text) for text in texts]
     for call in calls:
         call.done = threading.Event()
@@ -933,7 +933,7 @@ def test_an_answer_that_makes_no_sense_is_its_callers_alone() -> None:
 
 def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
     line = Still(Unanswered("cut"), [b"1", b"3"])
-    pipe = Pipe(line, (), lambda call, answer: setattr(call, "result", [answer]), lambda: PATIENT)  # type: ignore[arg-type]
+    pipe = Pipe(line, lambda call, answer: setattr(call, "result", [answer]), lambda: PATIENT)  # type: ignore[arg-type]
     posted, waited, last = (Call(None, [], f"[{n}]") for n in (1, 2, 3))
     waited.done = threading.Event()
     assert pipe.send([posted])
@@ -949,7 +949,7 @@ def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
 
 def test_what_was_posted_is_not_kept_for_ever() -> None:
     line = Still(*[Unanswered("cut")] * 50)
-    pipe = Pipe(line, (), lambda call, answer: None, lambda: 0.005)  # type: ignore[arg-type]
+    pipe = Pipe(line, lambda call, answer: None, lambda: 0.005)  # type: ignore[arg-type]
     posted = Call(None, [], "[1]")
     pipe.put([posted])
     end = time.monotonic() + PATIENT
@@ -974,9 +974,9 @@ def test_an_answer_lost_behind_one_that_was_not_carried_out_is_unknown() -> None
 
 
 def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answer(redis_server: RedisServer) -> None:
-    line = Line(redis_place(redis_server.url), lambda line: None)
+    line = Line(redis_place(redis_server.url), lambda line: None, ["k"])
     line.use("return {ARGV[1]}")
-    assert line.evaluate("k", "0") == [b"0"]
+    assert line.evaluate(b"0") == [b"0"]
     conn, send = line._conn, line._conn.send_packed_command
 
     def broken(*args: Any) -> None:
@@ -984,21 +984,21 @@ def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answe
         raise OSError("cut")
 
     conn.send_packed_command = broken
-    line.send("k", "1")
+    line.send(b"1")
     assert not line.up
-    line.send("k", "2")
+    line.send(b"2")
     with pytest.raises(Unanswered):
         line.answers()
     with pytest.raises(Unanswered):
         line.answers()
-    assert line.evaluate("k", "3") == [b"3"]
+    assert line.evaluate(b"3") == [b"3"]
 
 
 @pytest.mark.parametrize("error", [AttributeError("closed"), ValueError("I/O"), OSError("cut")])
 def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_server: RedisServer) -> None:
-    line = Line(redis_place(redis_server.url), lambda line: None)
+    line = Line(redis_place(redis_server.url), lambda line: None, ["k"])
     line.use("return {ARGV[1]}")
-    line.evaluate("k", "0")
+    line.evaluate(b"0")
 
     class Broken:
         def recv(self, size: int) -> bytes:
@@ -1006,9 +1006,9 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
 
     sock, line._conn._sock = line._conn._sock, Broken()
     with pytest.raises(Unanswered):
-        line.evaluate("k", "1")
+        line.evaluate(b"1")
     sock.close()
-    assert line.evaluate("k", "2") == [b"2"]
+    assert line.evaluate(b"2") == [b"2"]
     line.drop()
 
 
@@ -1018,7 +1018,7 @@ def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeyp
     monkeypatch.setattr(Line, "fresh", lambda self: False)
     monkeypatch.setattr(Line, "answers", lambda self: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
     with pytest.raises(redis_line.Unsent, match="elsewhere again and again"):
-        line.evaluate("k")
+        line.evaluate(b"")
     assert (line.place.host, line.place.port) == ("127.0.0.1", 6380)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -83,15 +83,20 @@ def connection(place: Place, **options: Any) -> Any:
 
 
 class Line:
-    """A connection, made when it is needed; `connected(line)` looks at each new one."""
+    """A connection, made when it is needed; `connected(line)` looks at each new one.
 
-    def __init__(self, place: Place, connected: Callable[[Line], None]) -> None:
+    `first` are the arguments of its script before the last one: the first of them is a key.
+    """
+
+    def __init__(self, place: Place, connected: Callable[[Line], None], first: Sequence[str] = ()) -> None:
         self.place: Place = place
         self._home = place
         self._connected = connected
+        self._first = first
         self._conn: Any = None
         self._arrived = Answers()
-        self._script = self._sha = ""
+        self._script = ""
+        self._asks = b""  # what each call of the script begins with
         self._cut = False  # what is sent goes nowhere any more
         self._used = 0.0
 
@@ -119,17 +124,19 @@ class Line:
 
     def use(self, script: str) -> None:
         """What `evaluate` runs from now on."""
-        self._script, self._sha = script, hashlib.sha1(script.encode()).hexdigest()
+        words = ("EVALSHA", hashlib.sha1(script.encode()).hexdigest(), "1", *self._first)
+        self._script = script
+        self._asks = b"*%d\r\n" % (len(words) + 1) + b"".join(map(_text, map(str.encode, words)))
 
     # -- the script: sent by one thread, its answers read by another
 
-    def send(self, *args: str | bytes) -> None:
-        """Ask for the script to be run with one key and arguments; what goes wrong is told by `answers`."""
+    def send(self, last: bytes) -> None:
+        """Ask for the script to be run with that as its last argument; what goes wrong is told by `answers`."""
         conn = self._conn
         if conn is not None and not self._cut:
             try:
-                # In one piece: redis-py would send the large ones of its arguments one by one.
-                conn.send_packed_command([b"".join(conn.pack_command("EVALSHA", self._sha, 1, *args))])
+                # In one piece: redis-py would make it of its words anew each time, and send the large ones one by one.
+                conn.send_packed_command([self._asks + _text(last)])
             except Exception:  # noqa: BLE001 - it is told by `answers`
                 # Not sent to again, or it would connect by itself and its next answer be taken for this one's.
                 self._cut = True
@@ -176,13 +183,13 @@ class Line:
         self._arrived.add(data)
         self._used = time.monotonic()
 
-    def evaluate(self, *args: str | bytes) -> list[bytes]:
+    def evaluate(self, last: bytes) -> list[bytes]:
         """Run the script and wait for its answers; Unsent where it was not, Unanswered where nobody knows."""
         for _ in range(3):
             if not self.fresh():
                 self.drop()
                 self._connect()
-            self.send(*args)
+            self.send(last)
             try:
                 return self.answers()
             except NotCarriedOut as told:
@@ -284,6 +291,11 @@ class Line:
         if conn is not None:
             with contextlib.suppress(Exception):
                 conn.disconnect()
+
+
+def _text(word: bytes) -> bytes:
+    """A word of a command, as it is sent."""
+    return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
 def in_full(error: Exception) -> str:

@@ -55,11 +55,8 @@ def joined(batch: Sequence[Call]) -> bytes:
 class Pipe:
     """The line to one server, shared by the loops and threads of a process. `tell(call, answer)` reads an answer."""
 
-    def __init__(
-        self, line: Line, first: Sequence[str], tell: Callable[[Call, bytes], None], patience: Callable[[], float]
-    ) -> None:
+    def __init__(self, line: Line, tell: Callable[[Call, bytes], None], patience: Callable[[], float]) -> None:
         self._line = line
-        self._first = tuple(first)  # arguments of the script before the commits
         self._tell = tell
         self._patience = patience
         #: Calls for the thread; None: an answer is to be read; a word: the end.
@@ -96,7 +93,7 @@ class Pipe:
             with self._lock:
                 if self._can_send():
                     self._under_way.append(batch)
-                    self._line.send(*self._first, joined(batch))
+                    self._line.send(joined(batch))
                     return True
         self.put(batch)
         return False
@@ -294,7 +291,7 @@ class Pipe:
         until = min(map(self._until, batch))
         while True:
             try:
-                return self._line.evaluate(*self._first, joined(batch))
+                return self._line.evaluate(joined(batch))
             except Unsent:
                 if time.monotonic() >= until or self._closed:
                     raise
