@@ -26,7 +26,7 @@ from agent_runtime_core.tools.tool import Tool
 from agent_runtime_core.tracing import LangfuseTraceSink
 from tests.bars import TRIES
 from tests.fault.children import until
-from tests.unit.otlp_receiver import Receiver, Seen, receiving
+from tests.unit.otlp_receiver import Receiver, Seen, clients_let_go, receiving
 from tests.unit.scripted import Scripted, asks, call
 
 pytest.importorskip("langfuse")
@@ -47,6 +47,12 @@ def receiver() -> Iterator[Receiver]:
 def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PUBLIC_KEY", "SECRET_KEY", "HOST", "BASE_URL", "TRACING_ENVIRONMENT"):
         monkeypatch.delenv(f"LANGFUSE_{name}", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _clients() -> Iterator[None]:
+    with clients_let_go():
+        yield
 
 
 def sink(url: str, **options: Any) -> LangfuseTraceSink:

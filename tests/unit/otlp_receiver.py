@@ -92,6 +92,18 @@ def receiving() -> Iterator[Receiver]:
         thread.join()
 
 
+@contextmanager
+def clients_let_go() -> Iterator[None]:
+    """Every Langfuse client there is on leaving is ended, with what it has not sent: its threads would go on trying."""
+    yield
+    resources: Any = load("langfuse._client.resource_manager:LangfuseResourceManager")
+    for each in resources._instances.values():
+        for processor in each.tracer_provider._active_span_processor._span_processors:
+            processor.span_exporter.shutdown()
+        each.tracer_provider.shutdown()
+    resources.reset()
+
+
 def _decoded(body: bytes) -> Iterator[Seen]:
     message: Any = load("opentelemetry.proto.collector.trace.v1.trace_service_pb2:ExportTraceServiceRequest")
     for resource in message.FromString(body).resource_spans:

@@ -28,7 +28,7 @@ from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.tracing import LangfuseTraceSink, Tracer, get_trace_sink
 from tests.bars import TRIES
 
-from .otlp_receiver import PATH, Receiver, Seen, receiving
+from .otlp_receiver import PATH, Receiver, Seen, clients_let_go, receiving
 
 langfuse = pytest.importorskip("langfuse")
 
@@ -52,6 +52,12 @@ START_RUN: dict[str, Any] = {
 def receiver() -> Iterator[Receiver]:
     with receiving() as it:
         yield it
+
+
+@pytest.fixture(autouse=True)
+def _clients() -> Iterator[None]:
+    with clients_let_go():
+        yield
 
 
 @pytest.fixture
