@@ -60,7 +60,7 @@ class Happened:
     result: Any = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Policy:
     """How a step is tried: `retries` after the first try, seconds for `timeout` and `retry_delay`."""
 
@@ -110,7 +110,7 @@ class Policy:
 PLAIN_POLICY = Policy()
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Callee:
     """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
 

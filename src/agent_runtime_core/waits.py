@@ -53,7 +53,7 @@ class Chronicle(Protocol):
         """Write what happened; `result` is that of a run that has ended."""
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Services:
     """What a runner lends to the contexts it makes."""
 
@@ -77,7 +77,7 @@ class Services:
     told: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Place:
     """What a context shares with the runner that drives it."""
 

@@ -39,7 +39,7 @@ class NotApplied(Exception):
     """Raised by an operation's `applied` twin: this write has not happened yet."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False, eq=False)
 class Concern:
     """What a concern brings to an engine.
 

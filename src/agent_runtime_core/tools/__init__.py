@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from .arguments import BadArguments
-from .base import BaseTool, ToolFailed, ToolResult
-from .calculator import CalculatorTool
-from .calls import ToolAnswer, answer_call
-from .deadline import ToolTimeout
-from .registry import ToolRegistry, UnknownTool
-from .todo import Todo, TodoStoreTool
-from .tool import Tool, ToolDefinition, tool
+from typing import TYPE_CHECKING
+
+from .._load import lazily
+from .tool import Tool, ToolDefinition, tool  # at once: `tool` is the function, and not the module of that name
+
+if TYPE_CHECKING:
+    from .arguments import BadArguments
+    from .base import BaseTool, ToolFailed, ToolResult
+    from .calculator import CalculatorTool
+    from .calls import ToolAnswer, answer_call
+    from .deadline import ToolTimeout
+    from .registry import ToolRegistry, UnknownTool
+    from .todo import Todo, TodoStoreTool
 
 __all__ = [
     "BadArguments",
@@ -28,3 +33,22 @@ __all__ = [
     "answer_call",
     "tool",
 ]
+
+_MODULES = {
+    "arguments": "BadArguments",
+    "base": "BaseTool ToolFailed ToolResult",
+    "calculator": "CalculatorTool",
+    "calls": "ToolAnswer answer_call",
+    "deadline": "ToolTimeout",
+    "registry": "ToolRegistry UnknownTool",
+    "todo": "Todo TodoStoreTool",
+}
+_LAZY = {name: f".{module}:{name}" for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> object:
+    return lazily(__name__, _LAZY, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
