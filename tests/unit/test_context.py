@@ -756,6 +756,38 @@ async def test_a_transaction_is_stopped_after_its_time(tmp_path: Path) -> None:
         await rig.value(body)
 
 
+MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 9) SELECT i, name FROM n, sqlite_master"
+
+
+def first_of_many(conn: Any) -> Any:
+    return conn.execute(MANY).fetchone()[0]
+
+
+def fails_half_way(conn: Any) -> None:
+    rows = conn.execute(MANY)
+    raise ValueError(rows.fetchone())
+
+
+def hands_out_its_rows(conn: Any) -> Any:
+    return conn.execute(MANY)
+
+
+@pytest.mark.parametrize("fn", [fails_half_way, hands_out_its_rows])
+async def test_rows_that_a_transaction_did_not_read_hold_up_no_later_commit(tmp_path: Path, fn: Any) -> None:
+    other = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> int:
+            with pytest.raises((StepExecutionError, UnserialisableResult)) as kept:
+                await ctx.transaction("t", fn)
+            other.execute("CREATE TABLE IF NOT EXISTS theirs (n)")  # as another process commits
+            assert await ctx.step("after", lambda: 1) == 1, f"while {kept.value!r} is kept"
+            return int(await ctx.transaction("again", first_of_many))
+
+        assert await rig.value(body) == 1
+    other.close()
+
+
 async def test_a_transaction_needs_sqlite_and_a_plain_function(tmp_path: Path) -> None:
     async def later(conn: Any) -> None: ...
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from .._clock import Clock
 from ..errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
@@ -66,8 +67,24 @@ class UserTransaction:
     """What `ctx.transaction` hands to its function: SQL inside the commit of the step's own record."""
 
     def __init__(self, conn: sqlite3.Connection) -> None:
-        self.execute = conn.execute
-        self.executemany = conn.executemany
+        self._conn = conn
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
+
+    def execute(self, sql: str, parameters: Any = ()) -> sqlite3.Cursor:
+        return self._cursor().execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any]) -> sqlite3.Cursor:
+        return self._cursor().executemany(sql, parameters)
+
+    def _cursor(self) -> sqlite3.Cursor:
+        cursor = self._conn.cursor()
+        self._cursors.add(cursor)
+        return cursor
+
+    def close(self) -> None:
+        """Close its cursors: one that is kept half-way would hold the writing connection in the past."""
+        for cursor in tuple(self._cursors):
+            cursor.close()
 
 
 class Known:
@@ -160,21 +177,23 @@ class SQLiteTx:
         conn.execute("SAVEPOINT arc_user")
         conn.set_authorizer(allowed)
         conn.set_progress_handler(lambda: clock.boot() > until, 10_000)
+        handed = UserTransaction(conn)
         try:
-            result = fn(UserTransaction(conn), *args)
+            result = fn(handed, *args)
         except BaseException as error:
-            self._uncall(conn)
+            self._uncall(conn, handed)
             if conn.in_transaction:
                 conn.execute("ROLLBACK TO arc_user")
                 conn.execute("RELEASE arc_user")
                 if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
                     raise FunctionFailed(error) from error
             raise
-        self._uncall(conn)
+        self._uncall(conn, handed)
         conn.execute("RELEASE arc_user")
         return result
 
     @staticmethod
-    def _uncall(conn: sqlite3.Connection) -> None:
+    def _uncall(conn: sqlite3.Connection, handed: UserTransaction) -> None:
+        handed.close()
         conn.set_authorizer(None)
         conn.set_progress_handler(None, 0)
