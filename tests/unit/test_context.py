@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import enum
 import sqlite3
@@ -786,6 +787,35 @@ async def test_rows_that_a_transaction_did_not_read_hold_up_no_later_commit(tmp_
 
         assert await rig.value(body) == 1
     other.close()
+
+
+def twice_the_same(conn: Any, after: str) -> None:
+    conn.execute("CREATE TABLE once (n INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
+    conn.execute("CREATE TABLE notes (n)")
+    conn.execute("INSERT INTO once VALUES (1)")
+    if after == "nothing caught":
+        conn.execute("INSERT INTO once VALUES (1)")
+    with contextlib.suppress(sqlite3.IntegrityError):
+        conn.execute("INSERT INTO once VALUES (1)")
+    if after == "another error":
+        raise ValueError("rolled back")
+    if after == "writes":
+        conn.execute("CREATE TABLE alone (n)")
+
+
+@pytest.mark.parametrize("after", ["nothing", "nothing caught", "another error", "writes"])
+async def test_what_comes_after_a_rollback_by_sqlite_does_not_stand_alone(tmp_path: Path, after: str) -> None:
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError, match=r"rolled back|UNIQUE"):
+                await ctx.transaction("t", twice_the_same, after)
+            assert await ctx.step("after", lambda: 1) == 1
+
+        await rig.value(body)
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as conn:
+        left = conn.execute("SELECT name FROM sqlite_master WHERE name IN ('once', 'notes', 'alone')").fetchall()
+    assert left == []
 
 
 async def test_a_transaction_needs_sqlite_and_a_plain_function(tmp_path: Path) -> None:

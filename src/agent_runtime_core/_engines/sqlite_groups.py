@@ -18,6 +18,10 @@ _WEIGHT = 1 / 8  # of the latest flush in the average of them
 _RETRY = 0.002  # seconds between tries where a program outside this library holds the file's lock
 
 
+class Undone(Exception):
+    """The statement of a user's function made SQLite roll back the whole transaction; its request has the error."""
+
+
 class Groups:
     """Carries out groups of commits; whoever calls has the turn to use the connection, and the commit lock."""
 
@@ -65,11 +69,12 @@ class Groups:
             if once or not self._apply_all(tx, batch):
                 self._apply_each(tx, batch)
             self._commit(tx)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, Undone) as error:
             # The transaction as a whole failed: nothing of it landed.
             self._roll_back()
             if len(batch) == 1:
-                batch[0].result, batch[0].error = None, translate(error, self.path)
+                if isinstance(error, sqlite3.Error):
+                    batch[0].result, batch[0].error = None, translate(error, self.path)
                 return
             for request in batch:
                 request.result = request.error = None
@@ -124,6 +129,8 @@ class Groups:
         for request in batch:
             tx.execute("SAVEPOINT arc_one")
             if not self.apply(tx, request):
+                if not self.conn.in_transaction:
+                    raise Undone
                 tx.execute("ROLLBACK TO arc_one")
                 self._known.forget()
             tx.execute("RELEASE arc_one")

@@ -76,7 +76,13 @@ class UserTransaction:
     def executemany(self, sql: str, parameters: Iterable[Any]) -> sqlite3.Cursor:
         return self._cursor().executemany(sql, parameters)
 
+    def check(self) -> None:
+        """Refuse to go on where SQLite undid it all, as it does for some errors: what came now would stand alone."""
+        if not self._conn.in_transaction:
+            raise sqlite3.OperationalError("an earlier statement failed so that SQLite rolled back the transaction")
+
     def _cursor(self) -> sqlite3.Cursor:
+        self.check()
         cursor = self._conn.cursor()
         self._cursors.add(cursor)
         return cursor
@@ -180,13 +186,14 @@ class SQLiteTx:
         handed = UserTransaction(conn)
         try:
             result = fn(handed, *args)
+            handed.check()
         except BaseException as error:
             self._uncall(conn, handed)
             if conn.in_transaction:
                 conn.execute("ROLLBACK TO arc_user")
                 conn.execute("RELEASE arc_user")
-                if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
-                    raise FunctionFailed(error) from error
+            if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
+                raise FunctionFailed(error) from error
             raise
         self._uncall(conn, handed)
         conn.execute("RELEASE arc_user")
