@@ -789,6 +789,28 @@ async def test_rows_that_a_transaction_did_not_read_hold_up_no_later_commit(tmp_
     other.close()
 
 
+@pytest.mark.parametrize(
+    "end", [SystemExit("no more"), asyncio.CancelledError(), GeneratorExit()], ids=["exit", "cancelled", "closed"]
+)
+async def test_what_ends_a_program_in_a_transaction_is_its_callers_as_in_a_step(
+    tmp_path: Path, end: BaseException
+) -> None:
+    def leaves(conn: Any) -> None:
+        conn.execute("CREATE TABLE half (n)")
+        raise end
+
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> int:
+            with pytest.raises(type(end)):
+                await ctx.transaction("t", leaves)
+            return int(await ctx.transaction("after", first_of_many))
+
+        assert await rig.value(body) == 1
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as conn:
+        assert not conn.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchall()
+
+
 def twice_the_same(conn: Any, after: str) -> None:
     conn.execute("CREATE TABLE once (n INTEGER PRIMARY KEY ON CONFLICT ROLLBACK)")
     conn.execute("CREATE TABLE notes (n)")

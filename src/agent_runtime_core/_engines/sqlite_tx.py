@@ -57,9 +57,10 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
 
 
 class FunctionFailed(Exception):
-    """A user's own SQL was refused; `error` is the driver's, for the user."""
+    """What a user's function raised, for the user: the driver's refusal of its SQL, or what is meant to end a program,
+    which is for its caller to heed and not for the thread that writes for all."""
 
-    def __init__(self, error: sqlite3.Error) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
@@ -192,7 +193,7 @@ class SQLiteTx:
             if conn.in_transaction:
                 conn.execute("ROLLBACK TO arc_user")
                 conn.execute("RELEASE arc_user")
-            if isinstance(error, sqlite3.Error) and not ours_to_tell(error):
+            if (isinstance(error, sqlite3.Error) and not ours_to_tell(error)) or not isinstance(error, Exception):
                 raise FunctionFailed(error) from error
             raise
         self._uncall(conn, handed)
