@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -351,6 +352,46 @@ async def test_closing_waits_for_what_was_sent(path: Path) -> None:
     again = opened(path)
     assert await again.read(get, "99") == 99
     await again.close()
+
+
+async def test_closing_from_another_loop_waits_for_a_commit_that_is_carried_out(path: Path) -> None:
+    engine = SQLiteEngine.open(path)
+    writing, closing = threading.Event(), threading.Event()
+
+    def wait(tx: SQLiteTx, key: str) -> None:
+        put(tx, key, 1)
+        writing.set()
+        assert closing.wait(10)
+        put(tx, key, 2)
+
+    engine.add(dataclasses.replace(THINGS, ops={"wait": wait}))
+    other = threading.Thread(target=lambda: asyncio.run(engine.commit(None, [Op("wait", ("a",))])))
+    other.start()
+    await asyncio.to_thread(writing.wait, 10)
+    end = asyncio.ensure_future(engine.close())
+    await soon(lambda: engine.writer._closed)
+    closing.set()
+    await end
+    other.join()
+    again = opened(path)
+    assert await again.read(get, "a") == 2
+    await again.close()
+
+
+async def test_what_another_loop_was_asked_for_when_it_was_closed_is_refused_at_once(path: Path) -> None:
+    engine = opened(path)
+    await asyncio.gather(*(engine.commit(None, [Op("put", ("a", n))]) for n in range(2)))
+    commits = [asyncio.ensure_future(engine.commit(None, [Op("put", ("b", n))])) for n in range(2)]
+    await asyncio.sleep(0)  # they are together, and not sent yet
+    closing = threading.Thread(target=engine.close_now)
+    closing.start()
+    closing.join()
+    async with asyncio.timeout(3):
+        done = await asyncio.gather(*commits, return_exceptions=True)
+    assert all(isinstance(each, StorageClosed) for each in done), done
+    loop = asyncio.get_running_loop()
+    with pytest.raises(StorageClosed):  # nobody would ever answer
+        engine.submit_read(get, ("a",), loop, loop.create_future())
 
 
 @pytest.mark.parametrize("bad", ["", ":memory:", "a\0b"])

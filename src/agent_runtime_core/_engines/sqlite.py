@@ -71,6 +71,7 @@ class SQLiteEngine(SharedEngine):
         self._concerns: set[str] = set()
         self._reads: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
         self._readers: list[threading.Thread] = []
+        self._reading = threading.Lock()
         self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
         flushes = durability == "full"
         live = Path(f"{path}.live")
@@ -161,12 +162,14 @@ class SQLiteEngine(SharedEngine):
         loop: asyncio.AbstractEventLoop,
         future: asyncio.Future[Any],
     ) -> None:
-        self._reads.put((fn, args, loop, future))
-        # Another reader only where those there are did not come to it.
-        if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
-            thread = threading.Thread(target=self._read_loop, name="agent-runtime-reader", daemon=True)
-            self._readers.append(thread)
-            thread.start()
+        with self._reading:
+            self._usable()  # closed by another thread meanwhile, there is nobody to read
+            self._reads.put((fn, args, loop, future))
+            # Another reader only where those there are did not come to it.
+            if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
+                thread = threading.Thread(target=self._read_loop, name="agent-runtime-reader", daemon=True)
+                self._readers.append(thread)
+                thread.start()
 
     def _read_loop(self) -> None:
         conn: sqlite3.Connection | None = None
@@ -235,15 +238,19 @@ class SQLiteEngine(SharedEngine):
         self.writer.outbox(loop).flush()
 
     def _shut(self) -> None:
-        for _ in self._readers:
-            self._reads.put(None)
-        self.writer.close()
+        with self._reading:
+            for _ in self._readers:
+                self._reads.put(None)
+        written = self.writer.close()
         self._bell.close(self._presence.ring_self, PATIENCE)
         for thread in self._readers:
             thread.join(PATIENCE)
-        self.file.disconnect(self.file.writing)
+        # What another thread is still using is left to it: a connection that is closed under it ends the process.
+        if written:
+            self.file.disconnect(self.file.writing)
         self._presence.close()
-        self._commit_lock.close()
+        if written:
+            self._commit_lock.close()
 
     def _after_fork(self) -> None:
         # A copy of a lock's descriptor holds the lock, for as long as this child lives.

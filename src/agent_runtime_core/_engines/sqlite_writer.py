@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
+from ..errors import StorageClosed
 from .base import Concern, always
 from .presence import CommitLock
 from .requests import Request, Waiting, deliver, settle
@@ -88,8 +89,13 @@ class Outbox(Waiting):
             self._crowd -= 1
         if self._writer.now(batch):
             settle(batch)
-        else:
+            return
+        try:
             self._writer.hand(batch)
+        except StorageClosed as closed:  # by another thread, in this turn
+            for request in batch:
+                request.error = closed
+            settle(batch)
 
     def _all_told(self) -> None:
         self._writer.outboxes.pop(self.loop, None)
@@ -111,6 +117,7 @@ class Writer(Groups):
         self._log = log
         self._ring = ring
         self._thread: threading.Thread | None = None  # started with the first that needs it
+        self._closed = False
         self._handed = 0  # commits and jobs that the thread has still to carry out
         self._count = threading.Lock()
         self._turn = threading.Lock()  # whose holder uses the connection
@@ -132,11 +139,13 @@ class Writer(Groups):
     def hand(self, items: Sequence[_Item]) -> None:
         """Have the thread carry out commits, or jobs that need the connection, in this order."""
         with self._count:
+            if self._closed:
+                raise StorageClosed(f"{self.path} was closed")
             self._handed += len(items)
             if self._thread is None:
                 self._thread = threading.Thread(target=self.run, name="agent-runtime-writer", daemon=True)
                 self._thread.start()
-        self.inbox.put(items)
+            self.inbox.put(items)
 
     def post(self, request: Request) -> None:
         """A commit nobody waits for: behind those of this turn of the loop, if there are any."""
@@ -165,7 +174,7 @@ class Writer(Groups):
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            if not self._commit_lock.take_now():
+            if self._closed or not self._commit_lock.take_now():
                 return False
             try:
                 if len(batch) == 1 and self._is_single(batch[0].ops):
@@ -189,7 +198,8 @@ class Writer(Groups):
         finally:
             self._turn.release()
         if grown:
-            self.hand([self._tend])
+            with contextlib.suppress(StorageClosed):
+                self.hand([self._tend])
         return True
 
     # -- the thread
@@ -240,11 +250,14 @@ class Writer(Groups):
             self._handed -= len(batch) + jobs
         deliver(going)
 
-    def close(self) -> None:
-        """Carry out what was handed over, and end the thread."""
-        if self._thread is not None:
+    def close(self) -> bool:
+        """Carry out what was handed over, end the thread, and keep the turn; False if somebody does not give it up."""
+        with self._count:
+            self._closed = True
             self.inbox.put([None])
+        if self._thread is not None:
             self._thread.join(self.patience)
+        return self._turn.acquire(timeout=self.patience)
 
     def _tend(self) -> None:
         with self.alone():
