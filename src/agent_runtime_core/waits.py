@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -15,18 +15,20 @@ from ._ids import child_run_id, step_id
 from ._json import MAX_WHOLE, decode, encode
 from .attempts import Happened
 from .book import FRAME, Book
-from .errors import InvalidArgument, RunFailed, WaitTimeout
+from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
 from .limits import RunLimits
 from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
-from .queue.row import Mail, Moved, RunRow, Settle
+from .queue.row import LIVE, Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from .persistence.manager import PersistenceManager
+
+ADOPTION = 5.0  # seconds that a child is held to be given to workers
 
 _LATE = object()
 
@@ -61,8 +63,8 @@ class Services:
     tools: ToolRegistry
     #: Seconds a wait stays in place before the run is parked; None: always in place.
     park_after: float | None = None
-    #: Runs a child in this process: (agent, its run id, input, the parent's id); None: workers do.
-    call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str], Awaitable[RunResult]] | None = None
+    #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`); None: workers do.
+    call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str, str], Awaitable[RunResult]] | None = None
     #: RunLimits that no agent loop of these runs may go beyond.
     limits: RunLimits | None = None
     #: Where traces of these runs go, if anywhere.
@@ -189,13 +191,48 @@ class Waits:
         if (name, place) not in book.begun:
             record = book.started(name, place, quiet=True, info={"child": child})
             await self._ledger.append(record, queue=[] if inline else [Op("queue.insert", (row,))])
-        elif inline is None:
-            await self._ledger.write(queue=[Op("queue.insert", (row,))])
+        elif inline is None and (unheard := await self._again(row)) is not None:
+            return await self._end(name, place, unheard)
         if inline is not None:
-            ended = payload_of(await inline(agent, child, input, self._row.run_id))
+            # Whoever goes on with this run goes on with it too.
+            recover = "inline" if self._row.origin else "worker"
+            ended = payload_of(await inline(agent, child, input, self._row.run_id, recover))
             return await self._end(name, place, ended)
         mail = await self._wait(lambda: self._find("child", child), None, f"child {child}")
         return await self._end(name, place, decode(mail.payload), mail)
+
+    async def _again(self, row: RunRow) -> Any:
+        """See that a child which was called before is there for workers; what it came to, if it ended unheard.
+
+        That is while this run had ended too, by its own fault or cancelled with it: it told nobody then.
+        """
+        ledger, child = self._ledger, row.run_id
+        while True:
+            await self._look()
+            if self._find("child", child) is not None:
+                return None  # it has told, and may be deleted since
+            there: RunRow = (await ledger.write(queue=[Op("queue.insert", (row,))]))[2][0]
+            await self._look()
+            if (there.status in LIVE and not there.origin) or self._find("child", child) is not None:
+                return None
+            if there.status == "succeeded":
+                record = await ledger.state.ending(child)
+                output = cast("dict[str, Any]", decode(there.output or "{}"))
+                return payload_of(RunResult(output)) if record is None else decode(record.result or "{}")
+            with suppress(Moved, LeaseLost):
+                if there.status in LIVE:
+                    await self._adopt(row)
+                else:
+                    await ledger.write(queue=[Op("queue.reopen", (child, (there.status,), self._clock.wall()))])
+                return None
+
+    async def _adopt(self, row: RunRow) -> None:
+        """Leave to workers a child that was called in place, unless it still runs there."""
+        queue = self._ledger.queue
+        outcome, child = await queue.take(row, self._row.worker, ADOPTION, insert=False, reopen=False)
+        if outcome == "claimed" and child is not None:
+            how = queue.keep(child, child.claim_id)._replace(status="pending", parked=child.parked)
+            await queue.settle(child.run_id, how)
 
     # -- records of waits
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core.errors import RunFailed, StorageFull, WaitTimeout
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
@@ -465,6 +466,120 @@ async def test_a_child_is_spawned_once_over_a_crash(kind: str, tmp_path: Path, m
         await consistent(survivor, run_id)
         dead.cancel()
         await asyncio.wait({dead})
+
+
+async def failed(runner: AgentRunner, run_id: UUID) -> None:
+    """End a run that nobody holds, whatever it called."""
+    how = (str(run_id), ("pending", "waiting"), "failed", runner.queue.clock.wall(), "")
+    await runner.queue.commits.commit(None, [Op("queue.end", how)])
+
+
+async def test_a_resumed_parent_goes_on_with_the_child_it_was_cancelled_with(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("child", {})).final_output["value"]
+
+        here.agent("parent", parent)
+        here.agent("child", lambda ctx: ctx.wait_for_signal("go"))
+        runner = here.runner(COLD)
+        run_id = await runner.submit("parent")
+        while await runner.run_once():
+            pass
+        [child] = await runner.runs(agent="child")
+        assert await runner.cancel(run_id)
+        await runner.resume(run_id)
+        while await runner.run_once():
+            pass
+        assert (await runner.get_run(child.run_id)).generation == 2
+        assert await runner.signal(child.run_id, "go", "on")
+        while await runner.run_once():
+            pass
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": "on"}
+        await consistent(runner, run_id)
+        await consistent(runner, child.run_id)
+
+
+async def test_a_resumed_parent_hears_what_its_child_came_to_meanwhile(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("double", {"params": {"n": 3}})).final_output["value"]
+
+        here.agent("parent", parent)
+        here.agent("double", doubled)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("parent")
+        assert await runner.run_once()
+        await failed(runner, run_id)
+        assert await runner.run_once()
+        [child] = await runner.runs(agent="double")
+        assert child.status is RunStatus.SUCCEEDED
+        await runner.resume(run_id)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": 6}
+        assert (await runner.get_run(child.run_id)).generation == 1
+
+
+@pytest.mark.parametrize("recover", ["inline", "worker"])
+async def test_a_worker_that_goes_on_with_a_run_has_the_child_it_ran_in_place(
+    kind: str, recover: str, tmp_path: Path
+) -> None:
+    """Its process dies inside of the child; with "inline" somebody resumes it for a worker."""
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        inside = asyncio.Event()
+
+        async def child(ctx: Any) -> Any:
+            if not inside.is_set():
+                inside.set()
+                await asyncio.get_running_loop().create_future()
+            return 5
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("child", {})).final_output["value"]
+
+        here.agent("parent", parent)
+        here.agent("child", child)
+        runner = here.runner(COLD)
+        dead = asyncio.ensure_future(runner.execute("parent", "p", recover=recover))
+        await inside.wait()
+        before = await runner.runs()
+        if recover == "inline":
+            dead.cancel()
+            await asyncio.wait({dead})
+            await failed(runner, before[0].run_id)
+            await runner.resume("p")
+        else:
+            for info in before:
+                await drop(runner, dead, info.run_id)
+            clock.advance(61)
+        survivor = here.runner(COLD)
+        while await survivor.run_once():
+            pass
+        assert (await survivor.wait("p", timeout=5)).final_output == {"value": 5}
+        assert [info.run_id for info in await survivor.runs()] == [info.run_id for info in before]
+        dead.cancel()
+        await asyncio.wait({dead})
+
+
+async def test_a_child_that_was_deleted_when_it_had_told_is_not_run_again(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("double", {"params": {"n": 3}})).final_output["value"]
+
+        here.agent("parent", parent)
+        here.agent("double", doubled)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("parent")
+        assert await runner.run_once()
+        assert await runner.run_once()
+        [child] = await runner.runs(agent="double")
+        await runner.discard(child.run_id)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": 6}
+        assert not await runner.runs(agent="double")
 
 
 async def test_a_park_that_cannot_be_written_is_an_error_of_the_run(

@@ -366,8 +366,10 @@ class AgentRunner:
             told=self._flow.told,
         )
 
-    async def _call_here(self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str) -> RunResult:
-        result = await self.execute(agent, run_id, input, parent_run_id=parent)
+    async def _call_here(
+        self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str, recover: str
+    ) -> RunResult:
+        result = await self.execute(agent, run_id, input, parent_run_id=parent, recover=recover)
         record = None if self._stores is None else await self.state_store.ending(run_id)
         text = "{}" if record is None else record.result or "{}"
         return result if before_of(text) is None else decode_result(text)
