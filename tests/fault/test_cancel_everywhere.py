@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines import sqlite_writer
+from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import RunFailed
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import TERMINAL, RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 
-from .rig import consistent, no_transaction_left, others, store, terminal_events, until
+from .rig import consistent, no_transaction_left, others, settings, store, terminal_events, until
 
 Strike = Callable[[], object]
 
@@ -182,6 +183,40 @@ async def test_the_caller_of_execute_is_cancelled(kind: str, tmp_path: Path) -> 
             await again(runner, name)
         assert n > FEWEST[kind]
         assert cancelled >= n - 5
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one engine", "three"])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "sqlite, by the thread"])
+async def test_the_caller_of_execute_is_cancelled_about_a_failed_attempt(
+    kind: str, apart: bool, tmp_path: Path
+) -> None:
+    """In the pause before the next one as well, and before it has begun."""
+    seen, tried = Suspensions(), set[Any]()
+    for name in "bs":
+        (tmp_path / name).mkdir()
+
+    async def code(ctx: Any) -> Any:
+        if ctx.run_id not in tried:
+            tried.add(ctx.run_id)
+            raise ValueError("once")
+        return 1
+
+    async with store(kind, tmp_path) as here, store(kind, tmp_path / "b") as bus, store(kind, tmp_path / "s") as state:
+        here.agent("life", code)
+        runner = here.runner(settings(retry_backoff_base=0.01))
+        if apart:
+            runner.backends = Backends(runner.queue, bus.runner().event_bus, state.runner().state_store)
+        for n, name in lives(seen):
+            before = others()
+            task = await struck(seen, n, runner.execute("life", name))
+            assert await nothing_left(runner, name, before) in (None, "pending", "succeeded"), n
+            async with asyncio.timeout(5):
+                assert (await runner.execute("life", name)).final_output == {"value": 1}
+            assert (await runner.get_run(name)).attempt <= 2, "giving a run back costs it nothing"
+            begun = [e.payload for e in await runner.event_bus.get_events(name) if e.event_type == "run.started"]
+            assert [each["attempt"] for each in begun] in ([1], [1, 2]), n
+            assert task.cancelled() or len(begun) == 2, n
+            await consistent(runner, name)
 
 
 @pytest.mark.parametrize("kind", FEWEST)

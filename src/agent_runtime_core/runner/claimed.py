@@ -117,7 +117,15 @@ class Claimed:
     async def _renew(self, **changes: Any) -> None:
         """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""
         self.leaving = True  # until the heart knows
-        await self._keep(renew=new_ulid(self.clock), **changes)
+        ticket = new_ulid(self.clock)
+        try:
+            await self._keep(renew=ticket, **changes)
+        except (StorageBusy, asyncio.CancelledError):
+            # If it came to that, nobody else knows of the new claim.
+            with contextlib.suppress(AgentRuntimeError):
+                await self.backends.queue.unclaim((ticket,))
+            raise
+        self._anew()
         self._hold()
         self.leaving = False
 
@@ -144,9 +152,12 @@ class Claimed:
         self.leaving = True
         await self.ledger.settle(how)
 
-    async def _give_back(self) -> None:
+    def _as_it_was(self) -> Settle:
         """Release the claim as if it had never been: no attempt is used, and the next one resumes."""
-        await self._leave(self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back"))
+        return self._settle("pending", parked=int(self.begun), stalls=self.row.stalls, reason="handed back")
+
+    async def _give_back(self) -> None:
+        await self._leave(self._as_it_was())
 
     async def _put_off(self, error: Exception) -> None:
         """Give the run back for later: that a store was away is no crash of the run.
@@ -162,9 +173,15 @@ class Claimed:
             await self.backends.queue.settle(self.row.run_id, how)
 
     async def abandon(self) -> None:
-        """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out."""
+        """Give the run back if that can be: whoever takes it up again need not wait for the lease to run out.
+
+        Where another engine does not know the claim yet, or its end already, the queue alone is told.
+        """
         with contextlib.suppress(AgentRuntimeError, Moved):
             await self._give_back()
+            return
+        with contextlib.suppress(AgentRuntimeError, Moved):
+            await self.backends.queue.settle(self.row.run_id, self._as_it_was())
 
     async def put_back(self) -> None:
         """Give back a claim that was never entered: only the queue knows of it, and the run is as it was before."""

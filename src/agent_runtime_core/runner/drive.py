@@ -139,7 +139,6 @@ class Drive(Claimed):
             if outcome is not _AGAIN:
                 result: RunResult | None = outcome
                 return result
-            self._anew()
 
     async def _before(self, book: Book) -> RunResult | None:
         """How the run ends without running any code, if it does."""
@@ -393,6 +392,7 @@ class Drive(Claimed):
         if self.inline:
             await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
             self._see(parked=0)
+            self.begun = False
             await self._pause(delay)
             return _AGAIN
         how = self._settle("pending")._replace(
