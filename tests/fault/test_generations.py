@@ -11,9 +11,12 @@ import pytest
 
 from agent_runtime_core._clock import SYSTEM
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, InvalidArgument, RunBusy, UnknownRun
-from agent_runtime_core.queue.row import Moved
+from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.queue.row import Moved, RunFilter, RunRow
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.resp import Link
@@ -373,6 +376,35 @@ async def test_a_run_resumed_while_it_is_to_be_forgotten_is_kept_whole(
         assert await runner.run_once()
         assert (await runner.wait(run_id)).final_output == {"value": "well"}
         assert ran == ["first", "failed"]
+        await consistent(runner, run_id)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["it goes on", "it has ended again"])
+async def test_a_run_begun_anew_after_it_was_found_is_not_what_is_to_be_forgotten(
+    kind: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the journal and the events on engines of their own: there no commit knows of the queue's row."""
+    async with store(kind, tmp_path) as here:
+        runner = here.runner(brief("failed"))
+        bus, state = InMemoryEventBus(clock=here.clock), InMemoryStateStore(clock=here.clock)
+        runner.backends = Backends(runner.queue, bus, state)
+        run_id, ran = await ended_as(here, runner, "failed")
+        find = runner.queue.find
+
+        async def found(wanted: RunFilter) -> list[RunRow]:
+            rows = await find(wanted)
+            monkeypatch.undo()
+            await runner.resume(run_id)
+            if ends:
+                assert await runner.run_once()
+            return rows
+
+        monkeypatch.setattr(runner.queue, "find", found)
+        await asyncio.sleep(0.01)
+        assert await runner.vacuum({"failed": 0}) == 0
+        assert ends or await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": "well"}
+        assert ran == ["first", "second"]
         await consistent(runner, run_id)
 
 

@@ -597,7 +597,7 @@ class AgentRunner:
         try:
             if row.status in LIVE:
                 raise Moved
-            await forget(self.backends, row.run_id, self._fenced())
+            await forget(self.backends, row, self._fenced())
         except Moved:
             status = (await self._row(run_id)).status
             raise IllegalTransition(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from .._engines.base import FORGET, Commits, Op
 from ..backends import Backends
-from ..queue.row import Moved, RunFilter
+from ..queue.row import LIVE, Moved, RunFilter, RunRow
 from ..status import RunStatus
 
 
@@ -23,7 +23,7 @@ async def vacuum(backends: Backends, retention: Mapping[str, float], stores: Seq
                 break
             for row in rows:
                 with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
-                    await forget(backends, row.run_id, stores)
+                    await forget(backends, row, stores)
                     deleted += 1
     for backend in backends:
         compact = getattr(backend.commits, "compact", None)
@@ -32,8 +32,16 @@ async def vacuum(backends: Backends, retention: Mapping[str, float], stores: Seq
     return deleted
 
 
-async def forget(backends: Backends, run_id: str, stores: Sequence[Commits] = ()) -> None:
-    """Delete an ended run with all that was kept of it; Moved if it lives. `stores` forget its last claim."""
+async def forget(backends: Backends, seen: RunRow, stores: Sequence[Commits] = ()) -> None:
+    """Delete an ended run with all that was kept of it; Moved if it lives, or has been begun anew since it was seen.
+
+    `stores` forget its last claim.
+    """
+    run_id = seen.run_id
+    # It may have been seen long ago, with many others: another end is another run's, and so is what is kept by now.
+    row = await backends.queue.row(run_id)
+    if row is None or row.status in LIVE or (row.generation, row.n) != (seen.generation, seen.n):
+        raise Moved
     # The queue's row goes last: a crash in between leaves it to be found again.
     queue = backends.queue.commits
     last = [Op("queue.delete", (run_id,))]
