@@ -82,7 +82,7 @@ def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
         raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {agent_keys!r:.80}")
-    return tuple(agent_keys)
+    return tuple(dict.fromkeys(agent_keys))
 
 
 def _name(what: str, value: object) -> str:

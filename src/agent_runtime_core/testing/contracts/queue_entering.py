@@ -164,6 +164,10 @@ async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
         same(await queue.claim("w", agent_keys=["other"]), None, "a claim for an agent without runs")
         same(names(await queue.claim("w", agent_keys=["c", "b"], limit=5)), ["b", "c", "b"], "a claim for b and c")
         same(names(await drain(queue)), ["a"], "what nobody asked for")
+        await add(queue, "b", "c", "b")
+        twice = await queue.claim("w", agent_keys=["b", "b"], limit=3)
+        same(len({run.run_id for run in twice}), len(twice), "the runs of a claim that names one agent twice")
+        same(names(twice), ["b", "b"], "the agents of a claim that names one agent twice")
 
 
 @CASES
