@@ -67,10 +67,17 @@ class MemoryRows(Rows):
             heapq.heappush(tables["behind"].setdefault(lane, []), (-row.priority, row.n, row.run_id))
 
     def drop(self, row: RunRow) -> None:
-        for table in ("runs", "mail", "children"):
-            self.tx.drop(self.tx.tables[table], row.run_id)
+        tables = self.tx.tables
+        for table in ("runs", "mail"):
+            self.tx.drop(tables[table], row.run_id)
         if row.idem_key is not None:
-            self.tx.drop(self.tx.tables["keys"], row.idem_key)
+            self.tx.drop(tables["keys"], row.idem_key)
+        if row.parent_id is not None:
+            left = tuple(child for child in tables["children"].get(row.parent_id, ()) if child != row.run_id)
+            if left:
+                self.tx.put(tables["children"], row.parent_id, left)
+            else:
+                self.tx.drop(tables["children"], row.parent_id)
 
     def promote(self, wall: float) -> Sequence[str]:
         due = self.tx.tables["due"].get("", [])
@@ -158,7 +165,7 @@ def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:
 
 def _children(tx: MemoryTx, run_id: str) -> list[RunRow]:
     runs = tx.tables["runs"]
-    return [runs[child] for child in tx.tables["children"].get(run_id, ()) if child in runs]
+    return [runs[child] for child in tx.tables["children"].get(run_id, ())]
 
 
 def _mail(tx: MemoryTx, run_id: str, after: int) -> list[Mail]:

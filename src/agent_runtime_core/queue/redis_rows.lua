@@ -100,7 +100,7 @@ end
 
 local function drop(row)
   local run, was = row[RUN_ID], tx.rows[row[RUN_ID]].was
-  write('DEL', P .. 'run:' .. run, P .. 'mail:' .. run, P .. 'messages:' .. run, P .. 'children:' .. run)
+  write('DEL', P .. 'run:' .. run, P .. 'mail:' .. run, P .. 'messages:' .. run)
   write('ZREM', P .. 'runs', run)
   if was then
     write('ZREM', P .. 'status:' .. was[1], run)

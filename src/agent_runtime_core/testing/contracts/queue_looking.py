@@ -54,6 +54,30 @@ async def children_know_their_parent(make: Make) -> None:
 
 
 @CASES
+async def a_deleted_child_is_its_parents_only_if_it_is_again(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        [parent] = await add(queue, "parent")
+        first, second = await add(queue, "a", "b", parent_run_id=parent)
+
+        async def children(run_id: str) -> list[str]:
+            return [row.run_id for row in await queue.children(run_id)]
+
+        async def forget(run_id: str) -> None:
+            await queue.cancel(run_id)
+            await queue.commits.commit(None, [Op("queue.delete", (run_id,))])
+
+        await forget(first)
+        same(await children(parent), [second], "the children of a run when one of them is deleted")
+        await queue.enqueue(first, "a", {})
+        same(await children(parent), [second], "its children when that is there again, and is nobody's child")
+        await forget(first)
+        await queue.enqueue(first, "a", {}, parent_run_id=parent)
+        same(await children(parent), [second, first], "its children when that is its child again")
+        await forget(parent)
+        same(await children(parent), [second, first], "the children of a run that is deleted itself")
+
+
+@CASES
 async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue, idempotency_key="key-1")
