@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import datetime as _dt
@@ -459,13 +458,14 @@ class AgentRunner:
         return [RunInfo.of(row) for row in await self.queue.find(wanted)]
 
     async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
-        """The result of a run once it has ended; TimeoutError after `timeout` seconds."""
+        """The result of a run once it has ended; TimeoutError after `timeout` seconds, of which 0 is a look."""
         if timeout is not None:
             timeout = seconds("timeout", timeout)
-        await self._row(run_id)
-        async with asyncio.timeout(timeout):
-            ended = await self._until_ended(self._key(run_id))
-        assert ended is not None
+        key = (await self._row(run_id)).run_id
+        # Looking takes a store that is not in this process some time as well.
+        ended = await self._until_ended(key, at_most=timeout)
+        if ended is None:
+            raise TimeoutError(f"run {run_id} has not ended within {timeout} s")
         return await self._result(ended)
 
     async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
