@@ -561,13 +561,28 @@ async def test_what_is_not_stored_is_unknown(place: Path | None) -> None:
             await anext(aiter(runner.stream("nope")))
         with pytest.raises(InvalidArgument, match="not ''"):
             await runner.signal("nope", "")
+        with pytest.raises(InvalidArgument, match=r"name 'go\\ud800' holds a lone surrogate"):
+            await runner.signal("nope", "go\ud800")
+        for message_id, said in ((5, "message_id is a text that is not empty, not 5"), ("\udc00", "lone surrogate")):
+            with pytest.raises(InvalidArgument, match=said):
+                await runner.signal("nope", "go", message_id=message_id)  # type: ignore[arg-type]
 
 
 async def test_wait_gives_up_after_its_time() -> None:
     async with Rig() as rig:
         await rig.runner.submit("script", run_id="r")
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError, match=r"run r has not ended within 0\.01 s"):
             await rig.runner.wait("r", timeout=0.01)
+
+
+async def test_waiting_for_no_time_is_a_look(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        rig.register(answer)
+        await rig.runner.submit("script", run_id="r")
+        with pytest.raises(TimeoutError):
+            await rig.runner.wait("r", timeout=0)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r", timeout=0)).final_output == {"value": 42}
 
 
 async def test_a_stream_replays_follows_and_ends(place: Path | None) -> None:

@@ -64,6 +64,14 @@ def _listed(input: Any) -> None:
         )
 
 
+def _known_by(what: str, text: object) -> None:
+    """InvalidArgument, which says that of `what`, for what no store would find again."""
+    if not isinstance(text, str) or not text:
+        raise InvalidArgument(f"{what} is a text that is not empty, not {text!r}")
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise InvalidArgument(f"{what} {text!a:.80} holds a lone surrogate, which stores cannot keep")
+
+
 def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
     """The concurrency key of a run: as given, else that of its conversation.
 
@@ -538,8 +546,9 @@ class AgentRunner:
 
         The same `message_id` is delivered once.
         """
-        if not isinstance(name, str) or not name:
-            raise InvalidArgument(f"a signal's name is a text that is not empty, not {name!r}")
+        _known_by("a signal's name", name)
+        if message_id:
+            _known_by("a message_id", message_id)
         key = self._key(run_id)
         status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
         if status == "unknown":
