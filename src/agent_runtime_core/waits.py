@@ -124,6 +124,7 @@ class Waits:
         self._ledger = book.ledger
         self._mail: list[Mail] = []
         self._cursor = 0
+        self._looking = asyncio.Lock()
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     def _emit(self, event_type: str, payload: dict[str, Any]) -> Awaitable[None]:
@@ -255,10 +256,13 @@ class Waits:
         book = self._book
         info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
         record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None)
-        await self._ledger.append(record)
+        try:
+            await self._ledger.append(record)
+        except BaseException:
+            if mail is not None:
+                self._used.discard(mail.seq)
+            raise
         book.done[name, key] = record
-        if mail is not None:
-            self._used.add(mail.seq)
         book.passed()
         return record
 
@@ -294,11 +298,12 @@ class Waits:
     # -- the mailbox
 
     async def _look(self) -> None:
-        self._place.mail.clear()
-        new = await self._ledger.queue.mail(self._row.run_id, self._cursor)
-        if new:
-            self._mail += new
-            self._cursor = new[-1].seq
+        async with self._looking:  # who came first looks first, and nothing is read twice
+            self._place.mail.clear()
+            new = await self._ledger.queue.mail(self._row.run_id, self._cursor)
+            if new:
+                self._mail += new
+                self._cursor = new[-1].seq
 
     def _find(self, kind: str, name: str) -> Mail | None:
         for mail in self._mail:
@@ -316,6 +321,7 @@ class Waits:
             await self._look()
             mail = found()
             if mail is not None:
+                self._used.add(mail.seq)  # at once: another wait may look for one of that name while this is recorded
                 return mail
             left = None if until is None else until - self._clock.wall()
             if left is not None and left <= 0:

@@ -153,6 +153,22 @@ async def test_signals_sent_before_and_while_parked_arrive_in_order(kind: str, t
         await consistent(runner, run_id)
 
 
+async def test_waits_for_one_name_have_a_message_each(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+
+        async def waits(ctx: Any) -> Any:
+            return await asyncio.gather(*(ctx.wait_for_signal("go") for _ in range(3)))
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        for n in range(3):
+            assert await runner.signal(run_id, "go", n)
+        await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": [0, 1, 2]}
+        await consistent(runner, run_id)
+
+
 async def test_the_time_limit_of_a_parked_wait(kind: str, tmp_path: Path) -> None:
     clock = VirtualClock()
     async with store(kind, tmp_path, clock) as here:
