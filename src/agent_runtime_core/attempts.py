@@ -223,15 +223,15 @@ def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
 
     StepExecutionError after the last try, StepInDoubt where the policy says so.
     """
-    doubtful = not work.begun and bool(book.begun) and book.begun.pop((work.name, work.key), None) is not None
-    if doubtful and work.policy.on_in_doubt != "retry":
-        return _resolved(book, work, seal)
-    return _tried(book, work, seal, doubtful)
+    start = book.begun.pop((work.name, work.key), None) if book.begun and not work.begun else None
+    if start is not None and work.policy.on_in_doubt != "retry":
+        return _resolved(book, work, seal, start)
+    return _tried(book, work, seal, start is not None)
 
 
-async def _resolved(book: Book, work: Work, seal: Seal) -> Any:
+async def _resolved(book: Book, work: Work, seal: Seal, start: int) -> Any:
     """What the policy says of a step in doubt, or what running it again gives."""
-    known = await _resolve(book, work)
+    known = await _resolve(book, work, start)
     if known is None:
         return await _tried(book, work, seal, True)
     text = work.encode(known.result if work.settled is None else work.settled(known.result))
@@ -356,15 +356,15 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     raise StepExecutionError(work.name, message, attempt) from error
 
 
-async def _resolve(book: Book, work: Work) -> Happened | None:
-    """What the policy says of a step that was begun and never recorded; None: run it again."""
+async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
+    """What the policy says of a step that was begun, with the record `start`, and never ended; None: run it again."""
     policy = work.policy.on_in_doubt
     if policy == "fail":
         raise StepInDoubt(
             work.name, "it was begun by an earlier process and its end was not recorded (on_in_doubt='fail')", 1
         )
     if policy == "review":
-        answer = await book.review(work.name, work.key)
+        answer = await book.review(work.name, work.key, start)
     else:
         assert callable(policy)
         token = FRAME.set(Frame(book, work.name, work.key, 1))

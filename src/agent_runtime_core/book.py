@@ -83,7 +83,7 @@ class Book:
         self.ledger = ledger
         self.wall: Callable[[], float] = ledger.clock.wall
         self.done: dict[Identity, Record] = {}
-        self.begun: dict[Identity, int] = {}  # started by an earlier claim and not finished: in doubt
+        self.begun: dict[Identity, int] = {}  # started by an earlier claim, in which record, and not finished: in doubt
         self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
         self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
@@ -155,7 +155,7 @@ class Book:
                 if identity in self.begun:
                     self.lost[identity] = self.doubted(identity)
                     self.reserved.pop(identity, None)
-                self.begun[identity] = record.attempt
+                self.begun[identity] = record.seq
                 self._ended_tries.discard(identity)
                 if record.info is not None and '"until"' in record.info:
                     self.until[identity] = json.loads(record.info).get("until")
@@ -209,14 +209,14 @@ class Book:
             after = json.loads(cast(str, record.next))
             identity = (after["name"], after["key"])
             if identity not in self.done and identity not in self._ended_tries:
-                self.begun.setdefault(identity, 1)
+                self.begun.setdefault(identity, record.seq)
 
-    async def review(self, name: str, key: str) -> Any:
-        """What people say of a step in doubt."""
+    async def review(self, name: str, key: str, start: int) -> Any:
+        """What people say of a step in doubt since the record `start`."""
         owner = self.owner()
         if owner is None:
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
-        return await owner.waits.review(name, key)
+        return await owner.waits.review(name, key, start)
 
     # -- identity
 

@@ -155,12 +155,14 @@ class Waits:
             "signal", name, timeout, f"approval {name}", lambda: self._emit("approval.requested", request), known_by
         )
 
-    async def review(self, name: str, key: str) -> Happened | None:
-        """Park until somebody says what became of a step in doubt."""
+    async def review(self, name: str, key: str, start: int) -> Happened | None:
+        """Park until somebody says what became of a step in doubt; the answer is about that start and no other."""
         step = step_id(self._row.run_id, name, key)
         request = {"step_name": name, "step_id": step, "signal": f"in_doubt:{name}"}
+        # Known by the start, and told also where records lie ahead: a step beside it may have ended since.
+        row = (f"doubt:{step}:{start}", "step.in_doubt", encode(request), self._clock.wall())
         answer = await self._message(
-            "signal", f"in_doubt:{name}", None, "in_doubt", lambda: self._emit("step.in_doubt", request)
+            "signal", f"in_doubt:{name}", None, "in_doubt", lambda: self._ledger.emit([row]), f"{step}:{start}"
         )
         outcome = answer.get("outcome") if isinstance(answer, dict) else answer
         if outcome == "retry":
@@ -272,7 +274,7 @@ class Waits:
         wanted: str,
         timeout: float | None,
         reason: str,
-        ask: Callable[[], Awaitable[None]] | None = None,
+        ask: Callable[[], Awaitable[Any]] | None = None,
         known_by: str | None = None,
     ) -> Any:
         if not isinstance(wanted, str) or not wanted:

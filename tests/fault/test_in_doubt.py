@@ -56,17 +56,29 @@ def behind(door: str, effect: Effect, policy: Any) -> Callable[[Any], Awaitable[
 
 
 class Payments:
-    """An effect that the first process does not live to record."""
+    """An effect that the first processes, as many as `lives` says, do not live to record."""
 
-    def __init__(self) -> None:
-        self.made = 0
+    def __init__(self, lives: int = 1) -> None:
+        self.made, self.lives = 0, lives
         self.returns = True
 
     async def __call__(self) -> str:
         self.made += 1
-        if self.made == 1:
+        if self.made <= self.lives:
             await asyncio.get_running_loop().create_future()
         return f"paid {self.made}"
+
+
+@asynccontextmanager
+async def crowd() -> AsyncIterator[set[asyncio.Future[Any]]]:
+    """Workers that are as good as dead, until the test is over."""
+    dead: set[asyncio.Future[Any]] = set()
+    try:
+        yield dead
+    finally:
+        for each in dead:
+            each.cancel()
+        await asyncio.wait(dead)
 
 
 @asynccontextmanager
@@ -155,6 +167,60 @@ async def test_review_parks_the_run_until_somebody_looked(kind: str, door: str, 
         else:
             assert result.final_output == {"value": "paid by hand"}
             assert payments.made == 1
+        await consistent(runner, run_id)
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_an_answer_is_about_one_start(kind: str, door: str, tmp_path: Path) -> None:
+    """The worker that was told to run it again dies inside the step too: somebody is asked again."""
+    clock, payments = VirtualClock(), Payments(lives=2)
+    async with store(kind, tmp_path, clock) as here, crowd() as dead:
+        here.agent("a", behind(door, payments.__call__, "review"))
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        for life in (1, 2):
+            dead.add(worker := asyncio.ensure_future(runner.run_once()))
+            await until(lambda life=life: payments.made == life)  # type: ignore[misc]
+            await drop(runner, worker, run_id)
+            clock.advance(61)
+            runner = here.runner(COLD)
+            assert await runner.run_once()
+            assert (await runner.get_run(run_id)).reason == "in_doubt"
+            asked = [e for e in await runner.event_bus.get_events(run_id) if e.event_type == "step.in_doubt"]
+            assert (len(asked), payments.made) == (life, life)
+            await runner.signal(run_id, "in_doubt:pay", "retry")
+        while await runner.run_once():
+            pass
+        assert (await runner.wait(run_id)).final_output == {"value": "paid 3"}
+        await consistent(runner, run_id)
+
+
+async def test_two_items_in_doubt_have_an_answer_each(kind: str, tmp_path: Path) -> None:
+    clock, payments = VirtualClock(), Payments(lives=2)
+
+    async def both(ctx: Any) -> Any:
+        async def pay(n: int) -> str:
+            return await payments()
+
+        return await StepExecutor(ctx).map("pay", pay, [0, 1], on_in_doubt="review")
+
+    async with store(kind, tmp_path, clock) as here, crowd() as dead:
+        here.agent("a", both)
+        first = here.runner(COLD)
+        run_id = await first.submit("a")
+        dead.add(worker := asyncio.ensure_future(first.run_once()))
+        await until(lambda: payments.made == 2)
+        await drop(first, worker, run_id)
+        clock.advance(61)
+        runner = here.runner(COLD)
+        for each in ("the one", "the other"):
+            assert await runner.run_once()
+            assert (await runner.get_run(run_id)).reason == "in_doubt"
+            await runner.signal(run_id, "in_doubt:pay", {"outcome": "done", "result": each})
+        while await runner.run_once():
+            pass
+        assert (await runner.wait(run_id)).final_output == {"value": ["the one", "the other"]}
+        assert payments.made == 2
         await consistent(runner, run_id)
 
 

@@ -43,17 +43,17 @@ def test_steps_are_done_in_doubt_or_over() -> None:
         Record(0, "started", "a", "s:0"), done("a"),
         Record(0, "started", "b", "s:0"), Record(0, "retrying", "b", "s:0"),
         Record(0, "started", "c", "s:0"), Record(0, "failed", "c", "s:0"),
-        Record(0, "started", "d", "s:0", 2),
+        Record(6, "started", "d", "s:0", 2),
     )  # fmt: skip
     assert set(known.done) == {("a", "s:0")}
-    assert known.begun == {("d", "s:0"): 2}
+    assert known.begun == {("d", "s:0"): 6}
     assert known.length == 7
 
 
 def test_a_record_may_carry_the_next_steps_start() -> None:
     carried = done("a", "x::0", next='{"name":"b","key":"x::0","pos":1,"tries":1}', state='{"n":1}')
     known = book(carried)
-    assert known.begun == {("b", "x::0"): 1}
+    assert known.begun == {("b", "x::0"): carried.seq}
     assert known.states == {"x::0": '{"n":1}'}
 
 
@@ -163,4 +163,4 @@ def test_a_frame_knows_its_step() -> None:
 
 async def test_without_a_context_nobody_is_asked_about_doubt() -> None:
     with pytest.raises(JournalMismatch, match="'pay' is in doubt"):
-        await book().review("pay", "s:0")
+        await book().review("pay", "s:0", 1)
