@@ -339,7 +339,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     postponed = error.after if isinstance(error, Postponed) else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
-    elif book.running == 1 and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
+    elif not book.is_beside(1) and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
         about["alone"] = True  # what is recorded after this shows that the caller went on without the step
     record: Record = book.unfinished(
         FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,

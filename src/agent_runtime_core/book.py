@@ -97,7 +97,7 @@ class Book:
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
         self._counts: dict[tuple[str, str], int] = {}
-        self._ordered: list[Record] = []  # imperative steps in the order they were begun
+        self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0
         self._came = self._last = -1  # positions of the last record this claim has come to, and of the last there is
         self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
@@ -128,7 +128,7 @@ class Book:
                 begun.pop(identity, None)
             if state is not None:
                 states[key] = state
-            if key.startswith("s:"):
+            if key.startswith("s:") and (record.info is None or '"beside"' not in record.info):
                 ordered.append(record)
             # In a chain, the start is that of the step at the next place: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
@@ -218,6 +218,14 @@ class Book:
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
         return await owner.waits.review(name, key, start)
 
+    def is_beside(self, own: int = 0) -> bool:
+        """Whether the code that asks, which is in `own` steps itself, runs beside other code of its run: with a step in
+        flight, or in a task of its own, whose turn may come sooner or later the next time."""
+        if self.running > own:
+            return True
+        owner = self.owner()
+        return owner is not None and not owner.place.is_here
+
     # -- identity
 
     def occurrence(self, space: str, name: str) -> str:
@@ -260,9 +268,10 @@ class Book:
             self._next += 1
             return
         if record is not None and record.info is not None and '"beside"' in record.info:
-            self._ordered.remove(record)
             return
-        if self.running or (expected.info is not None and '"beside"' in expected.info):
+        if self.is_beside():
+            if record is not None:
+                self._ordered.remove(record)
             return
         raise JournalMismatch(
             f"the journal has step {expected.name!r} at this place, the code now asks for {name!r}: "

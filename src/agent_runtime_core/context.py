@@ -243,7 +243,7 @@ class Context:
             return None if record.result is None else how.decode(record.result)
         if self.place.cancelled:
             raise StepCancelledError(name)
-        beside = self.book.running > 0
+        beside = self.book.is_beside()
         work = Work(
             self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
             encode=how.encode, decode=how.decode, pos=self._take_pos(), description=description, digest=mark,
@@ -363,7 +363,8 @@ class Context:
             name = self.book.former(name, place)
 
             # Its place is taken here: the writer thread only fills in the result.
-            record = self.book.noted(name, place, None)._replace(pos=pos, digest=mark, tries=1, nev=1)
+            info = '{"beside":true}' if self.book.is_beside() else None
+            record = self.book.noted(name, place, None, info)._replace(pos=pos, digest=mark, tries=1, nev=1)
             seal = _sealing(record, how.encode)
 
             try:
@@ -382,7 +383,7 @@ class Context:
 
     async def _transaction_failed(self, name: str, place: str, pos: int, message: str, kind: str) -> None:
         """Record it, so that code that goes on without it takes the same way again."""
-        about = {"error": message, "type": kind, **({"alone": True} if self.book.running == 0 else {})}
+        about = {"error": message, "type": kind, **({} if self.book.is_beside() else {"alone": True})}
         record = self.book.unfinished(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
         await self._ledger.append(record)
 

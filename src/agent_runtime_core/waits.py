@@ -94,6 +94,11 @@ class Place:
     _awake: bool = False
     _waker: asyncio.Future[None] | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the present task is the one that the run began in."""
+        return self.task is None or asyncio.current_task() is self.task
+
     def stop(self) -> None:
         """Cancel the task, and wake whoever waits for it: it may not listen."""
         self.stopped = True

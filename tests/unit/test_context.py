@@ -264,6 +264,92 @@ async def test_steps_of_other_names_side_by_side_need_no_keys(place: Path | None
         assert await twice(rig, body) == ([0, 1, 2], [0, 1, 2])
 
 
+async def test_steps_of_tasks_side_by_side_may_come_in_another_order(place: Path | None) -> None:
+    """No two of them are in flight at once, in either life."""
+    turn = iter([{"left": 1, "right": 2}, {"left": 2, "right": 1}, {"left": 1, "right": 2}])
+
+    async def same(value: str) -> str:
+        return value
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            sooner = asyncio.Event()
+            order = next(turn)
+
+            async def branch(name: str) -> list[str]:
+                if order[name] == 2:
+                    await sooner.wait()
+                values = [await ctx.step(name, same, name), await ctx.step(f"{name} again", same, name)]
+                sooner.set()
+                return values
+
+            values = await asyncio.gather(branch("left"), branch("right"))
+            return [*values, await ctx.step("after", same, "after")]
+
+        values = [["left", "left"], ["right", "right"], "after"]
+        assert await twice(rig, body) == (values, values)
+
+
+async def test_what_follows_steps_side_by_side_keeps_its_place(place: Path | None) -> None:
+    async def same(value: str) -> str:
+        return value
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any, last: str = "end") -> None:
+            await asyncio.gather(ctx.step("left", same, "l"), ctx.step("right", same, "r"))
+            await ctx.step(last, same, "e")
+            raise ConnectionError("cut")
+
+        async def changed(ctx: Any) -> None:
+            with pytest.raises(JournalMismatch) as caught:
+                await body(ctx, "finish")
+            assert (caught.value.recorded, caught.value.found) == ("end", "finish")
+
+        await rig.go(body)
+        await rig.value(changed)
+
+
+async def test_a_step_that_failed_beside_others_is_tried_afresh(place: Path | None) -> None:
+    """Another task goes on before the run hears of the failure: that is not the caller who went on without the step."""
+    tries: list[str] = []
+
+    async def flaky() -> str:
+        tries.append("flaky")
+        if len(tries) == 1:
+            raise ConnectionError("down")
+        return "up"
+
+    async def same(value: str) -> str:
+        return value
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            failed = asyncio.Event()
+
+            async def left() -> str:
+                try:
+                    return str(await ctx.step("left", flaky))
+                finally:
+                    failed.set()
+
+            async def right() -> str:
+                await failed.wait()
+                return str(await ctx.step("right", same, "r"))
+
+            values = await asyncio.gather(left(), right(), return_exceptions=True)
+            for value in values:
+                if isinstance(value, Exception):
+                    raise value
+            return values
+
+        await rig.go(body)
+        assert await rig.value(body) == ["up", "r"]
+        assert len(tries) == 2
+
+
 async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
     calls: list[str] = []
 
