@@ -130,6 +130,8 @@ class Waits:
         self._mail: list[Mail] = []
         self._cursor = 0
         self._looking = asyncio.Lock()
+        self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
+        self._writing = 0  # ends of waits, and parks, that are being committed
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     def _emit(self, event_type: str, payload: dict[str, Any]) -> Awaitable[None]:
@@ -263,12 +265,15 @@ class Waits:
         book = self._book
         info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
         record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None)
+        self._writing += 1
         try:
             await self._ledger.append(record)
         except BaseException:
             if mail is not None:
                 self._used.discard(mail.seq)
             raise
+        finally:
+            self._writing -= 1
         book.done[name, key] = record
         book.passed()
         return record
@@ -322,10 +327,21 @@ class Waits:
 
     async def _wait(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         """Until there is such a message, or `until` (wall seconds): the message, or _LATE."""
+        this = object()
+        self._under_way[this] = (found, until)
+        try:
+            return await self._waited(found, until, reason)
+        finally:
+            del self._under_way[this]
+
+    async def _waited(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         boot, park_after = self._clock.boot, self._services.park_after
         park_at = None if park_after is None or FRAME.get() is not None else boot() + park_after
+        passed = -1
         while True:
             await self._look()
+            if self._place.sealed:  # another wait has parked the run
+                await asyncio.get_running_loop().create_future()
             mail = found()
             if mail is not None:
                 self._used.add(mail.seq)  # at once: another wait may look for one of that name while this is recorded
@@ -333,18 +349,29 @@ class Waits:
             left = None if until is None else until - self._clock.wall()
             if left is not None and left <= 0:
                 return _LATE
-            if park_at is not None and self._book.running == 0:
+            if park_at is not None and self._idle():
                 if boot() >= park_at:
+                    if passed != self._book.boundary:
+                        # What was started together with this may wait too, and what has just ended beside it goes on.
+                        passed = self._book.boundary
+                        await _turns()
+                        continue
                     cursor = self._cursor
-                    await self._park(until, reason)
+                    await self._park(reason)
                     await self._look()
                     if self._cursor == cursor:
                         park_at = None  # no news, so it is being cancelled: the heart is about to say so
                     continue
                 left = park_at - boot() if left is None else min(left, park_at - boot())
             elif park_at is not None:
-                left = min(left or 0.05, 0.05)  # a sibling step is in flight: look again when it may be done
+                left = min(left or 0.05, 0.05)  # something beside it goes on: look again when it may be done
             await self._pause(left)
+
+    def _idle(self) -> bool:
+        """Whether the run does nothing but wait: no step is in flight, and no wait beside this one is over."""
+        now = self._clock.wall()
+        over = any(found() or (until is not None and until <= now) for found, until in self._under_way.values())
+        return not (self._book.running or self._writing or over)
 
     async def _pause(self, seconds: float | None) -> None:
         """Until mail comes, or `seconds` on the injected clock; the worker's slot is free meanwhile."""
@@ -365,23 +392,34 @@ class Waits:
                 place.waited += self._clock.boot() - place.waiting_since
                 place.waiting_since = None
 
-    async def _park(self, until: float | None, reason: str) -> None:
-        """Give the run back as waiting. Returns only if a message or a request to cancel came before the commit."""
+    async def _park(self, reason: str) -> None:
+        """Give the run back as waiting, until the first of its waits is over. Returns only if a message or a request
+        to cancel came before the commit."""
         row = self._row
-        due = min((at for at in (until, row.deadline) if at is not None), default=0.0)
+        ends = [until for _, until in self._under_way.values()]
+        due = min((at for at in (*ends, row.deadline) if at is not None), default=0.0)
         how = Settle(
             row.claim_id, "waiting", self._clock.wall(), due_at=due, parked=1, reason=reason,
             failures=row.failures, crashes=row.crashes, stalls=row.stalls, mark=row.mark, cursor=self._cursor,
         )  # fmt: skip
+        self._writing += 1
         try:
             await self._ledger.settle(how)
         except Moved:
             await self._ledger.status("running")
             return
+        finally:
+            self._writing -= 1
         place = self._place
         place.parked = place.sealed = True
         place.stop()
         await asyncio.get_running_loop().create_future()
+
+
+async def _turns() -> None:
+    """Let other tasks of this loop go on: a few turns, for one task's end reaches another by way of callbacks."""
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 def _consumed(record: Record) -> int:

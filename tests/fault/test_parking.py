@@ -169,6 +169,66 @@ async def test_waits_for_one_name_have_a_message_each(kind: str, tmp_path: Path)
         await consistent(runner, run_id)
 
 
+@pytest.mark.parametrize("first", ["signal", "sleep", "long"])
+async def test_of_waits_side_by_side_the_first_that_is_over_wakes_the_run(
+    kind: str, first: str, tmp_path: Path
+) -> None:
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+
+        async def waits(ctx: Any) -> Any:
+            each = {
+                "signal": lambda: ctx.wait_for_signal("never"),
+                "sleep": lambda: ctx.sleep(60),
+                "long": lambda: ctx.sleep(DAY),
+            }
+            order = [first, *(name for name in each if name != first)]
+            tasks = {asyncio.ensure_future(each[name]()): name for name in order}
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+            return [tasks[task] for task in done]
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        assert await runner.run_once()
+        assert await status(runner, run_id) == "waiting"
+        clock.advance(61)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": ["sleep"]}
+        await consistent(runner, run_id)
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+async def test_what_follows_a_wait_is_done_while_another_goes_on(kind: str, first: str, tmp_path: Path) -> None:
+    ran: list[str] = []
+    async with store(kind, tmp_path) as here:
+
+        async def waits(ctx: Any) -> Any:
+            async def branch(name: str) -> Any:
+                value = await ctx.wait_for_signal(name)
+                await ctx.step(f"after {name}", ran.append, name)
+                return value
+
+            return await asyncio.gather(branch("a"), branch("b"))
+
+        here.agent("a", waits)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        second = "b" if first == "a" else "a"
+        assert await runner.run_once()
+        for name, done in ((first, [first]), (second, [first, second])):
+            assert await status(runner, run_id) == "waiting"
+            assert await runner.signal(run_id, name, name)
+            assert await runner.run_once()
+            assert ran == done
+        assert (await runner.wait(run_id, timeout=5)).final_output == {"value": ["a", "b"]}
+        await consistent(runner, run_id)
+
+
 async def test_the_time_limit_of_a_parked_wait(kind: str, tmp_path: Path) -> None:
     clock = VirtualClock()
     async with store(kind, tmp_path, clock) as here:
