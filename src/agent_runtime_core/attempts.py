@@ -263,6 +263,8 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 await _failed(book, work, attempt, error)
                 frame.attempt, frame.emitted = attempt + 1, 0
                 await _begin(book, work, attempt + 1, doubtful)
+        # Before anything is awaited: whoever holds the value may go on changing it.
+        copied = _copied(value) if work.decode is decode else _NOT_PLAIN
         records = seal(work, text, attempt, int((boot() - since) * 1000))
         work.noted = None
         if records:
@@ -274,25 +276,27 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     finally:
         book.running -= 1
         FRAME.reset(token)
-    return _handed_on(work, value, text)
+    # The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give.
+    return work.decode(text) if copied is _NOT_PLAIN else copied
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _all_plain = _PLAIN.issuperset
 
 
+#: There is something in the value that only its encoding can copy.
+_NOT_PLAIN: Any = object()
+
+
 class _NotPlain(Exception):
-    """There is something in the value that only its encoding can copy."""
+    """The same, from inside."""
 
 
-def _handed_on(work: Work, value: Any, text: str) -> Any:
-    """The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give."""
-    if work.decode is not decode:
-        return work.decode(text)
+def _copied(value: Any) -> Any:
     try:
         return _copy(value)
     except _NotPlain:
-        return decode(text)
+        return _NOT_PLAIN
 
 
 def _copy(value: Any) -> Any:

@@ -31,6 +31,18 @@ async def test_results_come_in_the_order_of_the_items(place: Path | None) -> Non
         assert await rig.value(lambda ctx: StepExecutor(ctx).map("sq", later, []), "empty") == []
 
 
+async def test_a_result_that_is_changed_while_it_is_recorded_is_handed_on_as_recorded(place: Path | None) -> None:
+    shared: list[int] = []
+
+    async def item(n: int) -> list[int]:
+        shared.append(n)
+        return shared
+
+    async with Rig(place) as rig:
+        first = await rig.value(lambda ctx: StepExecutor(ctx).map("m", item, range(5)))
+        assert first == [list(range(n + 1)) for n in range(5)]
+
+
 async def test_no_more_run_at_once_than_asked_for(place: Path | None) -> None:
     now, most = 0, 0
 
