@@ -14,7 +14,7 @@ from weakref import ReferenceType, ref
 from ._forms import codec_for
 from ._hints import returns_of
 from ._json import MAX_RESULT, decode, encode
-from .book import FRAME, Book, Frame
+from .book import BESIDE, FRAME, Book, Frame
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -322,6 +322,8 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
         about["description"] = work.description
     if doubtful and attempt == 1:
         about["in_doubt"] = True
+    if work.info == BESIDE:
+        about["beside"] = True
     record = book.started(
         work.name, work.key, attempt=attempt, pos=work.pos, total=work.total, tries=work.policy.retries + 1,
         info=about, digest=work.digest, quiet=work.quiet,
@@ -343,7 +345,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     postponed = error.after if isinstance(error, Postponed) else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
-    elif not book.is_beside(1) and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
+    elif book.running == 1 and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
         about["alone"] = True  # what is recorded after this shows that the caller went on without the step
     record: Record = book.unfinished(
         FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,

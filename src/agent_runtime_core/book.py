@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from ._ids import step_id
 from ._json import digest, encode
@@ -59,6 +59,8 @@ class Frame:
         return digest(f"{self.name}\0{self.key}")[:16]
 
 
+BESIDE: Final = '{"beside":true}'  # the `info` of a step that runs beside other code of its run
+
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
 
 
@@ -70,6 +72,11 @@ def _next_use(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
 
 def _nobody() -> Any:
     return None
+
+
+def _is_beside(record: Record) -> bool:
+    """Whether the step of that record ran beside other code of its run."""
+    return record.info is not None and '"beside"' in record.info
 
 
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +125,7 @@ class Book:
         self.length = len(records)
         for record, (kind, name, key, state, pos, carried, number) in zip(records, map(_READ, records), strict=True):
             if self._failure is not None:
-                self._went_on(self._failure, kind)
+                self._went_on(self._failure, record)
             if kind != "done":
                 self._read_other(record)
                 continue
@@ -128,7 +135,7 @@ class Book:
                 begun.pop(identity, None)
             if state is not None:
                 states[key] = state
-            if key.startswith("s:") and (record.info is None or '"beside"' not in record.info):
+            if key.startswith("s:") and not _is_beside(record):
                 ordered.append(record)
             # In a chain, the start is that of the step at the next place: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
@@ -143,9 +150,10 @@ class Book:
             carriers.append(carrier)
         self._find_carried(carriers)
 
-    def _went_on(self, failure: Record, kind: str) -> None:
+    def _went_on(self, failure: Record, after: Record) -> None:
+        """What comes after a failure shows that its caller went on, unless that is a task beside it."""
         self._failure = None
-        if kind in ("started", "done"):
+        if after.kind in ("started", "done") and not _is_beside(after):
             self.given_up[failure.name, failure.key] = failure
 
     def _read_other(self, record: Record) -> None:
@@ -218,10 +226,10 @@ class Book:
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
         return await owner.waits.review(name, key, start)
 
-    def is_beside(self, own: int = 0) -> bool:
-        """Whether the code that asks, which is in `own` steps itself, runs beside other code of its run: with a step in
-        flight, or in a task of its own, whose turn may come sooner or later the next time."""
-        if self.running > own:
+    def is_beside(self) -> bool:
+        """Whether the code that asks runs beside other code of its run: with a step in flight, or in a task of its own,
+        whose turn may come sooner or later the next time."""
+        if self.running:
             return True
         owner = self.owner()
         return owner is not None and not owner.place.is_here
@@ -267,7 +275,7 @@ class Book:
         if record is expected:
             self._next += 1
             return
-        if record is not None and record.info is not None and '"beside"' in record.info:
+        if record is not None and _is_beside(record):
             return
         if self.is_beside():
             if record is not None:

@@ -14,7 +14,7 @@ from ._clock import Clock, aware
 from ._ids import known_uuid, trace_id
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
-from .book import FRAME, Book, Frame
+from .book import BESIDE, FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError, text_of
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
@@ -247,7 +247,7 @@ class Context:
         work = Work(
             self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
             encode=how.encode, decode=how.decode, pos=self._take_pos(), description=description, digest=mark,
-            info='{"beside":true}' if beside else None,
+            info=BESIDE if beside else None,
         )  # fmt: skip
         value = await perform(self.book, work, self._seal)
         self.book.passed()
@@ -363,7 +363,7 @@ class Context:
             name = self.book.former(name, place)
 
             # Its place is taken here: the writer thread only fills in the result.
-            info = '{"beside":true}' if self.book.is_beside() else None
+            info = BESIDE if self.book.is_beside() else None
             record = self.book.noted(name, place, None, info)._replace(pos=pos, digest=mark, tries=1, nev=1)
             seal = _sealing(record, how.encode)
 
@@ -383,7 +383,7 @@ class Context:
 
     async def _transaction_failed(self, name: str, place: str, pos: int, message: str, kind: str) -> None:
         """Record it, so that code that goes on without it takes the same way again."""
-        about = {"error": message, "type": kind, **({} if self.book.is_beside() else {"alone": True})}
+        about = {"error": message, "type": kind, **({"alone": True} if self.book.running == 0 else {})}
         record = self.book.unfinished(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
         await self._ledger.append(record)
 

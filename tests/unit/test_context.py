@@ -350,6 +350,35 @@ async def test_a_step_that_failed_beside_others_is_tried_afresh(place: Path | No
         assert len(tries) == 2
 
 
+async def test_a_step_that_failed_in_a_task_of_its_own_and_was_gone_on_without_fails_again(place: Path | None) -> None:
+    """As under `asyncio.wait_for`, which makes a task of what it is given before Python 3.12."""
+    tries: list[str] = []
+
+    async def flaky() -> str:
+        tries.append("flaky")
+        if len(tries) == 1:
+            raise ConnectionError("down")
+        return "up"
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            try:
+                value = await asyncio.ensure_future(ctx.step("left", flaky))
+            except StepExecutionError:
+                value = "without"
+            value += await ctx.step("after", lambda: " it")
+            if tries == ["flaky"] and not once:
+                once.append(True)
+                raise ConnectionError("cut")
+            return value
+
+        once: list[bool] = []
+        await rig.go(body)
+        assert await rig.value(body) == "without it"
+        assert tries == ["flaky"]
+
+
 async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
     calls: list[str] = []
 
