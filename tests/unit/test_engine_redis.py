@@ -21,7 +21,7 @@ from agent_runtime_core._engines import redis_bell, redis_ear, redis_line
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
 from agent_runtime_core._engines.redis import ENOUGH, RedisEngine
 from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
-from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe
+from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe, joined
 from agent_runtime_core._engines.redis_script import RedisConcern
 from agent_runtime_core._engines.redis_url import redis_place
 from agent_runtime_core.errors import (
@@ -346,6 +346,30 @@ async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew(
         assert await put(engine, "a", "2") == "2"
         await asyncio.to_thread(server.restart)
         assert await get(engine, "a") == ["2"], "what is only read is asked for again"
+
+
+async def test_what_a_connection_that_was_given_up_brings_late_is_not_carried_out(engine: RedisEngine) -> None:
+    await put(engine, "a", "1")
+    call = joined([engine._call(None, [Op("put", ("a", "1"))])])
+    # As where the network holds back what was sent over it, until after it was repeated and more was written.
+    late, engine._line._conn = engine._line._conn, None
+    assert await put(engine, "a", "1") == "1"
+    assert await put(engine, "a", "2") == "2"
+    late._sock.settimeout(PATIENT)
+    with contextlib.suppress(OSError):
+        late._sock.sendall(engine._line._asks + b"$%d\r\n%s\r\n" % (len(call), call))
+        late._sock.recv(100)
+    late.disconnect()
+    assert await get(engine, "a") == ["2"]
+
+
+async def test_a_user_who_may_end_no_connection_is_served() -> None:
+    with RedisServer() as server:
+        server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-client|kill")
+        with one(f"redis://app:pw@127.0.0.1:{server.port}/0") as engine:
+            await put(engine, "a", "1")
+            engine._line.drop()
+            assert await put(engine, "a", "2") == "2"
 
 
 async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(

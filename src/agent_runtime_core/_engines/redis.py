@@ -94,6 +94,7 @@ class RedisEngine(SharedEngine):
         self._concerns: dict[str, RedisConcern] = {}
         self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
         self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
+        self._last: dict[tuple[str, int], Any] = {}  # what that calls our last connection to it
         self._line = Line(place, self._connected, (self._prefix, "server" if self.by_server else ""))
         self._pipe = Pipe(self._line, self._tell, lambda: self.patience)
         self._bell = ChannelBell(place, f"{self._prefix}:bell")
@@ -200,7 +201,22 @@ class RedisEngine(SharedEngine):
         if self._met.get(where, server) != server:
             log.warning("%s was restarted, or is another server now: all claims held here are looked at", self.place)
             self._bell.wake()
-        self._met[where] = server
+            self._last.pop(where, None)
+        number = self._end_last(line, where)
+        self._met[where], self._last[where] = server, number
+
+    def _end_last(self, line: Line, where: tuple[str, int]) -> Any:
+        """Have the server carry out no more of what was sent over the last connection; what it calls this one.
+
+        What the network has of it yet would come behind its own repeat, and behind what was written since.
+        """
+        try:
+            number = line.ask("CLIENT ID")
+            if self._last.get(where) is not None:
+                line.ask("CLIENT KILL", "ID", self._last[where])
+        except driver().said:  # our user may not
+            return None
+        return number
 
     # -- others on this server
 
