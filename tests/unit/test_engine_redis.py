@@ -623,6 +623,28 @@ async def test_a_server_that_tells_nobody_its_settings_is_used(caplog: pytest.Lo
             await put(engine, "a", "1")
 
 
+async def test_a_user_without_channels_is_told_before_anything_is_written() -> None:
+    with RedisServer() as server:
+        server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all")
+        url = f"redis://app:pw@127.0.0.1:{server.port}/0"
+        with one(url) as engine:
+            with pytest.raises(StorageError, match=r"does not let our user ring: .* ACL SETUSER … &{arc}:bell"):
+                await put(engine, "a", "1")
+            assert server.ask("DBSIZE") == 0
+            server.ask("ACL", "SETUSER", "app", "&{arc}:bell", "&{arc}:bell:*")
+            assert await put(engine, "a", "1") == "1"
+            woken = threading.Event()
+            engine.listen("things", woken.set)
+            await until(woken.is_set)
+            woken.clear()
+            await until(lambda: server.ask("PUBSUB", "NUMSUB", "{arc}:bell:things")[1] == 1)
+            await put(engine, "a", "2")
+            assert await asyncio.to_thread(woken.wait, PATIENT)
+            server.ask("ACL", "SETUSER", "app", "resetchannels")
+            await put_at_last(engine, "a", "3")
+            assert await get(engine, "a") == ["3"], "what is written is told, whether or not it could be rung"
+
+
 async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

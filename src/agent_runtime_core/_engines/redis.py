@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
-from ..errors import InvalidArgument, LeaseLost, StorageBusy
+from ..errors import InvalidArgument, LeaseLost, StorageBusy, StorageError
 from .backed import OnShared
 from .base import Concern, Guard, Op
 from .redis_bell import ChannelBell
@@ -197,6 +197,7 @@ class RedisEngine(SharedEngine):
         if self._met and info.get("role") == "slave":
             raise Unsent(f"{self.place} is a replica now, and the master is not known here")
         check(info, settings, self.place)
+        self._try_bell(line)
         where, server = (line.place.host, line.place.port), identity(info)
         if self._met.get(where, server) != server:
             log.warning("%s was restarted, or is another server now: all claims held here are looked at", self.place)
@@ -204,6 +205,17 @@ class RedisEngine(SharedEngine):
             self._last.pop(where, None)
         number = self._end_last(line, where)
         self._met[where], self._last[where] = server, number
+
+    def _try_bell(self, line: Line) -> None:
+        """Redis 7 gives a new user no channel: nobody would hear of our commits."""
+        bell = f"{self._prefix}:bell"
+        try:
+            line.ask("PUBLISH", f"{bell}:", "")
+        except driver().said as error:
+            raise StorageError(
+                f"{self.place} does not let our user ring: {error!s:.300}; "
+                f"ACL SETUSER … &{bell} &{bell}:* +publish +subscribe +unsubscribe +psubscribe"
+            ) from error
 
     def _end_last(self, line: Line, where: tuple[str, int]) -> Any:
         """Have the server carry out no more of what was sent over the last connection; what it calls this one.
