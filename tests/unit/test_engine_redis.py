@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_runtime_core._clock import SYSTEM
 from agent_runtime_core._engines import redis_bell, redis_ear, redis_line
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
 from agent_runtime_core._engines.redis import ENOUGH, RedisEngine
@@ -34,6 +35,7 @@ from agent_runtime_core.errors import (
     UnsafeRedis,
 )
 from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.bars import TRIES, within
 from tests.cut import Cut
@@ -577,6 +579,35 @@ async def test_a_timer_that_cannot_be_moved_is_kept(redis_url: str, redis_server
         claimed = await queue.claim("w", agent_keys=["a"])
         assert claimed is not None
         assert claimed.run_id == run.run_id
+    finally:
+        await queue.close()
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+async def test_due_times_count_from_now_whatever_the_clock_of_their_process_says(
+    ahead: float, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SYSTEM, "wall", lambda: time.time() + ahead)
+    queue = RedisQueue(redis_url)
+
+    def minutes(row: RunRow) -> float:
+        return (row.due_at - time.time()) / 60
+
+    try:
+        late = (await queue.enqueue(None, "late", {}, delay=60)).row
+        assert late is not None
+        assert 0.5 < minutes(late) < 1.5
+        assert await queue.claim("w", agent_keys=["late"]) is None
+        await queue.enqueue(None, "a", {})
+        [row] = await queue.claim_rows("w", agent_keys=["a"])
+        due = SYSTEM.wall() + 1800
+        row = await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="waiting", due_at=due))
+        assert 29 < minutes(row) < 31
+        assert await queue.claim("w", agent_keys=["a"]) is None
+        [row] = await queue.claim_rows("w", agent_keys=[(await queue.enqueue(None, "b", {})).agent_key])
+        due = SYSTEM.wall() - 1
+        await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status="waiting", due_at=due))
+        assert await queue.claim("w", agent_keys=["b"]) is not None
     finally:
         await queue.close()
 

@@ -1,5 +1,11 @@
 -- The transitions that a run's row goes through in any case, as `rows.py` decides them elsewhere.
 
+-- What is due then by the clock of its process, which says that it is `at`, in this server's time.
+local function due_then(due_at, at)
+  if not by_server or due_at == '0' then return due_at end
+  return text(now + math.max(due_at - at, 0))
+end
+
 -- entering
 
 local function there(row)
@@ -11,6 +17,7 @@ end
 ops['queue.insert'] = function(row)
   local found = there(row)
   if not found then
+    row[DUE_AT] = due_then(row[DUE_AT], row[UPDATED_AT])
     found = add(enter(row))
     ring('work')
   end
@@ -28,7 +35,8 @@ ops['queue.settle'] = function(run, claim_id, status, at, due_at, parked, reason
     if status == 'waiting' then refuse('MOVED') end
     due_at = '0'
   end
-  row[STATUS], row[UPDATED_AT], row[DUE_AT], row[PARKED], row[REASON] = status, at, due_at, parked, reason
+  row[STATUS], row[UPDATED_AT], row[DUE_AT] = status, at, due_then(due_at, at)
+  row[PARKED], row[REASON] = parked, reason
   row[FAILURES], row[CRASHES], row[STALLS], row[MARK] = failures, crashes, stalls, mark
   row[OUTPUT], row[ERROR] = output, failure
   row[ENDED_AT] = LIVE[status] and null or at
