@@ -782,6 +782,50 @@ async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
         await until(lambda: len(heard) >= 2)
 
 
+@pytest.mark.parametrize("when", ["it subscribes", "it hears"])
+async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection_while(
+    when: str, engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscribe, dropped = redis_bell.ChannelBell._subscribe, threading.Event()
+
+    def subscribing(self: redis_bell.ChannelBell, conn: Any) -> None:
+        send = conn.send_command
+
+        def drop() -> None:  # as redis-py does where it cannot send
+            if not dropped.is_set():
+                dropped.set()
+                conn.disconnect()
+
+        conn.send_command = lambda *words: (send(*words), drop() if when == "it subscribes" else None)
+        subscribe(self, conn)
+        drop()
+
+    monkeypatch.setattr(redis_bell.ChannelBell, "_subscribe", subscribing)
+    woken = threading.Event()
+    engine.listen("things", woken.set)
+    assert await asyncio.to_thread(woken.wait, PATIENT)
+    assert dropped.is_set()
+    assert engine._bell._thread is not None
+    assert engine._bell._thread.is_alive()
+    woken.clear()
+    await put(engine, "a", "1")
+    assert await asyncio.to_thread(woken.wait, PATIENT)
+
+
+async def test_a_listener_hears_nothing_of_a_connection_that_is_dropped_while_it_comes(
+    engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken = threading.Event()
+    engine.listen("other", woken.set)
+    assert await asyncio.to_thread(woken.wait, PATIENT)
+
+    def closed(*words: Any) -> None:
+        raise ValueError("I/O operation on closed file.")
+
+    monkeypatch.setattr(engine._bell._conn, "send_command", closed)
+    engine.listen("things", woken.set)()
+
+
 async def test_a_bell_waits_for_a_server_that_is_away() -> None:
     with RedisServer() as server, one(server.url) as engine:
         server.kill()
