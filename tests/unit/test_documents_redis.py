@@ -189,3 +189,22 @@ async def test_keys_with_a_nul_are_told_apart(redis_url: str) -> None:
         assert [each.key for each in await table.find()] == sorted(keys)
         assert [each.key for each in await table.find(prefix="a\0")] == ["a\0", "a\0b", "a\0c"]
         assert [each.text for each in await table.find("a\0")] == ["a\0"]
+
+
+async def test_one_that_expired_and_cannot_be_read_stands_in_the_way_of_no_other(
+    redis_server: RedisServer, redis_url: str
+) -> None:
+    clock = VirtualClock()
+    async with opened(redis_url, clock=clock) as table:
+        await table.write(*(table.put(Entry(key, "text", expires=clock.wall() + 1)) for key in ("damaged", "other")))
+        tag = f"{{{redis_url.rpartition('=')[2]}}}"
+        redis_server.ask("HSET", f"{tag}:doc:7:projectthing", "damaged", "half of")
+        clock.advance(2)
+        elsewhere = Table(table.documents, "project", "elsewhere")
+        await elsewhere.write(elsewhere.put(Entry("a", "text")))
+        assert redis_server.ask("HKEYS", f"{tag}:doc:7:projectthing") == [b"damaged"], "the other one is swept away"
+        with pytest.raises(StorageCorrupt, match="damaged"):
+            await table.get("damaged")
+        with pytest.raises(StorageCorrupt):
+            await table.write(table.put(Entry("damaged", "text")))
+        await elsewhere.write(elsewhere.put(Entry("b", "text")))

@@ -176,8 +176,10 @@ local function sweep(at)
   local ends = P .. 'docends:' .. place
   local gone = call('ZRANGEBYSCORE', ends, '-inf', text(at), 'LIMIT', 0, SWEPT)
   for _, key in ipairs(gone) do
-    local found = doc_at(place, key)
-    if found.is and not live(found.is, at) then
+    local readable, found = pcall(doc_at, place, key)
+    if not readable then
+      write('ZREM', ends, key)  -- it stays as it is, and is no matter of a write to another one
+    elseif found.is and not live(found.is, at) then
       found.is, found.dirty = nil, true
     elseif not found.was and not found.is then
       write('ZREM', ends, key)
