@@ -42,6 +42,34 @@ def test_a_chat_message_comes_back_as_it_was(chat: dict[str, Any]) -> None:
     assert chat_of(stored) == given == chat
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": NaN}',
+        '{"x": -Infinity}',
+        '{"x": 1e999}',
+        '{"x": "\\ud83d"}',
+        '{"x": 1, "x": 2}',
+        '{"x":' + "[" * 97 + "]" * 97 + "}",
+        '{"x":' + "[" * 5000 + "]" * 5000 + "}",
+        {"x": 1},
+        None,
+    ],
+    ids=lambda arguments: repr(arguments)[:20],
+)
+def test_arguments_that_no_message_can_hold_are_kept_as_the_model_wrote_them(arguments: Any) -> None:
+    """They went back to the model, and the conversation goes on with that."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    chat = {"role": "assistant", "content": "", "tool_calls": [call]}
+    stored = model_of(ConversationMessage, text_of(message_of(chat, new_id())))
+    assert chat_of(stored) == chat
+
+
+def test_a_call_without_a_function_is_kept_as_the_model_wrote_it() -> None:
+    chat = {"role": "assistant", "content": "", "tool_calls": [{"id": "c1", "function": "look"}]}
+    assert chat_of(message_of(chat, new_id())) == chat
+
+
 def test_what_the_model_has_fields_for_is_kept_in_them_alone() -> None:
     message = message_of({"role": "assistant", "content": "", "tool_calls": [CALL]}, new_id())
     [call] = message.tool_calls

@@ -9,6 +9,9 @@ from typing import Any, cast
 from uuid import UUID
 
 from .._json import decode, encode
+from ..errors import BadArguments, UnserialisableResult
+from ..interfaces import ToolCallDict
+from ..tools.arguments import read_arguments
 from .models import ConversationMessage, ToolCall
 
 RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
@@ -53,16 +56,13 @@ def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> Conv
 def _called(call: Any) -> dict[str, Any] | None:
     if not isinstance(call, Mapping):
         return None
-    function = call.get("function") or {}
+    told = ToolCallDict(call)
     try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError):
-        arguments = None
-    return {
-        "id": str(call.get("id", "")),
-        "name": str(function.get("name", "")),
-        "arguments": arguments if isinstance(arguments, dict) else {},
-    }
+        arguments = read_arguments(told.arguments)
+        encode([[[arguments]]])  # as deep as a message has them
+    except (BadArguments, UnserialisableResult):
+        arguments = {}
+    return {"id": told.id, "name": told.name, "arguments": arguments}
 
 
 def paired(chats: Iterable[Mapping[str, Any]], following: Iterable[Any] = ()) -> list[Mapping[str, Any]]:
