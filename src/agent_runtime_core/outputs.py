@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from ._json import MAX_PARSED
+from ._json import MAX_PARSED, encode
 from .errors import InvalidArgument, UnserialisableResult
 from .schema import misfit
 from .tools.forms import schema_of, typed
@@ -43,6 +44,7 @@ class Output:
             return wrong
         try:
             self._converted(found)
+            encode([[found]])  # as deep as the result of a run has it
         except (InvalidArgument, UnserialisableResult, TypeError, ValueError) as error:
             return str(error)
         return None
@@ -64,11 +66,18 @@ class Output:
 
 
 def _read(text: str) -> Any:
-    return json.loads(_bare(text), parse_constant=_no_constant)
+    return json.loads(_bare(text), parse_constant=_no_constant, parse_float=_finite)
 
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is larger than any float")
+    return number
 
 
 def _bare(text: str) -> str:
