@@ -1087,9 +1087,10 @@ async def test_hooks_see_and_change_what_an_agent_is_asked_and_answers_once(tmp_
     assert {each.payload["result"] for each in told} == {"<count twice>"}
 
 
-async def test_an_answer_that_a_hook_makes_unkeepable_is_told_to_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [object(), json.loads("[" * 99 + "]" * 99), json.loads("[" * 100 + "]" * 100)])
+async def test_an_answer_that_a_hook_makes_unkeepable_is_told_to_the_model(tmp_path: Path, made: Any) -> None:
     async def after(name: str, result: Any) -> Any:
-        return object()
+        return made
 
     parent = Asking(agent_tool(Echo(), handoff=True), Hooks(after_tool=after))
     async with AgentRunner.open(tmp_path / "runs.db") as runner:

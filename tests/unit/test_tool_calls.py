@@ -149,6 +149,7 @@ async def test_a_result_that_cannot_be_kept_is_a_failure_with_the_reason() -> No
         (object(), "$: an object has no JSON form here"),
         ({"a": [float("nan")]}, "$.a[0]: "),
         ("x" * 2**21, "larger than 1,048,576 bytes"),
+        (json.loads("[" * 100 + "]" * 100), "nested deeper than 100 levels"),  # where the call's record has it
     ):
         answer = await _answer(lambda result=result: result)
         assert (answer.ok, answer.error, answer.result) == (False, "failed", None)

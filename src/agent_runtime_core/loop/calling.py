@@ -323,7 +323,8 @@ def _plain(answer: ToolAnswer) -> dict[str, Any]:
 
 
 def _good(said: Any) -> dict[str, Any]:
-    return {"content": said if isinstance(said, str) else encode(said), "ok": True, "result": said}
+    content = said if isinstance(said, str) else encode([[said]])[2:-2]  # as deep as a result of a run has it
+    return {"content": content, "ok": True, "result": said}
 
 
 def _failed(why: object, kind: str = FAILED) -> dict[str, Any]:

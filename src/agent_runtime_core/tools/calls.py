@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .._json import encode
+from .._refusals import MAX_DEPTH
 from ..errors import (
     JournalMismatch,
     LeaseLost,
@@ -114,7 +115,9 @@ async def answer_read(
         result = await after(name, result)
     try:
         if type(result) is not str or len(result) > _SURELY_SMALL:
-            encode(result, max_bytes=_LARGEST)
+            text = encode(result, max_bytes=_LARGEST)
+            if text.count("[") + text.count("{") >= MAX_DEPTH:
+                encode([result])  # as deep as it is told and recorded
     except UnserialisableResult as error:
         return _wrong(FAILED, f"the result of tool {name!r} cannot be kept: {error}")
     return ToolAnswer(_sendable(str(result)), True, result)
