@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._json import decode, encode
 from agent_runtime_core.errors import NotSupported, ProviderUnavailable, RequestRefused
 from agent_runtime_core.llm._anthropic_answer import Assembly, answer_of, usage_of
 from agent_runtime_core.llm._anthropic_format import conversation_of
@@ -103,7 +104,9 @@ def test_no_arguments_are_an_empty_input(nothing: Any) -> None:
     assert turns(said(call(nothing)))[0]["content"][0]["input"] == {}
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "null", "{'a': 1}", '{"a": NaN}', [1], 5, "[" * 100_000])
+@pytest.mark.parametrize(
+    "arguments", ["{", "[1]", '"x"', "null", "{'a': 1}", '{"a": NaN}', '{"a": 1e999}', [1], 5, "[" * 100_000]
+)
 def test_arguments_that_are_no_object_are_refused_by_name(arguments: Any) -> None:
     with pytest.raises(RequestRefused, match=r"messages\[1\].*'toolu_1' of tool 'look'.*repair them"):
         turns(HELLO, said(call(arguments)))
@@ -414,6 +417,39 @@ def test_arguments_nobody_can_parse_go_to_the_loop_and_back_unchanged() -> None:
     message = json.loads(json.dumps(answer_of(whole, call_is_whole=is_whole)[0]))
     assert message["tool_calls"][0]["function"]["arguments"] == '{"at": oops}'
     assert turns(message)[0]["content"] == [{**USING, "input": {"INVALID_JSON": '{"at": oops}'}}]
+
+
+DEEP = '{"at": ' + "[" * 90 + "]" * 90 + "}"
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        ('{"at": 1e999}', '{"at": 1e999}'),
+        ('{"at": "\\ud83d"}', '{"at": "\\ud83d"}'),
+        ('{"at": "\ud83d"}', '{"at": "\\ud83d"}'),
+        (DEEP, DEEP),
+    ],
+    ids=["a number", "an escape", "half a character", "deep"],
+)
+def test_an_input_that_cannot_be_kept_or_sent_goes_to_the_loop_as_text(written: str, given: str, thinks: bool) -> None:
+    """Whether it can be run is the loop's to say; the next request can be sent, and the answer be recorded."""
+    thought = block(0, {"type": "thinking", "thinking": "hm", "signature": "s"}) if thinks else []
+    events = [*thought, *block(int(thinks), USING, *pieces(written)), ending("tool_use"), STOP]
+    whole, is_whole = streamed(START, *events).whole()
+    message = answer_of(whole, call_is_whole=is_whole)[0]
+    assert message["tool_calls"][0]["function"]["arguments"] == given
+    kept = decode(encode([[message]]))[0][0]  # type: ignore[index]
+    assert turns(kept)[0]["content"][-1] == {**USING, "input": {"INVALID_JSON": given}}
+    json.dumps(turns(kept), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("given", [{"at": "\ud83d"}, {"\ud83d": 1}, json.loads(DEEP)])
+def test_a_whole_answer_has_such_an_input_as_text_too(given: dict[str, Any]) -> None:
+    message = answered([{"type": "thinking", "thinking": "hm", "signature": "s"}, {**USE, "input": given}], "tool_use")
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == given
+    json.dumps(turns(decode(encode(message))), ensure_ascii=False).encode()  # type: ignore[arg-type]
 
 
 def test_a_part_of_a_block_that_never_began_is_the_providers_fault() -> None:

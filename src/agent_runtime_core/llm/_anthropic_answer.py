@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,9 @@ _FINISH = {
 }
 # Stopped from outside, so that the last block may lack its end.
 _CUTS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal", "stop_sequence"})
+# Levels of nesting: what is kept of an answer has an input several levels deeper, and 100 is the most.
+_DEEPEST = 64
+_HALF = re.compile("[\ud800-\udfff]")
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -34,8 +39,8 @@ def answer_of(whole: Mapping[str, Any], *, call_is_whole: bool = False) -> tuple
         if block.get("type") == "tool_use":
             if not (block.get("id") and block.get("name")):
                 raise _broken("made a tool call without an id and a name")
-            given = block.get("input")
-            block["input"] = dict(given or {}) if isinstance(given or {}, Mapping) else {UNREADABLE: json.dumps(given)}
+            given = block.get("input") or {}
+            block["input"] = dict(given) if isinstance(given, Mapping) and _holds(given) else _unread(json.dumps(given))
     if stop == "refusal":
         content = [block for block in content if block.get("type") != "tool_use"]
     if stop in _CUTS and content and _is_cut(content[-1], call_is_whole):
@@ -55,6 +60,21 @@ def usage_of(told: Mapping[str, Any]) -> dict[str, int]:
     thought = (told.get("output_tokens_details") or {}).get("thinking_tokens")
     details = {"cached_tokens": read, "cache_write_tokens": written, "reasoning_tokens": thought}
     return usage | {name: count for name, count in details.items() if count is not None}
+
+
+def _holds(given: Any, levels: int = _DEEPEST) -> bool:
+    """Whether an input can be kept, and sent back, as it is."""
+    if isinstance(given, (Mapping, list)):
+        within = [*given, *given.values()] if isinstance(given, Mapping) else given
+        return levels > 0 and all(_holds(each, levels - 1) for each in within)
+    if isinstance(given, str):
+        return given.isascii() or _HALF.search(given) is None
+    return not isinstance(given, float) or math.isfinite(given)
+
+
+def _unread(text: str) -> dict[str, Any]:
+    """An input as the text that the model wrote; a half of a character in it as its escape, which JSON knows too."""
+    return {UNREADABLE: text.encode("utf-8", "backslashreplace").decode()}
 
 
 def _is_cut(last: Mapping[str, Any], call_is_whole: bool) -> bool:
@@ -104,7 +124,7 @@ class Assembly:
             if text := self._inputs.get(index, ""):
                 given = object_of(text)
                 is_whole = given is not None
-                block = {**block, "input": {UNREADABLE: text} if given is None else given}
+                block = {**block, "input": _unread(text) if given is None or not _holds(given) else given}
             content.append(block)
         return {**self._whole, "content": content}, is_whole
 
