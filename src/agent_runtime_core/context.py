@@ -11,7 +11,7 @@ from uuid import UUID
 from weakref import ref
 
 from ._clock import Clock, aware
-from ._ids import known_uuid, trace_id
+from ._ids import known_uuid, step_id, trace_id
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import BESIDE, FRAME, Book, Frame
@@ -254,7 +254,7 @@ class Context:
         return value
 
     def recorded(self, name: str, key: str) -> Any:
-        """The result of that step of an agent loop, `UNRECORDED` if it has none yet."""
+        """The result of that step of an agent loop, which the run comes to with this; `UNRECORDED` if it has none."""
         record = self.book.recorded(name, f"k:{key}")
         if record is None:
             return UNRECORDED
@@ -262,10 +262,19 @@ class Context:
         self.book.pos = max(self.book.pos, record.pos)
         return None if record.result is None else decode(record.result)
 
+    def ahead(self, name: str, key: str) -> Any:
+        """The same of a step that the run has yet to come to."""
+        record = self.book.recorded(name, f"k:{key}")
+        return UNRECORDED if record is None or record.result is None else decode(record.result)
+
     def took(self, name: str, key: str) -> float:
         """Seconds that the recorded step took this run; none where another run's was copied."""
         record = self.book.recorded(name, f"k:{key}")
         return 0.0 if record is None or is_copied(record) else record.ms / 1000
+
+    def named(self, name: str, key: str) -> dict[str, str]:
+        """What each event of that step of an agent loop says of it, for those that are told outside of it."""
+        return {"step_id": step_id(str(self.run_id), name, f"k:{key}"), "trace_id": self.trace_id}
 
     def copied(self, name: str, key: str) -> bool:
         """Whether that step of an agent loop is recorded, and was paid for by the run that this one was forked from."""

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from agent_runtime_core.events import Event
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.llm import use_llm_client
+from agent_runtime_core.loop import agent_tool
 from agent_runtime_core.persistence import Conversation, ConversationMessage
 from agent_runtime_core.portal import call, from_thread
 from agent_runtime_core.retry import Backoff
@@ -289,6 +291,30 @@ async def test_an_agent_with_tools() -> None:
     assert report.outcome.final_output == {"response": "It has {'degrees': 4}"}
     assert report.kills == 2 * report.writes
     assert model.get_call_count() > 2 * (report.kills / 2)
+
+
+@pytest.mark.parametrize("handoff", [False, True])
+@pytest.mark.parametrize("asked_first", [False, True])
+async def test_a_tool_that_is_another_agent(handoff: bool, asked_first: bool) -> None:
+    """Its events are told once, and so is what the agent says behind them."""
+
+    class Desk(Weather):
+        key = "desk"
+        system_prompt = "Ask around."
+        tools = ToolRegistry()
+        tools.register(replace(agent_tool("weather", handoff=handoff), requires_confirmation=asked_first))
+
+    def answered(messages: list[Any]) -> Any:
+        if messages[0]["content"] == "Ask around." and messages[-1]["role"] == "user":
+            function = {"name": "weather", "arguments": '{"task": "How warm is it?"}'}
+            return {"role": "assistant", "tool_calls": [{"id": "w", "type": "function", "function": function}]}
+        return answer(messages)
+
+    signals = {"tool:weather": {"approved": True, "arguments": {"task": "How cold is it?"}}} if asked_first else {}
+    with use_llm_client(MockLLMClient(response_fn=answered)):
+        await crash_everywhere(
+            Desk, {"messages": [{"role": "user", "content": "Warm?"}]}, agents=[Weather], signals=signals
+        )
 
 
 async def test_a_tool_that_is_confirmed() -> None:

@@ -895,11 +895,14 @@ async def test_a_handoff_ends_the_loop_with_the_other_agents_answer(tmp_path: Pa
 
     async with AgentRunner.open(tmp_path / "runs.db") as runner:
         result = await runner.execute(Parent(), "p", {"messages": HELLO})
-        events = [e.event_type for e in await runner.event_bus.get_events("p")]
+        events = await runner.event_bus.get_events("p")
     assert result.final_output == {"response": "I take over", "state": "handed_off"}
     assert in_pairs(result.final_messages)
     assert result.usage["total_tokens"] == 240
-    assert events.count("tool.call") == events.count("tool.result") == 1
+    told = [each for each in events if each.event_type.startswith("tool.")]
+    assert [each.event_type for each in told] == ["tool.call", "tool.result"]
+    assert len({each.payload["step_id"] for each in told}) == 1
+    assert {each.payload["trace_id"] for each in told} == {result.run_id.hex if result.run_id else ""}
     assert json.loads(json.dumps(result.final_messages)) == result.final_messages
 
 

@@ -100,16 +100,20 @@ class Calling:
     async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
         """The answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
         talk = self.talk
-        recorded = talk.steps.recorded("tool", key)
         agent = None if tool is None else _agent(tool)
+        # Another agent's call is recorded behind its events: the run comes to them in that order again.
+        recorded = talk.steps.ahead("tool", key) if agent else talk.steps.recorded("tool", key)
+        asked = recorded is UNRECORDED or agent
         refusal = None
         # Nobody is asked about a call that could not be made.
-        if recorded is UNRECORDED and tool is not None and tool.requires_confirmation and _fits(call, tool):
+        if asked and tool is not None and tool.requires_confirmation and _fits(call, tool):
             refusal = await self._confirmed(key, call)
         if tool is not None and agent and refusal is None and _may_begin(call, tool, recorded):
             return await self._delegated(key, call, tool, agent, recorded is not UNRECORDED)
         if recorded is not UNRECORDED:
-            if tool is not None and tool.requires_confirmation:
+            if agent:
+                talk.steps.recorded("tool", key)
+            elif tool is not None and tool.requires_confirmation:
                 talk.steps.recorded(f"signal:tool:{call.name}", key)  # it was passed too, before the call
             # Calls that ran side by side took as long as the longest of them.
             self.took = max(self.took, talk.steps.took("tool", key))
@@ -188,7 +192,7 @@ class Calling:
         """
         talk = self.talk
         args = _args(call)
-        told = {"tool_name": call.name, "tool_call_id": call.id}
+        told = {**talk.steps.named("tool", key), "tool_name": call.name, "tool_call_id": call.id}
         await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
         args = await self._before(key, call, args)
         given = talk.budget.lend(RunLimits.of(tool.metadata.get("limits")))
@@ -221,7 +225,7 @@ class Calling:
         failed = {} if answer["ok"] else {"error": answer["content"]}
         await talk.ctx.emit(EventType.TOOL_RESULT, {**told, "result": answer["result"], **failed})
         if recorded:
-            return answer
+            return cast("dict[str, Any]", talk.steps.recorded("tool", key))
 
         async def kept(attempt: int) -> dict[str, Any]:
             return answer

@@ -32,8 +32,14 @@ class _Unjournaled:
     def recorded(self, name: str, key: str) -> Any:
         return UNRECORDED
 
+    def ahead(self, name: str, key: str) -> Any:
+        return UNRECORDED
+
     def took(self, name: str, key: str) -> float:
         return 0.0
+
+    def named(self, name: str, key: str) -> dict[str, str]:
+        return {}
 
     def copied(self, name: str, key: str) -> bool:
         return False
