@@ -348,8 +348,11 @@ def test_without_content_nothing_that_was_said_leaves(make: Make, receiver: Rece
     sink = make(content=False)
     three_turns(sink)
     sink.log_event(RUN, "order.shipped", {"order": "parcel"})
+    why = "Error: tool 'pay': $.card is '4111 1111', the schema wants one of ['none']"
+    sink.log_event(RUN, "tool.done", tool(4, "pay", output=why, error=why))
     sink.flush()
-    assert len(receiver.spans) == 8
+    assert len(receiver.spans) == 9
+    assert [each.about.get("langfuse.observation.level") for each in of(receiver, "tool")][-2:] == ["ERROR", "ERROR"]
     assert len(of(receiver, "generation")) == 3
     sent = b"".join(receiver.bodies)
     for said in (
@@ -358,6 +361,8 @@ def test_without_content_nothing_that_was_said_leaves(make: Make, receiver: Rece
         b"what is 2",
         b"result 1",
         b"parcel",
+        b"4111",
+        b"by 0",
         b"observation.input",
         b"observation.output",
     ):

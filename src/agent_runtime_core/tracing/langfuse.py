@@ -164,7 +164,9 @@ class LangfuseTraceSink(TraceSink):
         told = _described({"step_id": call.get("step_id"), "tool_call_id": call.get("tool_call_id")})
         told |= self._contents(input=call.get("input"), output=call.get("output"))
         name = str(call.get("tool_name") or "tool")
-        self._observe(run_id, name, "tool", told, call, **_level(call.get("error")))
+        # Why it failed is what the model is told: it repeats arguments, and what the tool says is its result.
+        error = call.get("error") and (call["error"] if self._content else "the call failed")
+        self._observe(run_id, name, "tool", told, call, **_level(error))
 
     def _observe(
         self, run_id: UUID, name: str, kind: str, attributes: dict[str, Any], times: Mapping[str, Any], **level: str
