@@ -18,6 +18,7 @@ import pytest
 
 openai = pytest.importorskip("openai")
 
+from agent_runtime_core._json import decode, encode  # noqa: E402
 from agent_runtime_core._load import load  # noqa: E402
 from agent_runtime_core.config import configure  # noqa: E402
 from agent_runtime_core.errors import (  # noqa: E402
@@ -449,6 +450,39 @@ async def test_a_whole_answer_cut_short_by_its_length_has_no_calls() -> None:
     assert (response.message, response.finish_reason) == ({"role": "assistant", "content": "I will"}, "length")
     # An argument that a model got wrong by itself is for the tools to refuse.
     assert (await told_by(script(completion(message, "tool_calls")))).tool_calls[0].arguments == '{"x": '
+
+
+def test_a_character_that_comes_by_halves_is_one() -> None:
+    """A server may part a text anywhere in UTF-16; half a character could not be sent back."""
+    assembly = Assembly("openai", "m", set())
+    pieces = ["a\ud83d", "", "\ude00b", "\ude00", "\ud83dc", "d\ud83d"]
+    told = [assembly.take(chunk({"content": each, "reasoning_content": each})) for each in pieces]
+    arguments = [
+        [delta(0, "a", "f", '{"x": "\ud83d')],
+        [delta(0, arguments='\ude00"}')],
+        [delta(1, "b", "g", '{"\ud83d": 1}')],
+    ]
+    for calls in arguments:
+        assembly.take(chunk({"tool_calls": calls}))
+    assembly.take(chunk({}, "tool_calls"))
+    answer = assembly.answer()
+    assert told == ["a", "", "\U0001f600b", "\ufffd", "\ufffdc", "d"]
+    assert answer is not None
+    message = answer.message
+    assert message["content"] == "".join(told)
+    assert message["provider_fields"]["openai"]["reasoning_content"] == "".join(told) + "\ufffd"
+    first, second = (each["function"]["arguments"] for each in message["tool_calls"])
+    assert json.loads(first) == {"x": "\U0001f600"}
+    assert json.loads(second) == {"\ud83d": 1}
+    assert decode(encode(message)) == message
+    json.dumps(message, ensure_ascii=False).encode()
+
+
+async def test_half_a_character_in_a_whole_answer_can_be_sent_back() -> None:
+    message = {"content": "a\ud83d", "refusal": "\ude00", "tool_calls": [call("a", "f", '{"x": "\ud83d"}')]}
+    answered = (await told_by(script(completion(message, "tool_calls")))).message
+    assert (answered["content"], answered["refusal"]) == ("a\ufffd", "\ufffd")
+    assert answered["tool_calls"][0]["function"]["arguments"] == '{"x": "\\ud83d"}'
 
 
 def test_a_call_without_a_name_is_a_failure() -> None:

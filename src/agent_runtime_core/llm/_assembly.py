@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ProviderUnavailable
-from ._openai_format import incoming, is_whole, usage_of
+from ._openai_format import incoming, is_whole, joined, usage_of
 from ._wire import Answer
 
 #: Texts that come in pieces; any other text of a delta is whole each time.
@@ -49,6 +49,7 @@ class Assembly:
     def __init__(self, provider: str, model: str, taken: set[str]) -> None:
         self._provider, self._model, self._taken = provider, model, taken
         self._text: list[str] = []
+        self._half = ""
         self._calls: list[_Call] = []
         self._at_index: dict[int, _Call] = {}
         self._rest: dict[str, Any] = {}
@@ -70,6 +71,10 @@ class Assembly:
                 self._call_of(call).take(call)
             skipped = ("role", "content", "tool_calls", "function_call")
             grow(self._rest, {k: v for k, v in delta.items() if k not in skipped and v is not None})
+        added = self._half + added
+        # The first half of a character waits for the other one.
+        self._half = added[-1:] if "\ud800" <= added[-1:] <= "\udbff" else ""
+        added = joined(added.removesuffix(self._half))
         self._text.append(added)
         return added
 

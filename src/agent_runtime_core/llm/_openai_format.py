@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 #: What every assistant message has; all else that a provider adds to one is its own.
 _KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})
 _OF_A_CALL = frozenset({"id", "type", "index", "function", "custom"})
+_HALF = re.compile("[\ud800-\udfff]")
 #: How an answer ends that was not cut short.
 _ENDS = frozenset({"stop", "tool_calls", "function_call"})
 #: Ours, which no provider knows.
@@ -48,9 +50,10 @@ def _outgoing_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def text_of(function: Mapping[str, Any]) -> str:
     """The arguments of a call as JSON text, whatever a server made of them; none are an empty object."""
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return arguments or "{}"
-    return json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
+    # Half a character could not be sent back. Its escape means the same in JSON.
+    return arguments.encode("utf-8", "backslashreplace").decode() or "{}"
 
 
 def is_whole(arguments: str) -> bool:
@@ -70,18 +73,25 @@ def incoming(told: Mapping[str, Any], provider: str, finish_reason: str, taken: 
     if finish_reason not in _ENDS and not all(_is_whole_call(call) for call in asked):
         asked = ()
     calls, of_calls = _incoming_calls(asked, taken)
-    content = told.get("content")
+    content = joined(told.get("content"))
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     if calls:
         message["tool_calls"] = calls
     if refusal := told.get("refusal"):
-        message["refusal"] = refusal
-    own = {key: value for key, value in told.items() if key not in _KNOWN and not _says_nothing(value)}
+        message["refusal"] = joined(refusal)
+    own = {key: joined(value) for key, value in told.items() if key not in _KNOWN and not _says_nothing(value)}
     if of_calls:
         own["tool_calls"] = of_calls
     if own:
         message["provider_fields"] = {provider: own}
     return message
+
+
+def joined(text: Any) -> Any:
+    """The text with the halves of characters joined, as some servers part them; one alone could not be sent back."""
+    if not isinstance(text, str) or text.isascii() or _HALF.search(text) is None:
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _says_nothing(value: Any) -> bool:
