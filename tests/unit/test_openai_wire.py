@@ -437,7 +437,7 @@ def test_tool_call_deltas_are_put_together(deltas: list[Any], calls: list[Any]) 
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "content_filter"])
-@pytest.mark.parametrize("arguments", ["", '{"x": ', '{"x": 1'])
+@pytest.mark.parametrize("arguments", ["", '{"x": ', '{"x": 1', '{"x": ' + "[" * 5000])
 def test_calls_that_were_cut_short_are_left_out(finish_reason: str, arguments: str) -> None:
     whole = delta(0, "a", "f", '{"x": 1}')
     assert assembled([whole, delta(1, "b", "g", arguments)], finish_reason=finish_reason) == []

@@ -60,7 +60,7 @@ def is_whole(arguments: str) -> bool:
     """Whether this is all of a JSON object, not the beginning of one."""
     try:
         return isinstance(json.loads(arguments), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
