@@ -580,6 +580,33 @@ async def test_closing_a_runner_ends_its_loop_in_another_thread(place: Path | No
     assert ended == [None]
 
 
+async def test_closing_from_another_thread_leaves_runs_to_the_thread_they_are_in(place: Path | None) -> None:
+    """In debug mode a loop says so where another thread touches what is its own."""
+    inside, stopped = threading.Event(), list[int]()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.append(threading.get_ident())
+
+    def work() -> None:
+        asyncio.run(rig.runner.run_loop(3600, handle_signals=False), debug=True)
+
+    async with Rig(place, Clock(), grace_seconds=0) as rig:
+        rig.register(body)
+        other = rig.another()
+        await other.submit("script", run_id="r")
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        await asyncio.to_thread(inside.wait, 10)
+        await rig.runner.close()
+        await asyncio.to_thread(thread.join, 10)
+        assert stopped == [thread.ident]
+        assert (await other.get_run("r")).status == RunStatus.PENDING
+
+
 async def test_a_loop_whose_store_was_closed_ends_with_that_error(tmp_path: Path) -> None:
     async def body(ctx: Any) -> None: ...
 

@@ -206,16 +206,22 @@ class Worker:
     async def close(self) -> None:
         """Give back what runs, and have the loop end if it is going, so that nothing is claimed after this."""
         self._closed = True
-        going = self._wake is not None
+        going, grace = self._wake is not None, self.runner.config.grace_seconds
         if going and not self._stopping:  # a second word would cut the grace short
             self.stop()
-        await self.drain()
-        over, loop = self._over, self._loop  # which may be that of another thread
-        if going and over is not None and loop is not None and not loop.is_closed():
-            # What closes may be a run of this very loop, or one that does not end.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SHUTDOWN + self.runner.config.grace_seconds / 5):
-                    await asyncio.shield(asyncio.wrap_future(over))
+        over, loop = self._over, self._loop
+        if not going or over is None or loop is None or loop.is_closed():
+            await self.drain()
+            return
+        patience = SHUTDOWN + grace / 5
+        if loop is asyncio.get_running_loop():
+            await self.drain()
+        else:
+            patience += grace  # its tasks are for its own thread to stop, which does so
+        # What closes may be a run of this very loop, or one that does not end.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await asyncio.shield(asyncio.wrap_future(over))
 
     @contextlib.contextmanager
     def _signals(self, wanted: bool) -> Any:
