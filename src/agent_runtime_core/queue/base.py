@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as _dt
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settl
 
 CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
+TOO_LATE = 1e11  # seconds: what falls due after the year 9999 has no date, and whoever lists it fails
 PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
 
 
@@ -56,9 +56,11 @@ class QueuedRun:
 
 
 def seconds(name: str, value: float, *, least: float = 0.0) -> float:
-    """A finite number of seconds of at least `least`, or InvalidArgument naming it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < least:
-        raise InvalidArgument(f"{name} is a number of seconds of at least {least:g}, not {value!r}")
+    """A number of seconds of at least `least`, and that no calendar is too short for, or InvalidArgument naming it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
+        raise InvalidArgument(
+            f"{name} is a number of seconds of at least {least:g} and below {TOO_LATE:g}, not {value!r:.80}"
+        )
     return float(value)
 
 

@@ -159,7 +159,8 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
         no_zone = dt.datetime(2027, 1, 1)  # noqa: DTZ001 - this is what is refused
         for wrong in (
             {"priority": 2**31}, {"priority": 1.5}, {"priority": True}, {"delay": -1}, {"delay": float("nan")},
-            {"expires_in": -1}, {"deadline": no_zone},
+            {"expires_in": -1}, {"deadline": no_zone}, {"delay": 1.7e12}, {"delay": 10**400}, {"expires_in": 1.7e12},
+            {"deadline": 1.7e12},
             {"idempotency_key": ""}, {"idempotency_key": 7}, {"idempotency_key": "x" * 513},
             {"idempotency_key": "a\0b"}, {"idempotency_key": "a\ud800"},
             {"concurrency_key": 7}, {"concurrency_key": "x" * 513}, {"concurrency_key": "a\0b"},
@@ -167,14 +168,14 @@ async def what_makes_no_sense_is_refused_and_nothing_written(make: Make) -> None
             {"input": [1]}, {"metadata": [1]}, {"metadata": "a"}, {"run_id": ""}, {"run_id": "a\0b"},
         ):  # fmt: skip
             asked: dict[str, Any] = {"run_id": None, "agent_key": "agent", "input": {}, **wrong}
-            with refused(InvalidArgument, f"enqueue with {wrong}"):
+            with refused(InvalidArgument, f"enqueue with {wrong!s:.80}"):
                 await queue.enqueue(**asked)
         with refused(UnserialisableResult, "an input that has no JSON form"):
             await queue.enqueue(None, "agent", {"x": object()})
         same(await queue.find(RunFilter()), [], "what was stored")
         [run_id] = await add(queue, "agent")
-        for lease in (-1, 0, float("inf"), float("nan"), True, "60"):
-            with refused(InvalidArgument, f"a lease of {lease!r}"):
+        for lease in (-1, 0, float("inf"), float("nan"), 10**400, True, "60"):
+            with refused(InvalidArgument, f"a lease of {lease!r:.80}"):
                 await queue.claim("w", lease)  # type: ignore[arg-type]
         for limit in (0, -1, True, 1.5, "3", None):
             with refused(InvalidArgument, f"a claim of {limit!r} runs"):
