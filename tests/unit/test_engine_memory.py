@@ -10,6 +10,8 @@ import pytest
 from agent_runtime_core._engines.base import FORGET, INSTALL, Concern, Engine, Guard, NotApplied, Op
 from agent_runtime_core._engines.memory import MemoryEngine, MemoryTx
 from agent_runtime_core.errors import LeaseLost, StorageClosed
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.queue.row import Moved
 from agent_runtime_core.testing import VirtualClock
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
@@ -158,3 +160,15 @@ async def test_one_that_was_shut_refuses(engine: MemoryEngine) -> None:
     for use in (engine.commit(None, []), engine.read(get, "a")):
         with pytest.raises(StorageClosed, match=engine.name):
             await use
+
+
+async def test_a_row_that_a_rollback_took_back_is_taken_for_no_other() -> None:
+    queue = InMemoryQueue(clock=VirtualClock())
+    row = queue.new_row("one", "first", {})
+    with pytest.raises(Moved):
+        await queue.engine.commit(
+            None, [Op("queue.insert", (row,)), Op("queue.end", ("nobody", (), "failed", 1.0, ""))]
+        )
+    await queue.enqueue("one", "second", {})
+    assert await queue.claim("w", agent_keys=["first"]) is None
+    assert (await queue.claim("w", agent_keys=["second"])).agent_key == "second"

@@ -30,7 +30,8 @@ class MemoryRows(Rows):
     def add(self, row: RunRow) -> RunRow:
         tables, put = self.tx.tables, self.tx.put
         row = row.changed(n=tables["count"].get("", 0) + 1)
-        put(tables["count"], "", row.n)
+        # A rollback keeps it: hints of a row that it takes back, which stay, shall fit no other.
+        tables["count"][""] = row.n
         if row.idem_key is not None:
             put(tables["keys"], row.idem_key, row.run_id)
         if row.parent_id is not None:
