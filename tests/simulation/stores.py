@@ -158,9 +158,7 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
         super().add(weakened(concern, self.world.ablated))
 
     def _make_writer(self, flushes: bool) -> Writer:
-        writer = SimWriter(
-            self, self.file.writing, self._commit_lock, self.log, self._ring, path=self.path, flushes=flushes
-        )
+        writer = SimWriter(self, self.file, self._commit_lock, self.log, self._ring, flushes=flushes)
         writer.world, writer.place = self.world, self.place
         self.writer: SimWriter = writer
         if self.world.migrated(self.place):

@@ -423,6 +423,32 @@ async def test_strange_names_are_names(tmp_path: Path, name: str) -> None:
     await again.close()
 
 
+@pytest.mark.parametrize("where", ["loop", "thread"])
+@pytest.mark.parametrize("after", ["deleted", "moved", "replaced"])
+async def test_nothing_is_acknowledged_for_a_file_that_is_not_there_any_more(
+    engine: SQLiteEngine, path: Path, after: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite_file._LOOK", 0.0)
+
+    async def commit() -> None:
+        if where == "loop":
+            await engine.commit(None, [Op("put", ("a", 1))])
+        else:
+            await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("a", 1))])
+
+    await commit()
+    away = path.rename(path.with_name("away.db")) if after != "deleted" else path.unlink()
+    if after == "replaced":
+        sqlite3.connect(path).close()
+        path.touch()
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"a\.db was deleted, moved or replaced while it was open here"):
+            await commit()
+    if away is not None:
+        away.rename(path)
+        await commit()
+
+
 async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(StorageCorrupt, match="left as it is"):

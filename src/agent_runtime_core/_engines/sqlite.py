@@ -102,9 +102,7 @@ class SQLiteEngine(SharedEngine):
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:
-        return Writer(
-            self, self.file.writing, self._commit_lock, self.log, self._bell.ring, path=self.path, flushes=flushes
-        )
+        return Writer(self, self.file, self._commit_lock, self.log, self._bell.ring, flushes=flushes)
 
     def add(self, concern: Concern) -> None:
         if concern.name in self._concerns:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from pathlib import Path
 
-from ..errors import InvalidArgument, StorageTooNew
+from ..errors import InvalidArgument, StorageError, StorageTooNew
 from .base import Concern
 from .presence import CommitLock
 from .sqlite_tx import DRIVER_ERRORS, translate
 
 _VERSIONS = "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
+
+_LOOK = 0.1  # seconds between looks whether the file is still there
 
 
 def checked(path: str | os.PathLike[str]) -> str:
@@ -43,10 +46,12 @@ class DatabaseFile:
         self._lock = lock
         self._patience = patience
         self._synchronous = "FULL" if flushes else "NORMAL"
+        self._looked = time.monotonic()
         with lock:
             self._create()
             self.writing: sqlite3.Connection = self.connect()
             try:
+                self._id = self._seen()
                 self.writing.execute("PRAGMA journal_mode=WAL")
                 self.writing.execute(_VERSIONS)
                 self._versions: dict[str, int] = dict(self.writing.execute("SELECT concern, version FROM arc_schema"))
@@ -60,6 +65,26 @@ class DatabaseFile:
         # Only a file that was not there yet is opened here: closing another descriptor would drop SQLite's locks.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
+    def _seen(self) -> tuple[int, int] | None:
+        """Which file is at the path."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return there.st_dev, there.st_ino
+
+    def expect(self) -> None:
+        """StorageError, within moments, where the file is not at its path any more: what is written would be lost."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK:
+            return
+        if self._seen() != self._id:
+            raise StorageError(
+                f"{self.path} was deleted, moved or replaced while it was open here: "
+                "close all that use it, put the right file there, and open it again"
+            )
+        self._looked = now
 
     def connect(self) -> sqlite3.Connection:
         """A connection that waits for programs outside this library, but not for ever."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from ..errors import StorageClosed
 from .base import Concern, always
 from .presence import CommitLock
 from .requests import Request, Waiting, deliver, settle
+from .sqlite_file import DatabaseFile
 from .sqlite_groups import Groups
 from .sqlite_log import Log
 from .sqlite_tx import Home
@@ -105,10 +105,11 @@ class Writer(Groups):
     """What writes to one file in this process, one group at a time."""
 
     def __init__(
-        self, home: Home, conn: sqlite3.Connection, lock: CommitLock, log: Log, ring: Callable[[set[str]], None],
-        *, path: str, flushes: bool,
+        self, home: Home, file: DatabaseFile, lock: CommitLock, log: Log, ring: Callable[[set[str]], None],
+        *, flushes: bool,
     ) -> None:  # fmt: skip
-        super().__init__(home, conn, path=path, flushes=flushes)
+        super().__init__(home, file.writing, path=file.path, flushes=flushes)
+        self._file = file
         self.lengthy: dict[str, Callable[..., bool]] = {}
         self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
         #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
@@ -177,6 +178,7 @@ class Writer(Groups):
             if self._closed or not self._commit_lock.take_now():
                 return False
             try:
+                self._file.expect()
                 if len(batch) == 1 and self._is_single(batch[0].ops):
                     if not self._by_itself(batch[0]):
                         return False
@@ -238,6 +240,7 @@ class Writer(Groups):
             with self._turn:
                 try:
                     with self._commit_lock:
+                        self._file.expect()
                         self._wait_to_begin(self._tx)
                         once = self.once and any(name in self.once for request in going for name, _ in request.ops)
                         if self.group(going, once=bool(once)):
