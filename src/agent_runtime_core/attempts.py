@@ -261,7 +261,8 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 break
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
                 await _failed(book, work, attempt, error)
-                frame.attempt, frame.emitted = attempt + 1, 0
+                # What is recorded inside answers for the next try as well, as it would on a resume.
+                frame.attempt, frame.emitted, frame.counts = attempt + 1, 0, None
                 await _begin(book, work, attempt + 1, doubtful)
         # Before anything is awaited: whoever holds the value may go on changing it.
         copied = _copied(value) if work.decode is decode else _NOT_PLAIN

@@ -103,6 +103,8 @@ class Book:
         self.running = 0  # steps in flight
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
+        #: Uses inside a step that are recorded as a failure: another try of that step has new ones in their place.
+        self.spoilt: set[Identity] = set()
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0
@@ -244,7 +246,10 @@ class Book:
             return f"{space}:{_next_use(self._counts, space, name)}"
         if frame.counts is None:
             frame.counts = {}
-        return f"{space}:{_next_use(frame.counts, space, name)}@{frame.mark}"
+        while True:
+            key = f"{space}:{_next_use(frame.counts, space, name)}@{frame.mark}"
+            if (name, key) not in self.spoilt:
+                return key
 
     def recorded(self, name: str, key: str) -> Record | None:
         """The record of that step, under its present or its former name."""

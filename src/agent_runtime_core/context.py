@@ -384,6 +384,7 @@ class Context:
                 message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
+            self.book.done[name, place] = record._replace(result=text)
             self.book.passed()
         else:
             await self._reuse(record, mark, "use")
@@ -407,8 +408,10 @@ class Context:
             self.book.passed(record)
             return decode(record.result or "null")
         value = await make()
+        record = self.book.noted(name, place, encode(value))
         # Durable before anybody can use it: a lost note would give another value to the step that is run again.
-        await self._ledger.append(self.book.noted(name, place, encode(value)))
+        await self._ledger.append(record)
+        self.book.done[name, place] = record
         self.book.passed()
         return value
 

@@ -186,7 +186,12 @@ class Waits:
         record = self._replayed(name, place)
         if record is None:
             record = await self._child(name, place, agent, agent_key, input)
-        return result_of(cast("dict[str, Any]", decode(record.result or "{}"))).raise_for_status()
+        result = result_of(cast("dict[str, Any]", decode(record.result or "{}")))
+        try:
+            return result.raise_for_status()
+        except RunFailed:
+            book.spoilt.add((agent_key, place))
+            raise
 
     async def _child(
         self, name: str, place: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any]
@@ -304,6 +309,7 @@ class Waits:
             else:
                 record = await self._end(name, key, decode(mail.payload), mail)
         if record.info is not None and json.loads(record.info).get("late"):
+            self._book.spoilt.add((name, key))
             raise WaitTimeout(f"no {reason} came within {timeout:g} s")
         return decode(record.result or "null")
 

@@ -403,6 +403,73 @@ async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
         assert calls == ["outer", "inner", "outer"]
 
 
+async def test_what_is_recorded_inside_a_step_answers_for_its_next_try(place: Path | None) -> None:
+    calls: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            seen: list[Any] = []
+
+            async def inner() -> str:
+                calls.append("inner")
+                return "I"
+
+            async def outer() -> list[Any]:
+                calls.append("outer")
+                await ctx.sleep(5)
+                seen.append([await ctx.step("inner", inner), await ctx.step("inner", inner), await ctx.random()])
+                if place is not None:
+                    await ctx.transaction("note", lambda conn: calls.append("note"))
+                if len(seen) < 3:
+                    raise ConnectionError("again")
+                return seen
+
+            return await ctx.step("outer", outer, retries=2, retry_delay=0)
+
+        first, second, third = await rig.value(body)
+        assert first == second == third
+        assert [calls.count(name) for name in ("outer", "inner", "note")] == [3, 2, 0 if place is None else 1]
+        assert rig.clock.boot() == 5
+        done = [(record.name, record.key) for record in await rig.records() if record.kind == "done"]
+        assert len(set(done)) == len(done)
+
+
+async def test_what_failed_inside_a_step_is_tried_again_with_it(place: Path | None) -> None:
+    children: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def child(ctx: Any) -> str:
+            children.append(str(ctx.run_id))
+            if len(children) == 1:
+                raise ConnectionError("down")
+            return "up"
+
+        rig.register(child, "child")
+
+        async def body(ctx: Any) -> Any:
+            async def outer() -> Any:
+                return (await ctx.call("child", {})).final_output["value"]
+
+            value = await ctx.step("outer", outer, retries=1, retry_delay=0)
+            late: list[Any] = []
+
+            async def patient() -> Any:
+                try:
+                    return await ctx.wait_for_signal("go", timeout=5)
+                except WaitTimeout:
+                    late.append(rig.clock.boot())
+                    raise
+
+            with pytest.raises(StepExecutionError):
+                await ctx.step("patient", patient, retries=1, retry_delay=0)
+            return [value, late]
+
+        assert await rig.value(body) == ["up", [5, 10]]
+        assert len(set(children)) == 2
+
+
 async def test_what_happens_inside_a_recorded_step_answers_for_no_other_step(place: Path | None) -> None:
     lives = 0
 
