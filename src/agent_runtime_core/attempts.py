@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -272,13 +274,24 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
             if work.lazy:
                 await ledger.note(*records)
             else:
-                await ledger.append(*records)
+                await _written(book, records)
             book.done[work.name, work.key] = records[-1]
     finally:
         book.running -= 1
         FRAME.reset(token)
     # The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give.
     return work.decode(text) if copied is _NOT_PLAIN else copied
+
+
+async def _written(book: Book, records: Sequence[Record]) -> None:
+    """Append the end of a step. Where a caller gives up meanwhile and asks again, what has landed answers."""
+    try:
+        await book.ledger.append(*records)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
+            if await book.ledger.landed(records[-1]):
+                book.take(records)
+        raise
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

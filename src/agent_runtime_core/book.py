@@ -263,6 +263,13 @@ class Book:
         old = self.renames.get(name)
         return old if old is not None and ((old, key) in self.done or (old, key) in self.begun) else name
 
+    def take(self, records: Sequence[Record]) -> None:
+        """Know the ends of steps that are in the journal now."""
+        for record in records:
+            self.done[record.name, record.key] = record
+            if record.state is not None:
+                self.states[record.key] = record.state
+
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""
         failure = self.given_up.get((self.renames.get(name, name), key)) or self.given_up.get((name, key))

@@ -208,6 +208,11 @@ class Ledger:
             self._tell(records)
         return results
 
+    async def landed(self, record: Record) -> bool:
+        """Whether a record is in the journal, though whoever wrote it was cancelled."""
+        found = await self.state.records(self.run_id, record.seq - 1)
+        return bool(found) and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id)
+
     async def note(self, *records: Record) -> None:
         """Queue records ahead of all later writes without waiting for them."""
         if self._one:

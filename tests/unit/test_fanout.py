@@ -266,6 +266,37 @@ async def test_cancelling_the_caller_lets_every_item_go() -> None:
     assert sorted(ended) == [0, 1, 2]
 
 
+async def test_what_landed_while_its_caller_gave_up_is_not_run_again(place: Path | None) -> None:
+    """The caller is cancelled in the commit of an item, and asks for all of them again in the same life."""
+    calls: list[int] = []
+
+    async def item(n: int) -> int:
+        calls.append(n)
+        return n
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            commit = ctx.book.ledger.append
+
+            async def cut(*records: Any, **others: Any) -> Any:
+                done = await commit(*records, **others)
+                if any(record.kind == "done" and record.key == "m:2" for record in records):
+                    ctx.book.ledger.append = commit
+                    raise asyncio.CancelledError
+                return done
+
+            ctx.book.ledger.append = cut
+            with pytest.raises(asyncio.CancelledError):
+                await StepExecutor(ctx).map("m", item, range(4))
+            return await StepExecutor(ctx).map("m", item, range(4))
+
+        assert await rig.value(body) == [0, 1, 2, 3]
+        assert sorted(calls) == [0, 1, 2, 3]
+        keys = [record.key for record in await rig.records() if record.kind == "done"]
+        assert sorted(keys) == ["m:0", "m:1", "m:2", "m:3"]
+
+
 async def test_keys_are_unique_and_errors_name_the_item() -> None:
     async with Rig() as rig:
 
