@@ -260,15 +260,15 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 else:
                     value = await limited(work.call(attempt), timeout, f"step {work.name!r}")
                 text = work.encode(value)
+                # Before anything is awaited: whoever holds the value may go on changing it.
+                copied = _copied(value) if work.decode is decode else _NOT_PLAIN
+                records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
                 await _failed(book, work, attempt, error)
                 # What is recorded inside answers for the next try as well, as it would on a resume.
                 frame.attempt, frame.emitted, frame.counts = attempt + 1, 0, None
                 await _begin(book, work, attempt + 1, doubtful)
-        # Before anything is awaited: whoever holds the value may go on changing it.
-        copied = _copied(value) if work.decode is decode else _NOT_PLAIN
-        records = seal(work, text, attempt, int((boot() - since) * 1000))
         work.noted = None
         if records:
             if work.lazy:

@@ -323,9 +323,14 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
 
         async def body(ctx: Any) -> None:
             with pytest.raises(UnserialisableResult, match="bad"):
-                await StepExecutor(ctx).run([Step("a", fn)])
+                await StepExecutor(ctx).run([Step("a", fn, on_in_doubt="fail")])
+            raise ConnectionError("cut")
 
-        await rig.value(body)
+        await rig.go(body)
+        # Its end is known: it is told, and in no doubt in the next life.
+        assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"]
+        await rig.go(body)
+        assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"] * 2
 
 
 async def test_a_large_result_is_kept_where_the_step_says_so(place: Path | None) -> None:
