@@ -304,6 +304,8 @@ async def test_keys_are_unique_and_errors_name_the_item() -> None:
             executor = StepExecutor(ctx)
             with pytest.raises(InvalidArgument, match="two items have the key 'x'"):
                 await executor.map("m", str, ["x", "y", "x"], key=str)
+            with pytest.raises(InvalidArgument, match="two items have the key '1'"):
+                await executor.map("m", str, [1, "1"], key=lambda item: item)
             with pytest.raises(InvalidArgument, match="not -1"):
                 await executor.map("m", str, [1], retries=-1)
             with pytest.raises(StepExecutionError, match="division"):

@@ -116,7 +116,7 @@ class StepExecutor:
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         listed = list(items)
-        keys = [str(i) if key is None else key(item) for i, item in enumerate(listed)]
+        keys = [str(i if key is None else key(item)) for i, item in enumerate(listed)]
         if len(set(keys)) != len(keys):
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {name!r}: two items have the key {twice!r}: keys are unique")
