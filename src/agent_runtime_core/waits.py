@@ -310,7 +310,7 @@ class Waits:
                 record = await self._end(name, key, decode(mail.payload), mail)
         if record.info is not None and json.loads(record.info).get("late"):
             self._book.spoilt.add((name, key))
-            raise WaitTimeout(f"no {reason} came within {timeout:g} s")
+            raise WaitTimeout(f"no {reason} came {'in time' if timeout is None else f'within {timeout:g} s'}")
         return decode(record.result or "null")
 
     # -- the mailbox

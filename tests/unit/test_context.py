@@ -470,6 +470,19 @@ async def test_what_failed_inside_a_step_is_tried_again_with_it(place: Path | No
         assert len(set(children)) == 2
 
 
+async def test_a_wait_that_was_late_is_late_again_whatever_its_limit_is_now(place: Path | None) -> None:
+    limits = iter([5.0, None])
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            with pytest.raises(WaitTimeout) as late:
+                await ctx.wait_for_signal("go", timeout=next(limits))
+            return str(late.value)
+
+        assert await twice(rig, body) == ("no signal go came within 5 s", "no signal go came in time")
+
+
 async def test_what_happens_inside_a_recorded_step_answers_for_no_other_step(place: Path | None) -> None:
     lives = 0
 
