@@ -130,8 +130,10 @@ class Context:
     # -- events and checkpoints
 
     async def _open(self) -> None:
-        """Nothing gets past a park or an end: what is called after it never returns and writes nothing."""
+        """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""
         if self.place.sealed:
+            if self.place.refusal is not None:
+                raise self.place.refusal()
             await asyncio.get_running_loop().create_future()
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:

@@ -86,6 +86,7 @@ class Place:
     cancelled: bool = False
     parked: bool = False
     sealed: bool = False
+    refusal: Callable[[], Exception] | None = None  # of a block of somebody's own, which nobody ends once it is sealed
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
     stopped: bool = False  # the task was told to stop

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,74 @@ async def test_losing_the_run_is_told_and_nothing_is_written(tmp_path: Path) -> 
     assert info.status == "running"
     assert "step.completed" not in kinds
     assert "run.failed" not in kinds
+
+
+def _take_over(path: Path) -> None:
+    """As a process would that took this one for dead."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("UPDATE arc_runs SET claim_id = ?", ("7" + "Z" * 25,))
+
+
+QUICK = RunnerConfig(lease_ttl_seconds=0.3, heartbeat_interval_seconds=0.1)
+
+
+async def test_what_a_block_does_last_is_told_that_the_run_was_lost(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+
+    async def loses() -> None:
+        async with open_run(path, "r", config=QUICK) as ctx:
+            try:
+                _take_over(path)
+                await asyncio.Event().wait()
+            finally:
+                await ctx.emit("late", {})
+
+    async with asyncio.timeout(10):
+        with pytest.raises(LeaseLost, match="another worker took over"):
+            await loses()
+    assert "late" not in (await look(path))[1]
+
+
+def test_a_run_that_was_lost_between_two_calls_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+
+    told: list[BaseException] = []
+
+    async def late(ctx: Context) -> None:
+        try:
+            async with asyncio.timeout(5):
+                await ctx.emit("late", {})
+        except Exception as error:
+            told.append(error)
+            raise
+
+    def loses() -> None:
+        with open_run_sync(path, "r", config=QUICK) as run:
+            _take_over(path)
+            for _ in range(1000):
+                if run.ctx.place.sealed:
+                    break
+                threading.Event().wait(0.01)
+            run.call(late, run.ctx)
+
+    with pytest.raises(LeaseLost):
+        loses()
+    assert [type(error) for error in told] == [LeaseLost]
+    assert "late" not in asyncio.run(look(path))[1]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_context_whose_block_was_left_refuses_what_it_is_asked_for(tmp_path: Path, broken: bool) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        async with open_run(tmp_path / "jobs.db", "nightly") as ctx:
+            1 // (not broken)
+    async with asyncio.timeout(10):
+        for late in (
+            lambda: ctx.emit("late", {}), lambda: ctx.checkpoint({}), ctx.get_state, lambda: ctx.step("a", str),
+            ctx.now, lambda: ctx.sleep(0), lambda: ctx.wait_for_signal("a"), lambda: ctx.transaction("t", str),
+        ):  # fmt: skip
+            with pytest.raises(StorageClosed, match="the block of run nightly was left"):
+                await late()
 
 
 async def test_the_files_are_let_go(tmp_path: Path) -> None:

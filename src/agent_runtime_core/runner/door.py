@@ -12,7 +12,7 @@ from uuid import UUID
 from .._engines.base import Op
 from ..book import Book
 from ..context import Context
-from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed
+from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed
 from ..interfaces import AgentRuntime, RunContext, RunResult
 from ..journal.record import Record
 from ..ledger import Ledger
@@ -111,8 +111,18 @@ class _Door(Drive):
         elif not isinstance(error, LeaseLost):
             await self._give_back()
 
+    def _lose(self, claim_id: str) -> None:
+        super()._lose(claim_id)
+        if self.lost:
+            self.place.refusal = lambda: LeaseLost(*self.ledger.guard)
+
+    def _left(self) -> StorageClosed:
+        run = self.row.run_key or self.row.run_id
+        return StorageClosed(f"the block of run {run} was left: call its context inside, or open the run again")
+
     def close(self) -> None:
         self.place.sealed = True
+        self.place.refusal = self._left
         self.heart.drop(self.row.run_id, self.row.claim_id)
         self._trace_end()
 
