@@ -340,6 +340,17 @@ class KeepsDeleted(TheirBus):
         return None if op.name == "events.delete" else super().apply(op)
 
 
+class CountsOn(TheirBus):
+    """A run that was deleted begins anew where it ended."""
+
+    def apply(self, op: Op) -> Any:
+        head = self.store.heads.get(op.args[0], 0)
+        answer = super().apply(op)
+        if op.name == "events.delete":
+            self.store.heads[op.args[0]] = head
+        return answer
+
+
 class TrimsTheLast(TheirBus):
     def apply(self, op: Op) -> Any:
         if op.name == "events.trim":
@@ -360,6 +371,7 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (ForgetsTypes, events.payloads_come_back_as_they_were),
     (TornPage, events.a_long_log_is_read_whole),
     (KeepsDeleted, events.a_deleted_run_is_gone),
+    (CountsOn, events.a_deleted_run_is_gone),
     (TrimsTheLast, events.a_log_that_is_trimmed_goes_on),
 ]
 

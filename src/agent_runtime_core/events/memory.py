@@ -49,6 +49,9 @@ def published(tx: MemoryTx, run_id: str, rows: Sequence[Row]) -> list[int]:
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["events"], run_id)
     tx.drop(tx.tables["event_ids"], run_id)
+    # The journal's records keep their sequence numbers.
+    if run_id not in tx.tables["journal"]:
+        tx.drop(tx.tables["head"], run_id)
 
 
 def trim(tx: MemoryTx, run_id: str, sequence: int) -> int:
@@ -64,9 +67,6 @@ def trim(tx: MemoryTx, run_id: str, sequence: int) -> int:
 def clear(tx: MemoryTx) -> None:
     for run_id in [*tx.tables["events"]]:
         delete(tx, run_id)
-        # The journal's records keep their sequence numbers.
-        if run_id not in tx.tables["journal"]:
-            tx.drop(tx.tables["head"], run_id)
 
 
 def rows(tx: MemoryTx, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:

@@ -54,6 +54,7 @@ class TheirBus(EventBus):
                 return self.append(key, rows)
             case Op("events.delete"):
                 store.logs.pop(key, None)
+                store.heads.pop(key, None)
             case Op("events.trim", (_, sequence)):
                 log = store.logs.get(key, [])
                 store.logs[key] = [event for event in log if event.sequence >= sequence or event is log[-1]]

@@ -246,6 +246,8 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await bus.get_events(RUN), [], "the log of a deleted run")
         same(await bus.published(RUN), frozenset(), "its published ids")
         same(len(await bus.get_events(OTHER)), 1, "the log of another run")
+        same(await bus.head(RUN), 0, "its head")
+        same((await bus.publish(RUN, "tick", {}, event_id="e1")).sequence, 0, "its first sequence when it is there anew")
 
 
 @CASES
