@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -231,6 +232,98 @@ class _AsideAtOnce(TheirRows):
         return super().lapsed(want._replace(lease_now=float("inf")))
 
 
+class _KeyEndsWithItsRun(TheirRows):
+    def by_key(self, idem_key: str) -> RunRow | None:
+        row = super().by_key(idem_key)
+        return row if row is not None and row.ended_at is None else None
+
+
+class _FoldsAgents(TheirRows):
+    """As a column does whose collation knows no case."""
+
+    def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
+        agents = None if want.agents is None else [agent.lower() for agent in want.agents]
+        rows = super()._wanted(want._replace(agents=None), status)
+        return [row for row in rows if agents is None or row.agent.lower() in agents]
+
+
+class _FoldsMessages(TheirRows):
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        box = self.tx.mail.get(run_id, ())
+        return next((mail.seq for mail in box if mail.msg_id.lower() == msg_id.lower()), None)
+
+
+class _ShortMail(TheirRows):
+    def add_mail(self, run_id: str, mail: Mail) -> None:
+        super().add_mail(run_id, mail._replace(payload=mail.payload[:65535]))
+
+
+class _WholeSeconds(TheirRows):
+    def add(self, row: RunRow) -> RunRow:
+        return super().add(row._replace(due_at=float(int(row.due_at))))
+
+
+class _OneLaneIsDue(TheirRows):
+    def promote(self, wall: float) -> Sequence[str]:
+        return list(super().promote(wall))[:1]
+
+
+class _BackToTheEnd(TheirRows):
+    def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
+        return sorted(super().ready(want, 10_000), key=lambda row: (-row.priority, row.updated_at, row.n))[:limit]
+
+
+class _WaitingStandsAside(TheirRows):
+    def lapsed(self, want: ClaimRequest) -> list[RunRow]:
+        waiting = [row for row in self.tx.runs.values() if row.lane and row.origin and row.status == "waiting"]
+        return [*super().lapsed(want), *waiting]
+
+
+class _StoredUnclaimed(TheirRows):
+    def add(self, row: RunRow) -> RunRow:
+        row = super().add(row)
+        self.save(row._replace(lease_until=0.0))
+        return row
+
+
+class _NumbersComeAgain(TheirRows):
+    def drop(self, row: RunRow) -> None:
+        super().drop(row)
+        self.tx.arrived = max((each.n for each in self.tx.runs.values()), default=0)
+
+
+class TornByCancel(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        first = await super().commit(guard, ops[:1])
+        await asyncio.sleep(0)
+        return first + await super().commit(None, ops[1:])
+
+
+class AnswersWhatItCannotRepeat(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        stale = guard is not None and self.store.claims.get(guard.key) != guard.token
+        known = [op for op in ops if not stale or op.name in self.replays]
+        return await super().commit(guard, known) if known else [None]
+
+
+class ShortPages(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return found[:100] if isinstance(found, list) else found
+
+
+class MailByName(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return sorted(found, key=lambda mail: mail.name) if what == "mail" else found
+
+
+class NewsOfOthers(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return {key: news._replace(cancelled=False) for key, news in found.items()} if what == "news" else found
+
+
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:
     return type(rows.__name__.removeprefix("_"), (TheirQueue,), {"rows": rows})
 
@@ -274,6 +367,22 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_NeverAside), queue_lanes.an_inline_run_that_nobody_goes_on_with_stands_aside),
     (_with(_AsideAtOnce), queue_lanes.an_inline_run_that_nobody_goes_on_with_stands_aside),
     (_with(_AsideAtOnce), queue_lanes.take_waits_for_its_turn),
+    (_with(_KeyEndsWithItsRun), queue_entering.a_key_stands_for_its_run_also_when_that_is_over),
+    (_with(_FoldsAgents), queue_entering.names_are_told_apart),
+    (_with(_FoldsMessages), queue_entering.names_are_told_apart),
+    (_with(_ShortMail), queue_entering.what_is_long_is_kept_whole),
+    (_with(_WholeSeconds), queue_entering.a_delayed_run_waits_for_its_time),
+    (_with(_OneLaneIsDue), queue_lanes.a_delayed_run_comes_into_its_lane_when_it_is_due),
+    (_with(_BackToTheEnd), queue_entering.a_run_that_was_given_back_keeps_its_place),
+    (_with(_WaitingStandsAside), queue_lanes.an_inline_run_that_waits_keeps_its_turn),
+    (_with(_StoredUnclaimed), queue_doors.take_claims_that_one_run),
+    (_with(_NumbersComeAgain), queue_looking.a_deleted_run_is_gone_with_its_mail_and_key),
+    (TornByCancel, queue_leases.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (AnswersWhatItCannotRepeat, queue_leases.a_stale_claim_writes_nothing),
+    (ShortPages, queue_looking.find_lists_what_was_asked_for),
+    (ShortPages, queue_mail.a_full_mailbox_is_read_in_order),
+    (MailByName, queue_mail.a_full_mailbox_is_read_in_order),
+    (NewsOfOthers, queue_mail.news_is_told_of_every_run_that_is_asked_about),
 ]
 
 PARTS_OF_QUEUE = (queue_entering, queue_leases, queue_mail, queue_doors, queue_lanes, queue_looking)
@@ -360,6 +469,78 @@ class TrimsTheLast(TheirBus):
         return super().apply(op)
 
 
+class TornByCancelBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        first = await super().commit(guard, ops[:1])
+        await asyncio.sleep(0)
+        return first + await super().commit(None, ops[1:])
+
+
+class LooksThenWrites(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        stale = guard is not None and self.store.claims.get(guard.key) != guard.token
+        await asyncio.sleep(0)
+        return await super().commit(guard if stale else None, ops)
+
+
+class TakesHalfARepeat(TheirBus):
+    def repeated(self, guard: Guard, op: Op) -> list[int] | bool:
+        ids = self.ids(op.args[0])
+        if op.name == "events.publish" and any(row[0] in ids for row in op.args[1]):
+            return [ids.get(row[0], -1) for row in op.args[1]]
+        return super().repeated(guard, op)
+
+
+class InstallsOnce(TheirBus):
+    def apply(self, op: Op) -> Any:
+        if op.name == "fence.install" and self.store.claims.get(op.args[0]) == op.args[1]:
+            raise LeaseLost(*op.args)
+        return super().apply(op)
+
+
+class NeverForgets(TheirBus):
+    def apply(self, op: Op) -> Any:
+        return None if op.name == "fence.forget" else super().apply(op)
+
+
+class KeepsTheFence(TheirBus):
+    """What is undone leaves its claim behind."""
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        try:
+            return await super().commit(guard, ops)
+        except LeaseLost:
+            self.store.claims |= {op.args[0]: op.args[1] for op in ops[:1] if op.name == "fence.install"}
+            raise
+
+
+class DeletesAllClaims(TheirBus):
+    def apply(self, op: Op) -> Any:
+        if op.name == "events.delete":
+            self.store.claims.clear()
+        return super().apply(op)
+
+
+class HeadIsLength(TheirBus):
+    async def _head(self, run_id: str) -> int:
+        return len(self.store.logs.get(run_id, []))
+
+
+class KnowsTheLastIds(TheirBus):
+    def ids(self, run_id: str) -> dict[str, int]:
+        return dict(list(super().ids(run_id).items())[-100:])
+
+
+class FoldsIds(TheirBus):
+    def append(self, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return super().append(run_id, [(id_.lower(), *rest) for id_, *rest in rows])  # type: ignore[misc]
+
+
+class ShortTypes(TheirBus):
+    def append(self, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return super().append(run_id, [(id_, kind[:50], text, t) for id_, kind, text, t in rows])
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -373,6 +554,17 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (KeepsDeleted, events.a_deleted_run_is_gone),
     (CountsOn, events.a_deleted_run_is_gone),
     (TrimsTheLast, events.a_log_that_is_trimmed_goes_on),
+    (HeadIsLength, events.a_log_that_is_trimmed_goes_on),
+    (TornByCancelBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (LooksThenWrites, events.a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all),
+    (TakesHalfARepeat, events.a_repeat_is_answered_only_where_all_of_it_was_written),
+    (InstallsOnce, events.a_claim_may_be_carried_here_again_and_is_forgotten),
+    (NeverForgets, events.a_claim_may_be_carried_here_again_and_is_forgotten),
+    (KeepsTheFence, events.a_commit_is_all_or_nothing),
+    (DeletesAllClaims, events.a_deleted_run_is_gone),
+    (KnowsTheLastIds, events.an_id_is_known_however_long_ago_it_was_published),
+    (FoldsIds, events.texts_are_kept_whole_and_told_apart),
+    (ShortTypes, events.texts_are_kept_whole_and_told_apart),
 ]
 
 # -- state stores
@@ -477,6 +669,60 @@ class KeepsDeletedJournal(TheirStore):
         return super().apply(op)
 
 
+class TornByCancelStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        first = await super().commit(guard, ops[:1])
+        await asyncio.sleep(0)
+        return first + await super().commit(None, ops[1:])
+
+
+class LooksThenWritesStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        stale = guard is not None and self.store.claims.get(guard.key) != guard.token
+        await asyncio.sleep(0)
+        return await super().commit(guard if stale else None, ops)
+
+
+class AnyKey(TheirStore):
+    def there(self, run_id: str, record: Record) -> bool:
+        journal = self.store.journals.get(run_id, [])
+        return 0 <= record.seq < len(journal) and super().there(run_id, record._replace(key=journal[record.seq].key))
+
+
+class ShortJournal(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return found[:1000] if what == "records" else found
+
+
+class ShortResults(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        return super().append(run_id, record._replace(result=(record.result or "")[:65535] or None))
+
+
+class KeepsTheFenceStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        try:
+            return await super().commit(guard, ops)
+        except LeaseLost:
+            self.store.claims |= {op.args[0]: op.args[1] for op in ops[:1] if op.name == "fence.install"}
+            raise
+
+
+class DeletesAllClaimsStore(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "state.delete":
+            self.store.claims.clear()
+        return super().apply(op)
+
+
+class KnowsTextsOnly(TheirStore):
+    def landed(self, op: Op) -> bool:
+        if op.name == "state.checkpoint":
+            return bool(self.store.rows.get(op.args[0], StateRow()).checkpoint == op.args[1])
+        return super().landed(op)
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -493,6 +739,14 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (AliasedCheckpoint, state.a_checkpoint_is_no_alias_of_the_callers),
     (CheckpointWipesStatus, state.the_status_is_kept_beside_the_checkpoint),
     (KeepsDeletedJournal, state.a_deleted_run_is_gone),
+    (TornByCancelStore, state.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (LooksThenWritesStore, state.a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all),
+    (AnyKey, state.a_position_is_written_once),
+    (ShortJournal, state.a_long_journal_is_read_whole),
+    (ShortResults, state.a_record_comes_back_as_it_was),
+    (KeepsTheFenceStore, state.a_commit_is_all_or_nothing),
+    (DeletesAllClaimsStore, state.a_deleted_run_is_gone),
+    (KnowsTextsOnly, state.a_lost_reply_is_repeated_without_harm),
 ]
 
 DEFECTS = [*QUEUES, *BUSES, *STORES]

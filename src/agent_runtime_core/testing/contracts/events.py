@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from ..._engines.base import INSTALL, Guard, Op, behind
+from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
 from ...events.base import DELETE, TRIM, Event, EventBus
 from .checks import PATIENCE, TRIES, Cases, refused, same, turns
@@ -211,6 +211,76 @@ async def a_stale_claim_is_refused(make: Make) -> None:
 
 
 @CASES
+async def a_repeat_is_answered_only_where_all_of_it_was_written(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        await bus.publish(RUN, "tick", {}, claim="01A", event_id="a")
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
+        stale, again = Guard(str(RUN), "01A"), bus.publishing(RUN, [("a", "tick", {})])
+        same(await bus.commit(stale, [again]), [[0]], "the repeat of what was written")
+        for what, more in (
+            ("an event", bus.publishing(RUN, [("new", "tick", {})])),
+            ("a batch of an old event and a new one", bus.publishing(RUN, [("a", "tick", {}), ("new", "tick", {})])),
+            ("the deletion of the log", Op(DELETE, (str(RUN),))),
+            ("the trimming of the log", Op(TRIM, (str(RUN), 1))),
+        ):
+            with refused(LeaseLost, f"a repeat with {what} in it"):
+                await bus.commit(stale, [again, more])
+        same(sequences(await bus.get_events(RUN)), [0], "the log")
+        same(await bus.published(RUN), frozenset("a"), "published ids")
+
+
+@CASES
+async def a_claim_may_be_carried_here_again_and_is_forgotten(make: Make) -> None:
+    async with opened(make) as bus:
+        install = Op(INSTALL, (str(RUN), "01B"))
+        for _ in range(2):  # the first answer was lost
+            same(await bus.commit(None, [install]), [True], "the answer to a claim that is carried here")
+        await bus.publish(RUN, "tick", {}, claim="01B")
+        for _ in range(2):
+            await bus.commit(None, [Op(FORGET, (str(RUN),))])
+        with refused(LeaseLost, "a write after the claim was forgotten"):
+            await bus.publish(RUN, "tick", {}, claim="01B")
+        same(await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))]), [True], "a lesser claim after that")
+
+
+@CASES
+async def a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all(make: Make) -> None:
+    async with opened(make) as bus:
+        for n in range(12):
+            run_id, seen = UUID(int=n + 1), list[int]()
+            await bus.commit(None, [Op(INSTALL, (str(run_id), "01A"))])
+
+            async def supersede(run_id: UUID = run_id, seen: list[int] = seen, n: int = n) -> None:
+                await turns(n // 2)
+                await bus.commit(None, [Op(INSTALL, (str(run_id), "01B"))])
+                seen += sequences(await bus.get_events(run_id))
+
+            async def write(run_id: UUID = run_id, n: int = n) -> None:
+                await turns(n % 2)
+                with contextlib.suppress(LeaseLost):
+                    await bus.publish(run_id, "tick", {}, claim="01A")
+
+            await asyncio.gather(supersede(), write())
+            same(sequences(await bus.get_events(run_id)), seen, "the log once the next claim has read it")
+
+
+@CASES
+async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
+    async with opened(make) as bus:
+        for patience in range(8):
+            run_id = UUID(int=patience + 1)
+            events = [bus.publishing(run_id, [(f"{m}.{n}", "tick", {}) for n in range(3)]) for m in range(2)]
+            writing = asyncio.ensure_future(bus.commit(None, events))
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            found = sequences(await bus.get_events(run_id))
+            same(found in ([], [*range(6)]), True, f"that of six events all are there or none, and not {found}")
+            same((await bus.publish(run_id, "tick", {})).sequence, len(found), "the next sequence")
+
+
+@CASES
 async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
@@ -235,19 +305,30 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
             await bus.commit(None, ops)
         same(await bus.get_events(RUN), [], "the log after a refused commit")
         same((await bus.publish(RUN, "tick", {})).sequence, 0, "the first sequence after it")
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        ops = [Op(INSTALL, (str(RUN), "01B")), Op(DELETE, (str(RUN),)), Op(FORGET, (str(RUN),)), ops[-1]]
+        for first in range(3):
+            with refused(LeaseLost, f"an operation that is refused behind {ops[first].name}"):
+                await bus.commit(None, ops[first:])
+            same(len(await bus.get_events(RUN)), first + 1, f"the length of the log, {ops[first].name} being undone")
+            await bus.publish(RUN, "tick", {}, claim="01A")
 
 
 @CASES
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 3)
-        await bus.publish(OTHER, "tick", {})
+        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01A"))])
+        await bus.publish(OTHER, "tick", {}, claim="01A")
         await bus.commit(None, [Op(DELETE, (str(RUN),))])
+        await bus.publish(OTHER, "tick", {}, claim="01A")
         same(await bus.get_events(RUN), [], "the log of a deleted run")
         same(await bus.published(RUN), frozenset(), "its published ids")
-        same(len(await bus.get_events(OTHER)), 1, "the log of another run")
+        same(len(await bus.get_events(OTHER)), 2, "the log of another run")
         same(await bus.head(RUN), 0, "its head")
-        same((await bus.publish(RUN, "tick", {}, event_id="e1")).sequence, 0, "its first sequence when it is there anew")
+        same(
+            (await bus.publish(RUN, "tick", {}, event_id="e1")).sequence, 0, "its first sequence when it is there anew"
+        )
 
 
 @CASES
@@ -267,6 +348,7 @@ async def a_log_that_is_trimmed_goes_on(make: Make) -> None:
         same(sequences(await bus.get_events(RUN)), [4], "the log, whose last event stays")
         same((await bus.publish(RUN, "tick", {}, event_id="e0")).sequence, 5, "an id that was deleted, published again")
         same((await bus.publish(RUN, "tick", {}, event_id="e4")).sequence, 4, "an id that is there, published again")
+        same(await bus.head(RUN), 6, "the head of a log that was trimmed")
         follower = bus.subscribe(RUN, 1)
         same(sequences(await take(follower, 2)), [4, 5], "a follower whose place is gone")
         await follower.aclose()
@@ -346,6 +428,29 @@ async def payloads_come_back_as_they_were(make: Make) -> None:
             same(event.payload, payload, "the payload")
             for key, value in payload.items():
                 same(type(event.payload[key]), type(value), f"the type of {key}")
+
+
+@CASES
+async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
+    async with opened(make) as bus:
+        kinds = ["Tick", "tick", "tick ", "ti\u0301ck", "t\u00edck", "x" * 199]
+        ids = ["Id", "id", "id ", "x" * 99 + "1", "x" * 99 + "2", "\u00edd", "i\u0301d"]
+        for kind in kinds:
+            await bus.publish(RUN, kind, {"text": kind * 2000})
+        found = await bus.get_events(RUN)
+        same([event.event_type for event in found], kinds, "the types")
+        same([event.payload["text"] == event.event_type * 2000 for event in found], [True] * len(kinds), "the payloads")
+        told = [await bus.publish(OTHER, "tick", {}, event_id=each) for each in ids]
+        same(sequences(told), list(range(len(ids))), "the sequences of ids that differ by little")
+        same(await bus.published(OTHER), frozenset(ids), "published ids")
+
+
+@CASES
+async def an_id_is_known_however_long_ago_it_was_published(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 3000)
+        same((await bus.publish(RUN, "tick", {}, event_id="e0")).sequence, 0, "the first event published again")
+        same(len(await bus.get_events(RUN)), 3000, "the length of the log")
 
 
 @CASES

@@ -17,6 +17,8 @@ from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened
 
 CASES: Cases[Case] = Cases()
 
+NAMES = ["Name", "name", "name ", "n\u00e4me", "na\u0308me", "x" * 511 + "1", "x" * 511 + "2"]  # a column may fold them
+
 
 # -- entering and claiming
 
@@ -87,6 +89,24 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
         for agent, priority in (("low", -1), ("b", 0), ("high", 5), ("c", 0), ("higher", 2**31 - 1), ("d", 0)):
             await add(queue, agent, priority=priority)
         same(names(await drain(queue)), ["higher", "high", "b", "c", "d", "low"], "the order of claims")
+
+
+@CASES
+async def a_run_that_was_given_back_keeps_its_place(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        for n in (3, 1, 2):
+            await queue.enqueue(UUID(int=n), f"agent{n}", {})
+        for way in ("handed back", "failed", "dropped"):
+            run = await queue.claim("w", LEASE)
+            clock.advance(1)
+            if way == "handed back":
+                await leave(queue, run.row, "pending")
+            elif way == "failed":
+                await queue.requeue_for_retry(run.run_id, "w", "boom")
+            else:
+                clock.advance(LEASE)
+            same(run.agent_key, "agent3", f"who comes before it is {way}")
+        same(names(await drain(queue)), ["agent3", "agent1", "agent2"], "the order of claims after that")
 
 
 @CASES
@@ -173,12 +193,12 @@ async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
 @CASES
 async def a_delayed_run_waits_for_its_time(make: Make) -> None:
     async with opened(make) as (queue, clock):
-        later = await queue.enqueue(None, "later", {}, delay=30)
+        later = await queue.enqueue(None, "later", {}, delay=30.5)
         await add(queue, "now")
-        same(later.scheduled_at, dt.datetime.fromtimestamp(clock.wall() + 30, dt.UTC), "when it is scheduled")
-        same(await queue.next_due(), clock.wall() + 30, "when the next run is due")
+        same(later.scheduled_at, dt.datetime.fromtimestamp(clock.wall() + 30.5, dt.UTC), "when it is scheduled")
+        same(await queue.next_due(), clock.wall() + 30.5, "when the next run is due")
         same(names(await drain(queue)), ["now"], "claims before that time")
-        clock.advance(29.9)
+        clock.advance(30.4)
         same(await queue.claim("w"), None, "a claim a moment too early")
         clock.advance(0.1)
         same(names(await drain(queue)), ["later"], "claims at that time")
@@ -211,6 +231,48 @@ async def racing_enqueuers_of_one_key_make_one_run(make: Make) -> None:
         row = await queue.read("row_by_key", "order-17")
         same(row.run_id, str(ids[0]), "the run of that key")
         same(await queue.read("row_by_key", "order-18"), None, "the run of another key")
+
+
+@CASES
+async def a_key_stands_for_its_run_also_when_that_is_over(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        first = await queue.enqueue(None, "agent", {"n": 1}, idempotency_key="order-17")
+        await queue.claim("w")
+        await queue.release(first.run_id, "w", True)
+        again = await queue.enqueue(None, "agent", {"n": 1}, idempotency_key="order-17")
+        same(again.run_id, first.run_id, "the run of a key whose run is over")
+        same(await queue.claim("w"), None, "what is there to claim")
+
+
+@CASES
+async def names_are_told_apart(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for n, each in enumerate(NAMES):
+            await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each, concurrency_key=each)
+        found = names(await queue.claim("w", limit=99))
+        same(found, [f"agent{n}" for n in range(len(NAMES))], "runs whose keys differ by little")
+        await add(queue, *NAMES, concurrency_key="")
+        for each in reversed(NAMES):
+            same(names(await queue.claim("w", agent_keys=[each], limit=9)), [each], f"a claim for the agent {each!r}")
+        [run_id] = await add(queue, "agent")
+        answers = [await queue.post(run_id, "signal", each, "1", each) for each in NAMES]
+        same([seq for _, seq in answers], [*range(1, len(NAMES) + 1)], "messages whose ids differ by little")
+        same([mail.name for mail in await queue.mail(run_id)], NAMES, "their names")
+
+
+@CASES
+async def what_is_long_is_kept_whole(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        text = "é" * 200_000
+        run = await queue.enqueue(None, "agent", {"text": text}, {"text": text})
+        claimed = await queue.claim("w")
+        same((claimed.input["text"] == text, claimed.metadata["text"] == text), (True, True), "the input and metadata")
+        await queue.post(run.run_id, "signal", "go", f'"{text}"')
+        same((await queue.mail(str(run.run_id)))[0].payload == f'"{text}"', True, "that a message is whole")
+        await queue.release(run.run_id, "w", False, {"text": text}, text)
+        row = await queue.must_get(run.run_id)
+        same(QueuedRun.of(row._replace(input=row.output or "")).input["text"] == text, True, "that its output is whole")
+        same(len(row.error or "") > len(text), True, "that its error is whole")
 
 
 @CASES

@@ -90,6 +90,10 @@ async def a_delayed_run_comes_into_its_lane_when_it_is_due(make: Make) -> None:
         same(await finish(queue), ["today", "tonight"], "the order of claims while others are delayed")
         clock.advance(10)
         same(names(await queue.claim("w", limit=3)), ["tomorrow"], "claims of a lane in which all were delayed")
+        for key in ("one", "two"):
+            await line(queue, key, key=key, delay=10)
+        clock.advance(10)
+        same(names(await queue.claim("w", limit=3)), ["one", "two"], "claims of two lanes whose runs are due at once")
 
 
 @CASES
@@ -245,6 +249,19 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         await leave(queue, row, "succeeded")
         same(((await queue.must_get(mine.run_id)).status, await finish(queue)), ("pending", []), "what is left")
         same((await ask(queue, again, wait=False))[0], "claimed", "a take when the lane is free")
+
+
+@CASES
+async def an_inline_run_that_waits_keeps_its_turn(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        _, mine = await ask(queue, inline(queue, "mine"))
+        await line(queue, "next")
+        await leave(queue, mine, "waiting", parked=1)
+        clock.advance(LEASE + 1)
+        same(await queue.claim("w"), None, "what is there to claim while it waits")
+        same((await ask(queue, inline(queue, "other"), wait=False))[0], "behind", "a take of another one")
+        row = await queue.must_get(mine.run_id)
+        same((row.status, row.held), ("waiting", 0), "its row")
 
 
 @CASES

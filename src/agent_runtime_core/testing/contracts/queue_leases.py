@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from uuid import UUID
 
 from ..._engines.base import Guard, Op
@@ -9,7 +10,7 @@ from ..._ids import new_ulid
 from ...errors import LeaseLost
 from ...queue.row import ClaimRequest, Moved, RunFilter
 from ...status import TERMINAL
-from .checks import Cases, refused, same
+from .checks import Cases, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
 CASES: Cases[Case] = Cases()
@@ -19,8 +20,8 @@ CASES: Cases[Case] = Cases()
 async def a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash(make: Make) -> None:
     async with opened(make) as (queue, clock):
         await add(queue, "agent")
-        first = await queue.claim("w1", LEASE)
-        clock.advance(LEASE)
+        first = await queue.claim("w1", LEASE + 0.5)
+        clock.advance(LEASE + 0.5)
         same(await queue.claim("w2", LEASE), None, "a claim while the lease lasts")
         clock.advance(0.1)
         second = await queue.claim("w2", LEASE)
@@ -111,6 +112,7 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
             Op("queue.insert", (queue.new_row(None, "child", {}),)),
             queue.post_op(other, "signal", "go", "1"),
             queue.post_op(key, "signal", "go", "1"),
+            Op("queue.end", (key, ("running",), "cancelled", clock.wall(), "cancel")),
         ):
             with refused(LeaseLost, f"{op.name} under a stale claim"):
                 await queue.commits.commit(stale, [op])
@@ -221,6 +223,21 @@ async def an_end_and_the_next_claim_are_one_commit(make: Make) -> None:
         await add(queue, "third")
         same(await queue.commits.commit(guard, ops), [ended, []], "the answer to the same commit once more")
         same(names(await drain(queue)), ["third"], "what is there to claim")
+
+
+@CASES
+async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for patience in range(8):
+            row = await hold(queue, f"agent{patience}")
+            how = queue.keep(row, row.claim_id)._replace(status="succeeded")
+            child = queue.new_row(None, "child", {})
+            writing = asyncio.ensure_future(queue.settle(row.run_id, how, [Op("queue.insert", (child,))]))
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            found = ((await queue.must_get(row.run_id)).status, await queue.row(child.run_id) is not None)
+            same(found in (("running", False), ("succeeded", True)), True, f"that all was written or none: {found}")
 
 
 @CASES

@@ -42,6 +42,8 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
         rest = await queue.find(RunFilter(after=page[-1].n, limit=3))
         same([*page, *rest], every, "two pages")
         same([row.n for row in every], sorted({row.n for row in every}), "their numbers, growing")
+        await add(queue, *["many"] * 150)
+        same(len(await queue.find(RunFilter(("pending",), "many"))), 150, "how many of 150 are found")
 
 
 @CASES
@@ -94,6 +96,7 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
         with refused(LeaseLost, "a write by its last claim"):
             await leave(queue, row, "running")
         run = await queue.enqueue(row.run_id, "other", {"n": 2}, idempotency_key="key-1")
+        same((await queue.must_get(run.run_id)).n > row.n, True, "that its successor's number is greater")
         same(await queue.post(run.run_id, "signal", "go", "2", "m1"), ("pending", 1), "a message to its successor")
 
 

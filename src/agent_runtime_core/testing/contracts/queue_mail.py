@@ -124,6 +124,26 @@ async def a_message_is_kept_once(make: Make) -> None:
 
 
 @CASES
+async def a_full_mailbox_is_read_in_order(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        [run_id] = await add(queue, "a")
+        for n in range(1200):
+            await queue.post(run_id, "signal", f"{1200 - n:04}", "1")
+        same([m.seq for m in await queue.mail(run_id)], [*range(1, 1201)], "the numbers of its messages")
+        same([m.name for m in await queue.mail(run_id, 1198)], ["0002", "0001"], "the last two")
+
+
+@CASES
+async def news_is_told_of_every_run_that_is_asked_about(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        rows = [await hold(queue, f"agent{n}") for n in range(3)]
+        await queue.cancel(rows[2].run_id)
+        news = await queue.news([row.run_id for row in rows])
+        same([news[row.run_id].cancelled for row in rows], [False, False, True], "who was asked to stop")
+        same([news[row.run_id].claim_id for row in rows], [row.claim_id for row in rows], "who holds them")
+
+
+@CASES
 async def a_run_does_not_park_past_a_message(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue)

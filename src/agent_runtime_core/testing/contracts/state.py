@@ -22,7 +22,7 @@ from ...journal.record import DONE, ENDED, STARTED, Record
 from ...state.base import StateRow, StateStore
 from ...status import RunStatus
 from ..clock import VirtualClock
-from .checks import PATIENCE, Cases, refused, same
+from .checks import PATIENCE, Cases, refused, same, turns
 
 Make = Callable[..., StateStore]
 Case = Callable[[Make], Awaitable[None]]
@@ -32,7 +32,7 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
-OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"
+OLD, NEW, NEWER = (f"01HZX00000000000000000000{n}" for n in (1, 2, 3))
 
 
 @contextlib.asynccontextmanager
@@ -186,8 +186,8 @@ async def a_journal_is_read_in_order(make: Make) -> None:
 async def a_record_comes_back_as_it_was(make: Make) -> None:
     async with opened(make) as store:
         full = Record(
-            0, STARTED, "näme", "k:1", 2, OLD, 1_800_000_000.25, '{"r":1}', '"e"', '{"s":"\\u0000"}', 3, 4, 5, 6,
-            '{"i":1}', '{"n":1}', "digest", nev=0,
+            0, STARTED, "näme", "k:1", 2, OLD, 1_800_000_000.123456, f'"{"r" * 1_500_000}"', '"e"', '{"s":"\\u0000"}',
+            3, 4, 5, 6, '{"i":1}', '{"n":1}', "digest", nev=0,
         )  # fmt: skip
         bare = Record(1, DONE)
         await append(store, full, bare)
@@ -222,8 +222,11 @@ async def a_position_is_written_once(make: Make) -> None:
         await append(store, record(0, "a", result="1"))
         await append(store, record(0, "a", result="1"))
         same([each.result for each in await store.records(RUN)], ["1"], "the journal after a repeat")
-        for other in (record(0, "a", claim=NEW), record(0, "a", kind=STARTED)):
-            with refused(LeaseLost, f"position 0 once more, {other.kind} by {other.claim_id}"):
+        for other in (
+            record(0, "a", claim=NEW), record(0, "a", kind=STARTED), record(0, "a")._replace(key="c:1"),
+            record(0, "a")._replace(key="C:0"),
+        ):  # fmt: skip
+            with refused(LeaseLost, f"position 0 once more, {other.kind} {other.key} by {other.claim_id}"):
                 await append(store, other, record(1, "b", claim=other.claim_id))
             same([(each.name, each.claim_id) for each in await store.records(RUN)], [("a", OLD)], "the journal")
 
@@ -312,6 +315,14 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         await install(store, NEW)
         same(await store.commits.commit(guard, ops), [0, 1, None], "the answer once the claim was superseded")
         same(len(await store.records(RUN)), 2, "the length of the journal")
+        saved, other = (Op("state.checkpoint", (str(RUN), '{"n":1}', "m", t)) for t in (11.0, 12.0))
+        for _ in range(2):
+            same(await store.commits.commit(Guard(str(RUN), NEW), [saved]), [None], "the answer to a checkpoint")
+            await install(store, NEWER)
+        with refused(LeaseLost, "a checkpoint that was not saved, though its text is there"):
+            await store.commits.commit(Guard(str(RUN), NEW), [other])
+        same((await store.state(str(RUN))).t, 11.0, "the time of the checkpoint")
+        await store.commits.commit(None, [ops[-1]])
         for more in (
             Op("journal.append", (str(RUN), record(2))),
             Op("journal.append", (str(RUN), record(0, claim=NEW))),
@@ -355,11 +366,65 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
         same(await store.records(RUN), [], "the journal")
         row = await store.state(str(RUN))
         same((row.checkpoint, row.status), ('{"n":1}', None), "the state")
+        await install(store, OLD)
+        before = [Op(INSTALL, (str(RUN), NEW)), Op("state.delete", (str(RUN),)), Op(FORGET, (str(RUN),))]
+        for n, first in enumerate(before):
+            with refused(LeaseLost, f"an operation that is refused behind {first.name}"):
+                await store.commits.commit(None, [first, ops[-1]])
+            await append(store, record(n), claim=OLD)
+            found = (len(await store.records(RUN)), (await store.state(str(RUN))).checkpoint)
+            same(found, (n + 1, '{"n":1}'), f"what is there, {first.name} being undone")
+
+
+@CASES
+async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
+    async with opened(make) as store:
+        for patience in range(8):
+            run = UUID(int=patience + 1)
+            ops = [Op("journal.append", (str(run), record(n))) for n in range(3)]
+            writing = asyncio.ensure_future(
+                store.commits.commit(None, [*ops, Op("state.status", (str(run), "running", 9.0))])
+            )
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            found = (len(await store.records(run)), await store.get_run_status(run))
+            same(found in ((0, None), (3, "running")), True, f"that all of a commit is there or nothing, not {found}")
+
+
+@CASES
+async def a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all(make: Make) -> None:
+    async with opened(make) as store:
+        for n in range(12):
+            run, seen = UUID(int=n + 1), list[Record]()
+            await install(store, OLD, run)
+
+            async def supersede(run: UUID = run, seen: list[Record] = seen, n: int = n) -> None:
+                await turns(n // 2)
+                await install(store, NEW, run)
+                seen += await store.records(run)
+
+            async def write(run: UUID = run, n: int = n) -> None:
+                await turns(n % 2)
+                with contextlib.suppress(LeaseLost):
+                    await append(store, record(0), claim=OLD, run=run)
+
+            await asyncio.gather(supersede(), write())
+            same(await store.records(run), seen, "the journal once the next claim has read it")
+
+
+@CASES
+async def a_long_journal_is_read_whole(make: Make) -> None:
+    async with opened(make) as store:
+        await append(store, *(record(n) for n in range(3000)))
+        same([each.seq for each in await store.records(RUN)], list(range(3000)), "3,000 records read at once")
+        same(len(await store.records(RUN, 499)), 2500, "how many are past position 499")
 
 
 @CASES
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as store:
+        await install(store, OLD, OTHER)
         for run in (RUN, OTHER):
             await append(store, record(0), record(1, "succeeded", kind=ENDED), run=run)
             await store.save_checkpoint(run, {"n": 1})
@@ -369,4 +434,5 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same((await store.records(RUN), await store.ending(str(RUN))), ([], None), "the journal")
         same(await store.state(str(RUN)), StateRow(), "the state")
         same(len(await store.records(OTHER)), 2, "the journal of another run")
+        await store.update_run_status(OTHER, "running", claim=OLD)
         same(await append(store, record(-1, "anew")), [0], "the first position of a new journal")
