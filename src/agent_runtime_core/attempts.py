@@ -274,7 +274,11 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
             if work.lazy:
                 await ledger.note(*records)
             else:
-                await _written(book, records)
+                try:
+                    await ledger.append(*records)
+                except asyncio.CancelledError:
+                    await _take_what_landed(book, records)
+                    raise
             book.done[work.name, work.key] = records[-1]
     finally:
         book.running -= 1
@@ -283,15 +287,11 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     return work.decode(text) if copied is _NOT_PLAIN else copied
 
 
-async def _written(book: Book, records: Sequence[Record]) -> None:
-    """Append the end of a step. Where a caller gives up meanwhile and asks again, what has landed answers."""
-    try:
-        await book.ledger.append(*records)
-    except asyncio.CancelledError:
-        with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
-            if await book.ledger.landed(records[-1]):
-                book.take(records)
-        raise
+async def _take_what_landed(book: Book, records: Sequence[Record]) -> None:
+    """Of the end of a step whose caller gave up meanwhile: where it asks again, what has landed answers."""
+    with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
+        if await book.ledger.landed(records[-1]):
+            book.take(records)
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

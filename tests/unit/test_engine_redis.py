@@ -796,7 +796,12 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
                 dropped.set()
                 conn.disconnect()
 
-        conn.send_command = lambda *words: (send(*words), drop() if when == "it subscribes" else None)
+        def sending(*words: str) -> None:
+            send(*words)
+            if when == "it subscribes":
+                drop()
+
+        conn.send_command = sending
         subscribe(self, conn)
         drop()
 

@@ -437,7 +437,11 @@ async def test_nothing_is_acknowledged_for_a_file_that_is_not_there_any_more(
             await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("a", 1))])
 
     await commit()
-    away = path.rename(path.with_name("away.db")) if after != "deleted" else path.unlink()
+    away = None
+    if after == "deleted":
+        path.unlink()
+    else:
+        away = path.rename(path.with_name("away.db"))
     if after == "replaced":
         sqlite3.connect(path).close()
         path.touch()

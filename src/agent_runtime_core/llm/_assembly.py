@@ -74,9 +74,9 @@ class Assembly:
         added = self._half + added
         # The first half of a character waits for the other one.
         self._half = added[-1:] if "\ud800" <= added[-1:] <= "\udbff" else ""
-        added = joined(added.removesuffix(self._half))
-        self._text.append(added)
-        return added
+        told: str = joined(added.removesuffix(self._half))
+        self._text.append(told)
+        return told
 
     def _call_of(self, delta: Mapping[str, Any]) -> _Call:
         index, call_id = delta.get("index"), delta.get("id")
