@@ -28,7 +28,7 @@ from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.fenced import context, writes
 from tests.resp import Link
 
-TABLES = ("arc_runs", "arc_mail", "arc_journal", "arc_head", "arc_events", "arc_state", "arc_fence", "effects")
+TABLES = ("arc_runs", "arc_mail", "arc_journal", "arc_head", "arc_events", "arc_state", "arc_carried", "effects")
 
 ON_SQLITE = {
     "one engine": ("all", "all", "all"), "queue apart": ("queue", "rest", "rest"),
@@ -202,7 +202,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[st
         after = stored(places)
         assert [words[0] for words in lines(effects)] == ["writing", "stopped"]
         for table in before:
-            if not table.endswith(("arc_fence", " fence")):
+            if not table.endswith(("arc_carried", " fence")):
                 assert after[table] == before[table], table
         await ctx.book.ledger.settle(Settle(row.claim_id, "succeeded", runner.queue.clock.wall()))
         assert (await runner.get_run(run)).worker == "new"

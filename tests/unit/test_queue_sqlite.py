@@ -109,7 +109,7 @@ async def test_the_fence_of_a_run_is_what_its_row_says(queue: SQLiteQueue, tmp_p
     guard = Guard(row.run_id, row.claim_id)
     beat = Op("queue.beat", (((row.run_id, row.claim_id),), row.lease_until))
     other = sqlite3.connect(tmp_path / "runs.db", isolation_level=None)
-    assert other.execute("SELECT count(*) FROM arc_fence").fetchone() == (0,)
+    assert other.execute("SELECT count(*) FROM arc_carried").fetchone() == (0,)
     await queue.engine.commit(guard, [beat])
     for change in ("claim_id = 'Z'", "claim_id = '', status = 'pending'"):
         other.execute(f"UPDATE arc_runs SET {change}")  # as another process would, without ours hearing of it
@@ -139,3 +139,25 @@ async def test_what_is_carried_here_does_not_stand_before_what_the_row_says(queu
     for _ in range(2):
         await queue.engine.commit(Guard(row.run_id, row.claim_id), [beat])
         queue.engine.known.forget()  # and so it is when the file is asked again
+
+
+async def test_a_claim_of_a_file_of_before_goes_on_and_a_library_of_before_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "before.db"
+    before = SQLiteQueue(path)
+    row = await claimed(before)
+    await before.close()
+    old = sqlite3.connect(path, isolation_level=None)
+    # As it was when the fences of all runs stood in a table, by which that library goes while it has the file open.
+    old.execute("ALTER TABLE arc_carried RENAME TO arc_fence")
+    old.execute("INSERT INTO arc_fence VALUES (?, ?), ('elsewhere', '01B')", (row.run_id, row.claim_id))
+    old.execute("UPDATE arc_schema SET version = 1 WHERE concern IN ('fence', 'queue')")
+    queue = SQLiteQueue(path)
+    beat = Op("queue.beat", (((row.run_id, row.claim_id),), row.lease_until))
+    await queue.engine.commit(Guard(row.run_id, row.claim_id), [beat])
+    await queue.engine.commit(Guard("elsewhere", "01B"), [beat])
+    assert old.execute("SELECT key FROM arc_carried").fetchall() == [("elsewhere",)]
+    for theirs in ("SELECT token FROM arc_fence", "INSERT OR REPLACE INTO arc_fence VALUES ('x', 'y')"):
+        with pytest.raises(sqlite3.OperationalError, match="no such table"):
+            old.execute(theirs)
+    old.close()
+    await queue.close()

@@ -35,7 +35,12 @@ from .sqlite_writer import Writer
 
 READERS = 2
 
-_FENCE_SCHEMA = "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID"
+_FENCES = (
+    "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID",
+    # Not all that is in it is in force since a run's row is its fence: a library that does not know so, and has had the
+    # file open since before, must not go on by it.
+    "ALTER TABLE arc_fence RENAME TO arc_carried",
+)
 
 
 class SQLiteEngine(SharedEngine):
@@ -98,7 +103,7 @@ class SQLiteEngine(SharedEngine):
                 raise translate(error, path) from error
             self._bell = FileBell(self._presence, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
-            self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED, (_FENCE_SCHEMA,)))
+            self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED, _FENCES))
             undo.pop_all()
 
     def _make_writer(self, flushes: bool) -> Writer:

@@ -149,9 +149,9 @@ class SQLiteTx:
     def fence(self, key: str, token: str | None) -> None:
         self._fences.pop(key, None)  # looked up anew: a concern's own row goes before what is stored here
         if token is None:
-            self.execute("DELETE FROM arc_fence WHERE key = ?", (key,))
+            self.execute("DELETE FROM arc_carried WHERE key = ?", (key,))
         else:
-            self.execute("INSERT OR REPLACE INTO arc_fence VALUES (?, ?)", (key, token))
+            self.execute("INSERT OR REPLACE INTO arc_carried VALUES (?, ?)", (key, token))
 
     def fenced(self, key: str) -> str | None:
         try:
@@ -164,7 +164,7 @@ class SQLiteTx:
         for fence in self.engine.fences:
             if (held := fence(self, key)) is not None:
                 return held
-        row = self.execute("SELECT token FROM arc_fence WHERE key = ?", (key,)).fetchone()
+        row = self.execute("SELECT token FROM arc_carried WHERE key = ?", (key,)).fetchone()
         token: str | None = row[0] if row else None
         return token
 

@@ -51,7 +51,7 @@ CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT
     payload TEXT NOT NULL, msg_id TEXT NOT NULL, t REAL NOT NULL, PRIMARY KEY (run_id, seq)) WITHOUT ROWID;
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
     # The row of a run is its fence. A library that looked for it beside the row must not open the file any more.
-    "DELETE FROM arc_fence WHERE key IN (SELECT run_id FROM arc_runs)",
+    "DELETE FROM arc_carried WHERE key IN (SELECT run_id FROM arc_runs)",
 )
 
 _INSERT = "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL)"
