@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import socket
 import subprocess
@@ -220,6 +221,27 @@ def test_show_tells_the_steps_and_the_error(run: Run, url: str) -> None:
     # The id and the key of a step are what `fork` takes.
     for after in (told["steps"][1]["step_id"], ("count", "words")):
         assert on(url, lambda runner: runner.fork("good", after))  # noqa: B023
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("utf-8", "Größe ?"), ("ascii", "Gr??e ?")])
+def test_what_an_output_has_no_character_for_stops_no_command(
+    encoding: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "Größe \ud83d"
+
+    async def fill(runner: AgentRunner) -> None:
+        await runner.submit("a", {"said": said}, run_id="r")
+
+    on(tmp_path / "runs.db", fill)
+
+    def out(*options: str) -> str:
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+        assert main(["show", "r", "--events", "--url", str(tmp_path / "runs.db"), *options]) == 0
+        return written.getvalue().decode(encoding)
+
+    assert json.loads(out("--json"))["input"] == {"said": said}
+    assert shown in out()
 
 
 def test_show_tells_of_steps_that_have_no_end(run: Run, url: str) -> None:

@@ -11,11 +11,11 @@ from .._clock import aware
 
 
 def say(line: str) -> None:
-    sys.stdout.write(f"{plain(line)}\n")
+    _put(plain(line))
 
 
 def field(name: str, value: object) -> None:
-    sys.stdout.write(f"{name.replace('_', ' '):<16}  {plain(value)}\n")
+    _put(f"{name.replace('_', ' '):<16}  {plain(value)}")
 
 
 def warn(line: str) -> None:
@@ -24,7 +24,8 @@ def warn(line: str) -> None:
 
 def tell(value: Any) -> None:
     """As JSON."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
+    _put(text if _sayable(text) == text else json.dumps(value, indent=2, default=str))
 
 
 def plain(text: object) -> str:
@@ -38,7 +39,17 @@ def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
     cells = [[name.upper() for name in columns], *([_cell(row.get(name)) for name in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for each in cells:
-        sys.stdout.write("  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)).rstrip() + "\n")
+        _put("  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)).rstrip())
+
+
+def _put(line: str) -> None:
+    sys.stdout.write(f"{_sayable(line)}\n")
+
+
+def _sayable(text: str) -> str:
+    """The text with a question mark for all that this output has no character for."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _cell(value: object) -> str:
