@@ -56,11 +56,12 @@ def test_a_context_keeps_what_it_is_given() -> None:
 
 async def test_events_are_tuples_of_text_and_payload() -> None:
     ctx = MockRunContext()
-    payload: dict[str, Any] = {"content": "a"}
+    payload: dict[str, Any] = {"content": "a", "parts": ["a"]}
     await ctx.emit(EventType.ASSISTANT_MESSAGE, payload)
     await ctx.emit("mine", {})
     payload["content"] = "changed"
-    assert ctx.get_events() == [("assistant.message", {"content": "a"}), ("mine", {})]
+    payload["parts"].append("changed")
+    assert ctx.get_events() == [("assistant.message", {"content": "a", "parts": ["a"]}), ("mine", {})]
     assert ctx.get_events("assistant.message") == ctx.get_events(EventType.ASSISTANT_MESSAGE) == ctx.get_events()[:1]
     assert ctx.get_events("none") == []
     assert type(ctx.get_events()[0][0]) is str

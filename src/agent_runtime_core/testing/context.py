@@ -85,7 +85,7 @@ class MockRunContext:
         self._persistence = manager
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
-        self.events.append((_text(event_type), dict(payload)))
+        self.events.append((_text(event_type), copy.deepcopy(dict(payload))))
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         self.checkpoints.append(copy.deepcopy(state))
