@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,13 @@ async def test_what_a_handler_raises_is_answered_without_a_traceback() -> None:
 
     answer = await _answer(broken)
     assert answer == ToolAnswer("Error: ValueError: no such city: 'Atlantis'", False, None, "failed")
+
+
+@pytest.mark.parametrize("timeout", [None, 5])
+async def test_a_plain_function_that_leaves_the_process_has_failed(timeout: float | None) -> None:
+    """As one around a command line does; other runs of the process go on."""
+    answer = await answer_call(_only(lambda: sys.exit(2), name="t", timeout=timeout), _call("t"), None)
+    assert (answer.content, answer.error) == ("Error: RuntimeError: SystemExit: 2", "failed")
 
 
 @pytest.mark.parametrize(

@@ -144,5 +144,13 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    result = await in_thread(call)
+    result = await in_thread(_not_leaving, call)
     return await result if inspect.isawaitable(result) else result
+
+
+def _not_leaving(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except SystemExit as error:
+        # In a thread it ends the thread; handed on to the loop, it would end all runs of this process.
+        raise RuntimeError(f"SystemExit: {error}") from error
