@@ -44,9 +44,12 @@ class Output:
             return wrong
         try:
             self._converted(found)
-            encode([[found]])  # as deep as the result of a run has it
         except (InvalidArgument, UnserialisableResult, TypeError, ValueError) as error:
             return str(error)
+        try:
+            encode([[found]])  # as deep as the result of a run has it
+        except UnserialisableResult as error:
+            return f"{error.path.replace('$[0][0]', '$', 1)} is {error.reason}"
         return None
 
     def values(self, text: str) -> tuple[Any, Any]:
