@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -389,6 +390,30 @@ async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
         engine.patience = PATIENT
         assert await put(engine, "a", "2") == "2"
         assert await get(engine, "a") == ["2"], "nothing of before came after it"
+
+
+@pytest.mark.parametrize("letter", ["x", "語"])
+async def test_a_loop_is_not_held_by_a_stopped_server_that_takes_no_more(letter: str) -> None:
+    # In a folder whose name is short: that of a socket may not be long.
+    with tempfile.TemporaryDirectory(prefix="arc-") as folder, RedisServer(unixsocket=f"{folder}/s") as server:
+        await _held(server, f"unix://{folder}/s", letter)
+
+
+async def _held(server: RedisServer, url: str, letter: str) -> None:
+    with one(url) as engine:
+        await put(engine, "a", "0")
+        server.stop()
+        held = 0.0
+        text = letter * (SMALL * 9 // 10 // len(letter.encode()))
+        under_way = []
+        for _ in range(20):
+            under_way.append(asyncio.ensure_future(put(engine, "a", text)))
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            held = max(held, time.monotonic() - began)
+        server.cont()
+        assert await asyncio.gather(*under_way) == [text] * 20
+        assert held < PATIENT / 3
 
 
 async def test_a_server_that_is_still_loading_is_waited_for() -> None:

@@ -28,19 +28,20 @@ from .requests import Request, deliver
 BATCH = 64  # commits in one call of the script
 LARGE = 1_000_000  # characters after which no more are added to it
 UNDER_WAY = 4  # calls that a loop sends before the first of them is answered, at most
-SMALL = 32_000  # characters of one of them
+SMALL = 32_000  # bytes of them together: a server that stands still leaves them in the socket, which takes few more
 POSTED = 4.0  # times the patience for a commit that nobody waits for, and nobody would repeat
 
 
 class Call(Request):
     """A commit on its way to the server."""
 
-    __slots__ = ("born", "text")
+    __slots__ = ("born", "sent", "text")
 
     def __init__(self, guard: Guard | None, ops: Sequence[Op], text: str) -> None:
         super().__init__(guard, ops)
         self.text: str = text
         self.born: float = time.monotonic()
+        self.sent: int = 0  # bytes, of the first of those that a loop sent in one call
 
     @property
     def posted(self) -> bool:
@@ -90,16 +91,20 @@ class Pipe:
     def send(self, batch: list[Call]) -> bool:
         """Send the commits of one turn of a loop: whether they are under way now, and the answer has to be read."""
         if len(batch) <= BATCH and sum(len(call.text) for call in batch) <= SMALL:
+            asked = joined(batch)
             with self._lock:
-                if self._can_send():
+                if self._can_send(len(asked)):
+                    batch[0].sent = len(asked)
                     self._under_way.append(batch)
-                    self._line.send(joined(batch))
+                    self._line.send(asked)
                     return True
         self.put(batch)
         return False
 
-    def _can_send(self) -> bool:
+    def _can_send(self, size: int) -> bool:
         if self._waiting or not (self._line.up and self._line.duplex) or len(self._under_way) >= UNDER_WAY:
+            return False
+        if size + sum(batch[0].sent for batch in self._under_way) > SMALL:
             return False
         return bool(self._under_way) or self._line.fresh()
 
