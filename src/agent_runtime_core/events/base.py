@@ -26,6 +26,7 @@ TRIM = "events.trim"
 
 _PAGE = 2048  # rows read at once where the caller wants all
 _LONGEST_NAME = 255
+_FURTHEST = 2**53  # no run gets there, and every store can be asked for it
 
 _new = object.__new__
 
@@ -240,7 +241,7 @@ class EventBus(ABC):
     async def get_events(self, run_id: str | UUID, since_sequence: int = 0, limit: int | None = None) -> list[Event]:
         """The run's events from `since_sequence` on (inclusive), at most `limit` of them."""
         self._usable()
-        cursor = _count("since_sequence", since_sequence)
+        cursor = min(_count("since_sequence", since_sequence), _FURTHEST)
         left = None if limit is None else _count("limit", limit)
         text = _known(run_id)[1]
         found: list[Event] = []
@@ -278,7 +279,7 @@ class EventBus(ABC):
         sequence (inclusive) and then follows. It never ends by itself: break out, or aclose() it. A
         storage error ends it; subscribe again from the last sequence + 1. StorageClosed: the bus was closed.
         """
-        since = None if since_sequence is None else _count("since_sequence", since_sequence)
+        since = None if since_sequence is None else min(_count("since_sequence", since_sequence), _FURTHEST)
         return self._follow(_known(run_id)[1], since)
 
     async def close(self) -> None:

@@ -99,6 +99,7 @@ async def get_events_is_inclusive_and_limited(make: Make) -> None:
         same(sequences(await bus.get_events(RUN, 0, limit=2)), [0, 1], "limit 2")
         same(await bus.get_events(RUN, limit=0), [], "limit 0")
         same(await bus.get_events(RUN, 3), [], "since the head")
+        same(await bus.get_events(RUN, 2**64), [], "since far behind it")
         for wrong in (-1, True, 1.5):
             with refused(InvalidArgument, f"since_sequence={wrong}"):
                 await bus.get_events(RUN, wrong)  # type: ignore[arg-type]
