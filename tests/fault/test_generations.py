@@ -116,6 +116,28 @@ async def test_an_ended_run_is_opened_again(kind: str, door: str, how: str, tmp_
         assert (await runner.get_run(run_id)).generation == 2
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one engine", "two"])
+async def test_a_worker_that_is_quicker_than_whoever_resumed_has_the_last_word(
+    kind: str, apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store(kind, tmp_path) as here:
+        runner = here.runner(brief("failed"))
+        if apart:
+            runner.backends = Backends(runner.queue, runner.event_bus, InMemoryStateStore(clock=here.clock))
+        run_id, _ = await ended_as(here, runner, "failed")
+        commit = here.engine.commit
+
+        async def quick(guard: Any, ops: Any) -> list[Any]:
+            results: list[Any] = await commit(guard, ops)
+            if any(op.name == "queue.reopen" for op in ops):
+                assert await runner.run_once()
+            return results
+
+        monkeypatch.setattr(here.engine, "commit", quick)
+        assert (await runner.resume(run_id)).status is RunStatus.SUCCEEDED
+        assert await runner.state_store.get_run_status(str((await runner.get_run(run_id)).run_id)) == "succeeded"
+
+
 async def test_a_live_run_is_not_resumed(kind: str, tmp_path: Path) -> None:
     async with store(kind, tmp_path) as here:
         here.agent("a", lambda ctx: ctx.wait_for_signal("go"))

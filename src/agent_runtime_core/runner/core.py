@@ -12,13 +12,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from .._engines.base import Commits, Op
+from .._engines.base import NOBODY, Commits, Op, behind
 from .._ids import run_uuid
 from .._json import decode, encode
 from .._load import load
 from ..backends import Backends, configured, open_url, traced
 from ..config import get_config
-from ..errors import IllegalTransition, InvalidArgument, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
+from ..errors import IllegalTransition, InvalidArgument, LeaseLost, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
 from ..events.base import Event, EventBus
 from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
 from ..outcome import before_of, decode_result
@@ -572,17 +572,21 @@ class AgentRunner:
 
         Completed steps are kept, counters start anew. IllegalTransition for any other run.
         """
-        key = (await self._row(run_id)).run_id
+        ended = await self._row(run_id)
+        key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
-        now = self.queue.clock.wall()
+        told = Op("state.status", (key, RunStatus.PENDING.value, now))
+        queue, state = self.queue.commits, self.state_store.commits
         try:
-            await self.queue.commits.commit(None, [Op("queue.reopen", (key, expect, now))])
+            await queue.commit(None, [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])])
         except Moved:
             row = await self._row(run_id)
             raise IllegalTransition(
                 f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
             ) from None
-        await self.state_store.update_run_status(key, RunStatus.PENDING.value)
+        if state is not queue:
+            with contextlib.suppress(LeaseLost):  # a worker was quicker: what it tells is later
+                await state.commit(None, [behind(key, ended.claim_id or NOBODY), told])
         return await self.get_run(key)
 
     async def requeue(self, run_id: UUID | str) -> RunInfo:
