@@ -568,6 +568,19 @@ async def test_what_is_not_stored_is_unknown(place: Path | None) -> None:
                 await runner.signal("nope", "go", message_id=message_id)  # type: ignore[arg-type]
 
 
+async def test_a_result_that_an_agent_gives_twice_is_two_results() -> None:
+    done = RunResult({"done": True})
+
+    async def body(ctx: Any) -> RunResult:
+        return done
+
+    async with Rig() as rig:
+        first, second = await rig.go(body, "a"), await rig.go(body, "b")
+        assert first.run_id == (await rig.runner.get_run("a")).run_id
+        assert second.run_id == (await rig.runner.get_run("b")).run_id
+        assert (done.status, done.run_id) == (None, None)
+
+
 async def test_wait_gives_up_after_its_time() -> None:
     async with Rig() as rig:
         await rig.runner.submit("script", run_id="r")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -196,6 +197,7 @@ class Claimed:
     async def _end(self, status: RunStatus, result: RunResult, event: dict[str, Any] | None = None) -> RunResult:
         """End the run; `event` is what its last event tells, which for a success is the result itself."""
         row = self.row
+        result = copy(result)  # the agent may give the same one to all of its runs
         result.status, result.run_id = status, known_uuid(row.run_id)
         before = None if self.chronicle is None else self.chronicle.before(result)
         text, info = encode_result(result, before), encode(event) if event else None
