@@ -80,6 +80,21 @@ async def test_a_cancel_that_got_no_answer_is_made_whole_by_the_next() -> None:
     assert await state.get_run_status(run_id) == "cancelled"
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["one engine", "three"])
+async def test_runs_that_are_each_others_parents_are_cancelled(apart: bool) -> None:
+    clock = VirtualClock()
+    engine = MemoryEngine(clock)
+    own: Any = {"clock": clock} if apart else {"engine": engine}
+    queue, bus, state = InMemoryQueue(**own), InMemoryEventBus(**own), InMemoryStateStore(**own)
+    runner = AgentRunner(queue, bus, state, settings(), registry=Registry())
+    for run_id, parent in (("a", "b"), ("b", "a"), ("own", "own")):
+        await runner.submit("nobody", run_id=run_id, parent_run_id=parent)
+    for run_id in ("a", "own"):
+        assert await runner.cancel(run_id) is True
+        assert await runner.cancel(run_id) is False
+    assert [info.status.value for info in await runner.runs()] == ["cancelled"] * 3
+
+
 async def test_two_cancels_at_once_write_one_end() -> None:
     """The queue has decided for one of them, the other makes it whole, and both write to the engine that is apart."""
     clock = VirtualClock()

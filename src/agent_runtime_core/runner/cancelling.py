@@ -31,10 +31,12 @@ class End(NamedTuple):
 async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bool:
     """Cancel a run and what it called; False if it ended meanwhile, Moved if it is elsewhere by now."""
     queue = backends.queue
-    tree, earlier = [row], list[RunRow]()
+    tree, earlier, known = [row], list[RunRow](), {row.run_id}
     for each in tree:
         for child in await queue.children(each.run_id):
-            (tree if child.status in LIVE else earlier).append(child)
+            if child.run_id not in known:  # whoever submits a run may say that its own child is its parent
+                known.add(child.run_id)
+                (tree if child.status in LIVE else earlier).append(child)
     now = queue.clock.wall()
     ends, queue_ops = [], []
     for each in tree:
@@ -104,13 +106,17 @@ async def _publish(backends: Backends, end: End, now: float) -> None:
     await backends.bus.commits.commit(None, ops)
 
 
-async def cancelled_whole(backends: Backends, registry: Registry, row: RunRow) -> None:
+async def cancelled_whole(
+    backends: Backends, registry: Registry, row: RunRow, above: frozenset[str] = frozenset()
+) -> None:
     """Have it known everywhere that this run, and what it called, was cancelled, if it was: whoever did it may have
     got no answer half-way."""
     if row.status != "cancelled" or (backends.queue.commits is backends.state.commits and _derives(backends)):
         return
+    above |= {row.run_id}
     for child in await backends.queue.children(row.run_id):
-        await cancelled_whole(backends, registry, child)
+        if child.run_id not in above:
+            await cancelled_whole(backends, registry, child, above)
     ending = await backends.state.ending(row.run_id)
     if ending is not None and ending.attempt == row.generation and ending.claim_id:
         return  # by a claim, which says all of it itself
