@@ -559,6 +559,40 @@ async def test_closing_a_runner_ends_its_loop_and_nothing_is_claimed_after(place
         assert (await other.get_run(run_id)).status == RunStatus.PENDING
 
 
+async def test_a_run_whose_agent_is_unregistered_while_it_is_claimed_goes_back(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = asyncio.Event()
+
+    async def body(ctx: Any) -> None:
+        ran.set()
+
+    async with Rig(place, Clock(), grace_seconds=0) as rig:
+        rig.register(body, "gone")
+        rig.register(body, "here")
+        for key in ("gone", "here"):
+            await rig.runner.submit(key, run_id=key)
+        claim = rig.runner.queue.claim_rows
+
+        async def claimed(*args: Any, **options: Any) -> Any:
+            rows = await claim(*args, **options)
+            rig.registry.unregister("gone")
+            return rows
+
+        monkeypatch.setattr(rig.runner.queue, "claim_rows", claimed)
+        loop = await working(rig.runner, concurrency=2)
+        await until(ran)
+        await rig.runner.wait("here", timeout=10)
+        rig.runner.stop()
+        await loop
+        info = await rig.runner.get_run("gone")
+        assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
+        monkeypatch.undo()
+        rig.register(body, "gone")
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("gone")).status == RunStatus.SUCCEEDED
+
+
 async def test_closing_a_runner_ends_its_loop_in_another_thread(place: Path | None) -> None:
     ended: list[BaseException | None] = []
 

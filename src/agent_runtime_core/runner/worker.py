@@ -10,13 +10,14 @@ import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed
 from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
 
 if TYPE_CHECKING:
+    from ..interfaces import AgentRuntime
     from .core import AgentRunner
     from .drive import Drive
 
@@ -63,7 +64,10 @@ class Worker:
         )
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
-        drive = self.runner._drive(row, self.runner.agent(row.agent), inline=False)
+        agent = self.runner.registry.get(row.agent)
+        drive = self.runner._drive(row, cast("AgentRuntime", agent), inline=False)
+        if agent is None:  # it was taken out of the registry while the claim was under way
+            return self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if self._wake is not None:
             drive.next_claim, drive.start = self._next_claim, self._start_all
         return self._follow(asyncio.ensure_future(drive.run()), drive)
