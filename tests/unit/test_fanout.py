@@ -133,6 +133,54 @@ async def test_an_item_keeps_its_record_under_its_key_wherever_it_stands(place: 
         assert sorted(calls) == ["a", "b", "c", "x"]
 
 
+async def test_maps_under_two_checkpoint_keys_are_two(place: Path | None) -> None:
+    calls: list[str] = []
+
+    def upper(name: str) -> str:
+        calls.append(name)
+        return name.upper()
+
+    async def body(ctx: Any) -> Any:
+        one, two = StepExecutor(ctx), StepExecutor(ctx, checkpoint_key="two")
+        found = [
+            await one.map("up", upper, "ab"),
+            await two.map("up", upper, "cd"),
+            await two.map("by", upper, "ef", key=str),
+        ]
+        if len(calls) == 6:
+            raise ConnectionError
+        return found
+
+    async with Rig(place) as rig:
+        await rig.go(body)
+        calls.append("resumed")
+        assert await rig.value(body) == [["A", "B"], ["C", "D"], ["E", "F"]]
+    assert sorted(calls[:6]) == list("abcdef")
+    assert calls[6:] == ["resumed"]
+
+
+async def test_maps_inside_two_steps_are_two(place: Path | None) -> None:
+    lives = 0
+
+    async def body(ctx: Any) -> Any:
+        nonlocal lives
+        lives += 1
+
+        async def part(letters: str) -> list[str]:
+            found: list[str] = await StepExecutor(ctx).map("up", str.upper, letters)
+            if letters == "cd" and lives == 1:
+                raise ConnectionError
+            return found
+
+        return [await ctx.step("part", part, letters) for letters in ("ab", "cd")]
+
+    async with Rig(place) as rig:
+        await rig.go(body)
+        assert await rig.value(body) == [["A", "B"], ["C", "D"]]
+        skipped = [payload["step_name"] for _, payload in await rig.told("step.skipped")]
+        assert skipped == ["up", "up"]
+
+
 async def test_another_item_at_a_recorded_place_is_told(place: Path | None) -> None:
     async with Rig(place) as rig:
 

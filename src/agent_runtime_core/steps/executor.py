@@ -123,4 +123,5 @@ class StepExecutor:
         book = self._book
         if book is None:
             return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)
-        return await FanOut(self, book).run(name, fn, listed, keys, policy, returns, max_result_bytes)
+        fan_out = FanOut(self, book, self._scope)
+        return await fan_out.run(name, fn, listed, keys, policy, returns, max_result_bytes, key is None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
-from ..book import Book
+from ..book import FRAME, Book
 from ..errors import StepCancelledError
 from ..journal.record import SKIPPED, Record
 from .listed import recorded_results
@@ -20,20 +20,22 @@ if TYPE_CHECKING:
 class FanOut:
     """One pass over the items."""
 
-    def __init__(self, executor: StepExecutor, book: Book) -> None:
+    def __init__(self, executor: StepExecutor, book: Book, scope: str) -> None:
         self.executor: StepExecutor = executor
         self.book: Book = book
+        self.scope: str = scope
         self.failed: BaseException | None = None
 
     async def run(
         self, name: str, fn: Callable[..., Any], items: list[Any], keys: list[str], policy: Policy, returns: Any,
-        max_result_bytes: int,
+        max_result_bytes: int, by_place: bool,
     ) -> list[Any]:  # fmt: skip
         self.fn: Callable[..., Any] = fn
         self.items: list[Any] = items
         self.policy: Policy = policy
         self.how: Callee = callee(fn, returns, max_result_bytes)
-        self.keys: list[str] = [f"m:{key}" for key in keys]
+        space = self._space(by_place)
+        self.keys: list[str] = [f"m:{key}{space}" for key in keys]
         self.name = name
         self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
         self.results: list[Any] = [None] * len(items)
@@ -44,6 +46,13 @@ class FanOut:
         if self.failed is not None:
             raise self.failed
         return self.results
+
+    def _space(self, by_place: bool) -> str:
+        """What tells these items from others: the checkpoint_key, and for places the step that this map is in."""
+        frame, space = FRAME.get(), f"@x:{self.scope}" if self.scope else ""
+        if by_place and frame is not None and frame.book is self.book:
+            return f"{space}@{frame.mark}"
+        return space
 
     async def _recorded(self) -> list[int]:
         """Take what the journal has; the places of the items it has not."""
