@@ -251,6 +251,11 @@ class Book:
             if (name, key) not in self.spoilt:
                 return key
 
+    def within(self) -> str:
+        """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""
+        frame = FRAME.get()
+        return "" if frame is None or frame.book is not self else f"@{frame.mark}"
+
     def recorded(self, name: str, key: str) -> Record | None:
         """The record of that step, under its present or its former name."""
         record = self.done.get((name, key))

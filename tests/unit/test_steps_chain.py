@@ -772,3 +772,39 @@ async def test_the_result_of_the_run_is_in_the_journal_as_it_was_returned() -> N
         await rig.value(lambda ctx: StepExecutor(ctx).run([Calls().step("a", (1, 2))]))
         done = [record for record in await rig.records() if record.kind == "done"]
         assert decode(done[0].result or "") == (1, 2)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+async def test_lists_inside_two_steps_are_two_and_are_resumed(place: Path | None, graph: bool) -> None:
+    lives, ran = 0, list[str]()
+
+    async def body(ctx: Any) -> Any:
+        nonlocal lives
+        lives += 1
+
+        async def part(*names: str) -> dict[str, Any]:
+            def fn(name: str) -> Any:
+                def run(ctx: Any, state: Any) -> str:
+                    ran.append(name)
+                    if name == "write" and lives == 1:
+                        raise ConnectionError("down")
+                    return f"{names[0]} {name}"
+
+                return run
+
+            after = names[:1] if graph else ()
+            steps = [Step(names[0], fn(names[0])), Step(names[1], fn(names[1]), depends_on=after)]
+            return await StepExecutor(ctx).run(steps)
+
+        first = await ctx.step("one", part, "load", "keep")
+        second = await ctx.step("two", part, "fetch", "write")
+        return [first, second, await ctx.step("three", part, "load", "write")]
+
+    async with Rig(place) as rig:
+        await rig.go(body)
+        assert await rig.value(body) == [
+            {"load": "load load", "keep": "load keep"},
+            {"fetch": "fetch fetch", "write": "fetch write"},
+            {"load": "load load", "write": "load write"},
+        ]
+    assert ran == ["load", "keep", "fetch", "write", "write", "load", "write"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
-from ..book import FRAME, Book
+from ..book import Book
 from ..errors import StepCancelledError
 from ..journal.record import SKIPPED, Record
 from .listed import recorded_results
@@ -49,10 +49,7 @@ class FanOut:
 
     def _space(self, by_place: bool) -> str:
         """What tells these items from others: the checkpoint_key, and for places the step that this map is in."""
-        frame, space = FRAME.get(), f"@x:{self.scope}" if self.scope else ""
-        if by_place and frame is not None and frame.book is self.book:
-            return f"{space}@{frame.mark}"
-        return space
+        return (f"@x:{self.scope}" if self.scope else "") + (self.book.within() if by_place else "")
 
     async def _recorded(self) -> list[int]:
         """Take what the journal has; the places of the items it has not."""

@@ -29,8 +29,11 @@ class Listed:
         self.skips: list[str] = []  # what a record of them tells of each, as JSON
 
     async def open(self, steps: Sequence[Step], resume: bool) -> None:
-        """Know the list by its scope, by how often that was reset, and by its number there."""
-        book, scope = self.book, f"x:{self.scope}"
+        """Know the list by its scope, by how often that was reset, and by its number there.
+
+        A list inside a step is of that step's own: on a resume, those inside recorded steps do not run again.
+        """
+        book, scope = self.book, f"x:{self.scope}{self.book.within()}"
         if not resume:
             book.resets[scope] = book.resets.get(scope, 0) + 1
             await book.ledger.note(book.boundary_record(RESET, key=scope))
