@@ -204,6 +204,8 @@ class Book:
         for (name, _), record in self.done.items():
             if (name == "model" or name.startswith("call:")) and not is_copied(record):
                 told = json.loads(record.result or "{}")
+                if not isinstance(told, dict):
+                    continue  # somebody's own step of that name
                 cost = told.get("cost_usd")
                 add(told.get("usage") or {})
                 add({"cost_usd": cost, "turns": 1} if name == "model" else {})

@@ -161,6 +161,12 @@ def test_a_frame_knows_its_step() -> None:
     assert (frame.attempt, frame.emitted) == (2, 0)
 
 
+def test_a_step_of_ones_own_that_is_called_model_used_nothing() -> None:
+    theirs = done("model", "s:0")._replace(result='"an answer"')
+    ours = done("model", "k:1")._replace(result='{"usage":{"total_tokens":3},"cost_usd":0.5}')
+    assert book(theirs, ours).spent() == {"total_tokens": 3, "cost_usd": 0.5, "turns": 1}
+
+
 async def test_without_a_context_nobody_is_asked_about_doubt() -> None:
     with pytest.raises(JournalMismatch, match="'pay' is in doubt"):
         await book().review("pay", "s:0", 1)
