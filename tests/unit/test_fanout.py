@@ -345,6 +345,23 @@ async def test_what_landed_while_its_caller_gave_up_is_not_run_again(place: Path
         assert sorted(keys) == ["m:0", "m:1", "m:2", "m:3"]
 
 
+async def test_other_items_under_a_name_are_not_answered_with_the_results_of_the_first(place: Path | None) -> None:
+    async def same(n: int) -> int:
+        return n
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            first = await executor.map("m", same, [1, 2])
+            assert await executor.map("m", same, [1, 2, 3]) == [*first, 3]
+            with pytest.raises(InvalidArgument, match=r"map 'm': place 1 had another item.*key="):
+                await executor.map("m", same, [1, 4])
+            return [await executor.map("k", same, batch, key=str) for batch in ([1, 2], [3, 4])]
+
+        assert await rig.value(body) == [[1, 2], [3, 4]]
+
+
 async def test_keys_are_unique_and_errors_name_the_item() -> None:
     async with Rig() as rig:
 

@@ -111,7 +111,8 @@ class StepExecutor:
     ) -> list[Any]:
         """`fn(item)` for every item, some at once, each recorded by itself; the results in the items' order.
 
-        An item is known by its place, or by `key(item)`. When one fails for good, no other is begun,
+        An item is known by its place, or by `key(item)`, in all maps of that name: InvalidArgument where another map
+        had other items in the same places. When one fails for good, no other is begun,
         those in flight are finished and recorded, and then its error is raised.
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)

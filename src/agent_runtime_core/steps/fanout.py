@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
-from ..book import Book
-from ..errors import StepCancelledError
+from ..book import FRAME, Book
+from ..errors import InvalidArgument, StepCancelledError
 from ..journal.record import SKIPPED, Record
 from .listed import recorded_results
 
@@ -38,6 +38,8 @@ class FanOut:
         self.keys: list[str] = [f"m:{key}{space}" for key in keys]
         self.name = name
         self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
+        if by_place:
+            self._keep_places(f"{name}{space}")
         self.results: list[Any] = [None] * len(items)
         missing = await self._recorded()
         self.queue: Iterator[int] = iter(missing)
@@ -50,6 +52,23 @@ class FanOut:
     def _space(self, by_place: bool) -> str:
         """What tells these items from others: the checkpoint_key, and for places the step that this map is in."""
         return (f"@x:{self.scope}" if self.scope else "") + (self.book.within() if by_place else "")
+
+    def _keep_places(self, which: str) -> None:
+        """Refuse items that would be answered with the results of others: those of an earlier map of this claim.
+
+        Another try of the step that this map is in is answered as a resumed one would be.
+        """
+        maps, frame = self.book.maps, FRAME.get()
+        which = which if frame is None else f"{which}@{frame.attempt}"
+        earlier = maps.get(which, [])
+        for place, (found, had) in enumerate(zip(self.digests, earlier, strict=False)):
+            if found != had:
+                raise InvalidArgument(
+                    f"map {self.name!r}: place {place} had another item in an earlier map of that name, whose "
+                    "result is recorded: give each map a name of its own, or its items keys with key="
+                )
+        if len(self.digests) > len(earlier):
+            maps[which] = self.digests
 
     async def _recorded(self) -> list[int]:
         """Take what the journal has; the places of the items it has not."""
