@@ -9,11 +9,11 @@ from .._load import lazily
 if TYPE_CHECKING:
     from .base.audit import AuditStore
     from .base.conversations import ConversationStore
-    from .base.knowledge import KnowledgeStore
+    from .base.knowledge import KnowledgeStore, NoEmbeddings
     from .base.memory import MemoryStore
     from .base.preferences import PreferencesStore
     from .base.tasks import TaskStore
-    from .branching import Branch
+    from .branching import Branch, BrokenHistory
     from .manager import PersistenceConfig, PersistenceManager, configure_persistence, get_persistence_manager
     from .models import (
         AuditEntry,
@@ -84,9 +84,11 @@ _MODELS = (
 _LAZY = {
     "AuditStore": ".base.audit:AuditStore",
     "Branch": ".branching:Branch",
+    "BrokenHistory": ".branching:BrokenHistory",
     "ConversationStore": ".base.conversations:ConversationStore",
     "KnowledgeStore": ".base.knowledge:KnowledgeStore",
     "MemoryStore": ".base.memory:MemoryStore",
+    "NoEmbeddings": ".base.knowledge:NoEmbeddings",
     "PersistenceConfig": ".manager:PersistenceConfig",
     "PersistenceManager": ".manager:PersistenceManager",
     "PreferencesStore": ".base.preferences:PreferencesStore",
@@ -106,6 +108,7 @@ __all__ = [
     "AuditEventType",
     "AuditStore",
     "Branch",
+    "BrokenHistory",
     "Conversation",
     "ConversationMessage",
     "ConversationStore",
@@ -129,6 +132,7 @@ __all__ = [
     "KnowledgeStore",
     "MemoryStore",
     "Message",
+    "NoEmbeddings",
     "PerformanceMetric",
     "PersistenceConfig",
     "PersistenceManager",
