@@ -23,6 +23,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.portal import from_thread
+from agent_runtime_core.runner import open_run, open_run_sync
 from agent_runtime_core.steps import Backoff, Happened, State, Step, StepExecutor, register_type
 from agent_runtime_core.testing import MockRunContext
 from tests.unit.rig import Rig
@@ -808,3 +809,11 @@ async def test_lists_inside_two_steps_are_two_and_are_resumed(place: Path | None
             {"load": "load load", "write": "load write"},
         ]
     assert ran == ["load", "keep", "fetch", "write", "write", "load", "write"]
+
+
+def test_what_is_no_context_is_refused_at_once() -> None:
+    for wrong in (None, "jobs.db", open_run("memory://")):
+        with pytest.raises(InvalidArgument, match=r"takes a run's context, and .* has no emit$"):
+            StepExecutor(wrong)
+    with open_run_sync("memory://") as run, pytest.raises(InvalidArgument, match="has no emit: give its ctx"):
+        StepExecutor(run)

@@ -37,6 +37,10 @@ class StepExecutor:
         cancel_check_interval: float = 0.5,
         max_concurrency: int = 16,
     ) -> None:
+        lacks = [name for name in ("emit", "checkpoint", "get_state", "cancelled") if not hasattr(ctx, name)]
+        if lacks:
+            hint = ": give its ctx" if hasattr(ctx, "ctx") else ""
+            raise InvalidArgument(f"StepExecutor takes a run's context, and {ctx!r:.80} has no {lacks[0]}{hint}")
         if max_concurrency < 1:
             raise InvalidArgument(f"max_concurrency is at least 1, not {max_concurrency!r}")
         if not cancel_check_interval > 0:
