@@ -19,6 +19,7 @@ _STORED: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 # Control characters and lone surrogates: stores cut text at a NUL, and cannot encode the surrogates.
 _UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+_HALF: Final = re.compile("[\ud800-\udfff]")
 _MAX_KEY: Final = 512
 _MAX_MS: Final = 2**48 - 1
 
@@ -121,6 +122,17 @@ def stored_id(value: str | UUID) -> str:
 def known_uuid(stored: str) -> UUID:
     """The UUID of a stored run id: one run asks for it several times."""
     return UUID(stored)
+
+
+def unbroken(what: str, value: object) -> str:
+    """The text itself, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
+    if isinstance(value, str) and value and (value.isascii() or _HALF.search(value) is None):
+        return value
+    if isinstance(value, str) and value:
+        raise InvalidArgument(
+            f"{what} {value!a:.80} holds half a character, a lone surrogate, which stores cannot keep"
+        )
+    raise InvalidArgument(f"{what} is a text that is not empty, not {value!r:.80}")
 
 
 def storable(what: str, value: str) -> str:

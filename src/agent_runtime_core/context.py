@@ -11,7 +11,7 @@ from uuid import UUID
 from weakref import ref
 
 from ._clock import Clock, aware
-from ._ids import known_uuid, step_id, trace_id
+from ._ids import known_uuid, step_id, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import BESIDE, FRAME, Book, Frame
@@ -144,8 +144,8 @@ class Context:
         if self.place.sealed:
             await self._open()
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
-        if not kind or not isinstance(event_type, str):
-            raise InvalidArgument(f"an event's type is a text that is not empty, not {event_type!r:.80}")
+        if not isinstance(event_type, str) or not (kind and kind.isascii()):
+            unbroken("an event's type", event_type)
         if payload is not None and not isinstance(payload, dict):
             raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
         row = self._event(kind, payload or {})
@@ -315,11 +315,9 @@ class Context:
 
     def _identify(self, name: str, key: str | None, space: str = "s") -> tuple[str, Record | None]:
         """The key of the next step of that name, and its record if there is one."""
-        if not isinstance(name, str) or not name:
-            raise InvalidArgument(f"a step's name is a text that is not empty, not {name!r}")
+        unbroken("a step's name", name)
         if key is not None:
-            if not isinstance(key, str) or not key:
-                raise InvalidArgument(f"the key of step {name!r} is a text that is not empty, or None, not {key!r:.80}")
+            unbroken(f"the key of step {name!r}", key)
             record = self.book.recorded(name, place := f"k:{key}")
         else:
             place = self.book.occurrence(space, name)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ._clock import Clock
 from ._engines.base import Op
-from ._ids import child_run_id, step_id
+from ._ids import child_run_id, step_id, unbroken
 from ._json import MAX_WHOLE, decode, encode
 from .attempts import Happened
 from .book import FRAME, Book
@@ -293,8 +293,7 @@ class Waits:
         ask: Callable[[], Awaitable[Any]] | None = None,
         known_by: str | None = None,
     ) -> Any:
-        if not isinstance(wanted, str) or not wanted:
-            raise InvalidArgument(f"a signal's name is a text that is not empty, not {wanted!r}")
+        unbroken("a signal's name", wanted)
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < 1e11):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
         name = f"{kind}:{wanted}"

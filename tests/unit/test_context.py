@@ -1358,3 +1358,30 @@ async def test_a_conversation_may_have_any_name(tmp_path: Path) -> None:
 
 async def _conversation_of(ctx: Any) -> str:
     return str(ctx.conversation_id)
+
+
+HALF = "half \ud83d"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda ctx: ctx.step(HALF, lambda: 1),
+        lambda ctx: ctx.step("a", lambda: 1, key=HALF),
+        lambda ctx: ctx.emit(HALF, {}),
+        lambda ctx: ctx.wait_for_signal(HALF),
+        lambda ctx: StepExecutor(ctx).map(HALF, lambda item: item, [1]),
+        lambda ctx: StepExecutor(ctx).map("m", lambda item: item, [1], key=lambda item: HALF),
+        lambda ctx: StepExecutor(ctx).run([Step(HALF, lambda ctx, state: 1)]),
+    ],
+    ids=["step", "key", "event", "signal", "map", "key of an item", "list"],
+)
+async def test_a_name_that_no_store_keeps_is_refused_and_told(place: Path | None, ask: Any) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> str:
+            with pytest.raises(InvalidArgument, match=r"'half \\ud83d' holds half a character"):
+                await ask(ctx)
+            return str(await ctx.step("whole", lambda: "on it goes"))
+
+        assert await rig.value(body) == "on it goes"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from .._engines.base import NOBODY, Commits, Op, behind
-from .._ids import run_uuid
+from .._ids import run_uuid, unbroken
 from .._json import decode, encode
 from .._load import load
 from ..backends import Backends, configured, open_url, traced
@@ -62,14 +62,6 @@ def _listed(input: Any) -> None:
             "the messages of an input are a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
             f"not {messages!r:.80}"
         )
-
-
-def _known_by(what: str, text: object) -> None:
-    """InvalidArgument, which says that of `what`, for what no store would find again."""
-    if not isinstance(text, str) or not text:
-        raise InvalidArgument(f"{what} is a text that is not empty, not {text!r}")
-    if any("\ud800" <= each <= "\udfff" for each in text):
-        raise InvalidArgument(f"{what} {text!a:.80} holds a lone surrogate, which stores cannot keep")
 
 
 def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
@@ -546,9 +538,9 @@ class AgentRunner:
 
         The same `message_id` is delivered once.
         """
-        _known_by("a signal's name", name)
+        unbroken("a signal's name", name)
         if message_id:
-            _known_by("a message_id", message_id)
+            unbroken("a message_id", message_id)
         key = self._key(run_id)
         status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
         if status == "unknown":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .._ids import unbroken
 from .._json import MAX_RESULT
 from ..attempts import InDoubt, Policy, RetryOn
 from ..book import Book
@@ -121,7 +122,11 @@ class StepExecutor:
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         listed = list(items)
-        keys = [str(i if key is None else key(item)) for i, item in enumerate(listed)]
+        unbroken("the name of a map", name)
+        keys = [
+            str(i) if key is None else unbroken(f"a key of map {name!r}", str(key(item)))
+            for i, item in enumerate(listed)
+        ]
         if len(set(keys)) != len(keys):
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {name!r}: two items have the key {twice!r}: keys are unique")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
-from .._ids import run_uuid
+from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
 from ..errors import InvalidArgument
@@ -51,8 +51,7 @@ class Step:
     _policy: ClassVar[tuple[Any, Policy] | None] = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidArgument(f"a step's name is a text that is not empty, not {self.name!r}")
+        unbroken("a step's name", self.name)
         if not callable(self.fn):
             raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
         if type(self.depends_on) is not tuple or self.depends_on:
