@@ -316,6 +316,43 @@ async def test_a_result_that_cannot_be_kept_is_refused_with_its_path(place: Path
         assert result.error.retriable is False
 
 
+async def test_what_waits_for_a_checkpoint_is_written_with_the_next_one_though_its_list_failed(
+    place: Path | None,
+) -> None:
+    calls: list[str] = []
+    lives = 0
+
+    def step(name: str, failures: int = 0, **options: Any) -> Step:
+        async def fn(ctx: Any, state: Any) -> list[str]:
+            calls.append(name)
+            if calls.count(name) <= failures:
+                raise ConnectionError("down")
+            state["seen"] = [*state.get("seen", ()), name]
+            return list(state["seen"])
+
+        return Step(name, fn, **options)
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            nonlocal lives
+            lives += 1
+            steps = [step("a", checkpoint=False), step("b", 1)]
+            if lives == 1:
+                with pytest.raises(StepExecutionError):
+                    await StepExecutor(ctx).run(steps)
+            done = await StepExecutor(ctx).run(steps)
+            if lives == 1:
+                raise ConnectionError("cut")
+            return done
+
+        await rig.go(body)
+        assert await rig.value(body) == {"a": ["a"], "b": ["a", "b"]}
+        assert calls == ["a", "b", "b"]
+        events = await rig.runner.event_bus.get_events("r")
+        assert [event.sequence for event in events] == list(range(len(events)))
+
+
 async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
     async def fn(ctx: Any, state: State) -> None:
         state["bad"] = object()

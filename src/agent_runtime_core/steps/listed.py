@@ -25,7 +25,6 @@ class Listed:
         self.scope: str = scope
         self.kept: ExecutionState = executor.state
         self.results: dict[str, Any] = {}
-        self.deferred: list[Record] = []
         self.skips: list[str] = []  # what a record of them tells of each, as JSON
 
     async def open(self, steps: Sequence[Step], resume: bool) -> None:
@@ -39,6 +38,8 @@ class Listed:
             await book.ledger.note(book.boundary_record(RESET, key=scope))
         self.key: str = f"{scope}:{book.resets.get(scope, 0)}"
         self.quoted_key: str = quote(self.key)
+        # What an earlier list of this claim left, which failed before its next checkpoint, is for this one to write.
+        self.deferred: list[Record] = book.deferred.setdefault(self.key, [])
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
         self.number: str = str(book.lists.get(scope, 0))
@@ -70,7 +71,8 @@ class Listed:
         """What waited for a checkpoint, and `records`: places are given when they are written, so that they
         grow together with the event numbers."""
         next_seq = self.book.ledger.next_seq
-        deferred, self.deferred = self.deferred, []
+        deferred = self.deferred.copy()
+        self.deferred.clear()
         return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
 
     def _completed(self, step: Step) -> None:
