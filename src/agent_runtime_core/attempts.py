@@ -27,6 +27,7 @@ from .errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageBusy,
     UnserialisableResult,
     text_of,
 )
@@ -278,6 +279,9 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                     await ledger.append(*records)
                 except asyncio.CancelledError:
                     await _take_what_landed(book, records)
+                    raise
+                except StorageBusy:
+                    book.spoilt.add((work.name, work.key))  # it may have landed, or land later: not under that key
                     raise
             book.done[work.name, work.key] = records[-1]
     finally:

@@ -96,9 +96,7 @@ class Book:
         self.resets: dict[str, int] = {}
         self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
         self.lists: dict[str, int] = {}  # how many step lists this claim has run, by scope
-        self.deferred: dict[
-            str, list[Record]
-        ] = {}  # ends of steps that wait for a checkpoint, by the key of their list
+        self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
         self.maps: dict[str, list[str | None]] = {}  # digests of the items of the maps it has run, by name
         self.ended: Record | None = None
         self.length: int = 0

@@ -380,6 +380,7 @@ class Context:
                 text = await self._ledger.transact(fn, args, record, seal)
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
+                    self.book.spoilt.add((name, place))  # it may have landed
                     raise
                 message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
@@ -410,7 +411,11 @@ class Context:
         value = await make()
         record = self.book.noted(name, place, encode(value))
         # Durable before anybody can use it: a lost note would give another value to the step that is run again.
-        await self._ledger.append(record)
+        try:
+            await self._ledger.append(record)
+        except BaseException:
+            self.book.spoilt.add((name, place))  # it may have landed
+            raise
         self.book.done[name, place] = record
         self.book.passed()
         return value

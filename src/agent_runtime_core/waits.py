@@ -277,6 +277,7 @@ class Waits:
         except BaseException:
             if mail is not None:
                 self._used.discard(mail.seq)
+            book.spoilt.add((name.removeprefix("call:"), key))  # it may have landed
             raise
         finally:
             self._writing -= 1
