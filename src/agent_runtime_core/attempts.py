@@ -261,8 +261,9 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 else:
                     value = await limited(work.call(attempt), timeout, f"step {work.name!r}")
                 text = work.encode(value)
-                # Before anything is awaited: whoever holds the value may go on changing it.
-                copied = _copied(value) if work.decode is decode else _NOT_PLAIN
+                # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
+                # be read again is no result.
+                handed = _as_read(work, value, text)
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
@@ -287,8 +288,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     finally:
         book.running -= 1
         FRAME.reset(token)
-    # The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give.
-    return work.decode(text) if copied is _NOT_PLAIN else copied
+    return handed
 
 
 async def _take_what_landed(book: Book, records: Sequence[Record]) -> None:
@@ -302,19 +302,18 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 _all_plain = _PLAIN.issuperset
 
 
-#: There is something in the value that only its encoding can copy.
-_NOT_PLAIN: Any = object()
-
-
 class _NotPlain(Exception):
-    """The same, from inside."""
+    """There is something in the value that only its encoding can copy."""
 
 
-def _copied(value: Any) -> Any:
+def _as_read(work: Work, value: Any, text: str) -> Any:
+    """The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give."""
+    if work.decode is not decode:
+        return work.decode(text)
     try:
         return _copy(value)
     except _NotPlain:
-        return _NOT_PLAIN
+        return decode(text)
 
 
 def _copy(value: Any) -> Any:

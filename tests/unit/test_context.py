@@ -1385,3 +1385,28 @@ async def test_a_name_that_no_store_keeps_is_refused_and_told(place: Path | None
             return str(await ctx.step("whole", lambda: "on it goes"))
 
         assert await rig.value(body) == "on it goes"
+
+
+@dataclass
+class Once:
+    """Built the first time only: what is recorded of it cannot be read again."""
+
+    made: list[int]
+
+    def __post_init__(self) -> None:
+        if self.made:
+            raise ValueError("once only")
+        self.made = [1]
+
+
+async def test_a_result_that_cannot_be_read_again_is_no_result_of_its_step(place: Path | None) -> None:
+    async def make() -> Once:
+        return Once([])
+
+    async with Rig(place) as rig:
+        error = (await rig.go(lambda ctx: ctx.step("once", make))).error
+        assert error is not None
+        assert (error.type, "Once would not be built: ValueError: once only" in error.message) == (
+            "UnserialisableResult", True,
+        )  # fmt: skip
+        assert [record.kind for record in await rig.records() if record.name == "once"][-1] == "failed"

@@ -82,10 +82,11 @@ async def _find(engine: RedisEngine, wanted: RunFilter) -> list[RunRow]:
     after: int | None = wanted.after
     # Where every row of the statuses will do, no more are looked at than are wanted.
     all_do = wanted.agent is None and wanted.ended_before is None and not wanted.since
+    statuses = None if wanted.statuses is None else tuple(dict.fromkeys(wanted.statuses))
     while after is not None and len(found) < wanted.limit:
         page_size = min(PAGE, wanted.limit - len(found)) if all_do else PAGE
         after, page = await engine.ask(
-            "queue.find", wanted.statuses, wanted.agent, wanted.since, wanted.ended_before, after, page_size
+            "queue.find", statuses, wanted.agent, wanted.since, wanted.ended_before, after, page_size
         )
         found += _rows(page)
     return found[: wanted.limit]

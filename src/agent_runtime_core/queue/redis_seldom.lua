@@ -82,7 +82,7 @@ ops['queue.beat'] = function(claims, lease_until)
       row[LEASE_UNTIL] = text((by_server and now or 0) + lease_until)
       changed(row)
     end
-    answers[i] = {held, row ~= nil and row[CANCEL_AT] ~= null}
+    answers[i] = {held, held and row[CANCEL_AT] ~= null}
   end
   return answers
 end

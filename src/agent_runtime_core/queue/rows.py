@@ -241,14 +241,15 @@ class Rows(ABC):
         return row
 
     def beat(self, claims: Sequence[tuple[str, str]], lease_until: float) -> list[tuple[bool, bool]]:
-        """Extend the leases of (run_id, claim_id) pairs: for each (still held, cancel requested)."""
+        """Extend the leases of (run_id, claim_id) pairs: for each (still held, and asked to cancel)."""
         answers = []
         for run_id, claim_id in claims:
             row = self.get(run_id)
-            held = row is not None and row.status == "running" and row.claim_id == claim_id
-            if row is not None and held:
+            if row is not None and row.status == "running" and row.claim_id == claim_id:
                 self.save(row.changed(lease_until=lease_until))
-            answers.append((held, row is not None and row.cancel_at is not None))
+                answers.append((True, row.cancel_at is not None))
+            else:
+                answers.append((False, False))
         return answers
 
     def post(self, run_id: str, mail: Mail) -> tuple[str, int]:
