@@ -270,8 +270,9 @@ class AgentRunner:
         the result while another live process holds the run (`if_running="raise"`: RunBusy). Another agent
         or input under it is an IdempotencyConflict. With `recover="worker"` workers take the run over if
         this process dies; otherwise the next `execute` does. While another run has the turn of its
-        `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way; within a run of
-        that key it is part of that run's turn.
+        `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way. Within a run of
+        that key, which would wait for itself, it is a RunBusy; within one of the same conversation, whose
+        key was not given, it is part of that run's turn.
         """
         if if_running not in ("wait", "raise"):
             raise InvalidArgument(f"if_running is 'wait' or 'raise', not {if_running!r}")
