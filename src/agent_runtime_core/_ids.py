@@ -19,7 +19,7 @@ _STORED: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 # Control characters and lone surrogates: stores cut text at a NUL, and cannot encode the surrogates.
 _UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
-_HALF: Final = re.compile("[\ud800-\udfff]")
+HALF: Final = re.compile("[\ud800-\udfff]")  # of a character, which no store and no server takes
 _MAX_KEY: Final = 512
 _MAX_MS: Final = 2**48 - 1
 
@@ -126,7 +126,7 @@ def known_uuid(stored: str) -> UUID:
 
 def unbroken(what: str, value: object) -> str:
     """The text itself, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
-    if isinstance(value, str) and value and (value.isascii() or _HALF.search(value) is None):
+    if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
         return value
     if isinstance(value, str) and value:
         raise InvalidArgument(

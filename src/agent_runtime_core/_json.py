@@ -163,8 +163,15 @@ def _finite(text: str) -> float:
 
 
 _START: Final = json.decoder.WHITESPACE.match  # type: ignore[attr-defined]
+_STRICT: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 # Called directly: the method around it looks for space twice.
-_SCAN: Final = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite).scan_once  # type: ignore[attr-defined]
+_SCAN: Final = _STRICT.scan_once  # type: ignore[attr-defined]
+
+
+def strictly(text: str) -> Any:
+    """The tree that a text of somebody else's says; ValueError for what is no JSON, NaN and numbers larger than any
+    float with it, RecursionError for what is nested too deeply."""
+    return _STRICT.decode(text)
 
 
 def decode(text: str) -> object:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from ._json import MAX_PARSED, encode
+from ._json import MAX_PARSED, encode, strictly
 from .errors import InvalidArgument, UnserialisableResult
 from .schema import misfit
 from .tools.forms import schema_of, typed
@@ -69,18 +68,7 @@ class Output:
 
 
 def _read(text: str) -> Any:
-    return json.loads(_bare(text), parse_constant=_no_constant, parse_float=_finite)
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is larger than any float")
-    return number
+    return strictly(_bare(text))
 
 
 def _bare(text: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
+from .._ids import HALF
 from ..errors import ProviderUnavailable
 from ._anthropic_format import PROVIDER, UNREADABLE, Block, message_of, object_of
 
@@ -23,7 +23,6 @@ _FINISH = {
 _CUTS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal", "stop_sequence"})
 # Levels of nesting: what is kept of an answer has an input several levels deeper, and 100 is the most.
 _DEEPEST = 64
-_HALF = re.compile("[\ud800-\udfff]")
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
@@ -68,7 +67,7 @@ def _holds(given: Any, levels: int = _DEEPEST) -> bool:
         within = [*given, *given.values()] if isinstance(given, Mapping) else given
         return levels > 0 and all(_holds(each, levels - 1) for each in within)
     if isinstance(given, str):
-        return given.isascii() or _HALF.search(given) is None
+        return given.isascii() or HALF.search(given) is None
     return not isinstance(given, float) or math.isfinite(given)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._json import strictly
 from ..errors import RequestRefused
 
 PROVIDER = "anthropic"
@@ -172,21 +172,10 @@ def object_of(arguments: Any) -> dict[str, Any] | None:
     if not arguments.strip():
         return {}
     try:
-        value = json.loads(arguments, parse_constant=_no_constant, parse_float=_finite)
+        value = strictly(arguments)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is larger than any float")
-    return number
 
 
 def _id(given: Any, where: str) -> str:

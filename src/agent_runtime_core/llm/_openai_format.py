@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from .._ids import HALF
 
 #: What every assistant message has; all else that a provider adds to one is its own.
 _KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})
 _OF_A_CALL = frozenset({"id", "type", "index", "function", "custom"})
-_HALF = re.compile("[\ud800-\udfff]")
 #: How an answer ends that was not cut short.
 _ENDS = frozenset({"stop", "tool_calls", "function_call"})
 #: Ours, which no provider knows.
@@ -89,7 +89,7 @@ def incoming(told: Mapping[str, Any], provider: str, finish_reason: str, taken: 
 
 def joined(text: Any) -> Any:
     """The text with the halves of characters joined, as some servers part them; one alone could not be sent back."""
-    if not isinstance(text, str) or text.isascii() or _HALF.search(text) is None:
+    if not isinstance(text, str) or text.isascii() or HALF.search(text) is None:
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from .._json import MAX_PARSED, encode
+from .._json import MAX_PARSED, encode, strictly
 from ..attempts import PLAIN_POLICY, Policy
 from ..context import UNRECORDED, Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult
@@ -297,19 +296,12 @@ def _args(call: ToolCallDict) -> dict[str, Any]:
     if isinstance(given, str) and len(given) > MAX_PARSED:  # it is refused, and not run
         return {}
     try:
-        found = _READ.decode(given) if isinstance(given, str) and given.strip() else given
+        found = strictly(given) if isinstance(given, str) and given.strip() else given
         told = dict(found) if isinstance(found, Mapping) else {}
         encode([[told]])  # as deep as it is told
     except (ValueError, RecursionError):
         return {}
     return told
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
-
-
-_READ = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _told(call: ToolCallDict) -> dict[str, Any]:

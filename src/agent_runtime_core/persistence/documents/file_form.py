@@ -15,6 +15,7 @@ import re
 import zlib
 from typing import Any, Final, NamedTuple
 
+from ..._json import strictly
 from ...errors import StorageCorrupt, StorageTooNew
 from .base import Document
 
@@ -54,15 +55,11 @@ def _value(text: str) -> bytes:
     try:
         data = text.encode()
         if b"\n" not in data:
-            json.loads(text, parse_constant=_no_constant)
+            strictly(text)
             return _VALUE + data
     except (ValueError, RecursionError):
         pass
     return _TEXT + json.dumps(text).encode()
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(text)
 
 
 def read_page(data: bytes, path: str) -> Page:
