@@ -139,6 +139,11 @@ class Claimed:
         self.ledger.retire()
         self.ledger = self._ledger()
 
+    def _next_attempt(self) -> None:
+        """It is not in the journal yet, and was never parked."""
+        self.begun = False
+        self._see(parked=0)
+
     # -- left to others
 
     def _settle(

@@ -391,8 +391,7 @@ class Drive(Claimed):
         text = encode(error_payload(error))
         if self.inline:
             await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
-            self._see(parked=0)
-            self.begun = False
+            self._next_attempt()
             await self._pause(delay)
             return _AGAIN
         how = self._settle("pending")._replace(
