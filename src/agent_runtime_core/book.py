@@ -97,7 +97,7 @@ class Book:
         self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
         self.lists: dict[str, int] = {}  # how many step lists this claim has run, by scope
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
-        self.maps: dict[str, list[str | None]] = {}  # digests of the items of the maps it has run, by name
+        self.maps: dict[str, list[str | None]] = {}  # digests of their items, of the maps it has run
         self.ended: Record | None = None
         self.length: int = 0
         self.boundary: int = 0  # how many steps this claim has passed
@@ -105,7 +105,8 @@ class Book:
         self.running = 0  # steps in flight
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
-        #: Uses inside a step that are recorded as a failure: another try of that step has new ones in their place.
+        #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
+        #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other

@@ -21,6 +21,7 @@ from .journal.record import Record
 from .limits import RunLimits
 from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
+from .queue.base import TOO_LATE
 from .queue.row import LIVE, Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
@@ -142,7 +143,7 @@ class Waits:
     # -- what agents wait for
 
     async def sleep(self, seconds: float) -> None:
-        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e11:
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
             raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {seconds!r}")
         name, key = "sleep", self._book.occurrence("w", "sleep")
         if self._replayed(name, key) is not None:
@@ -295,7 +296,7 @@ class Waits:
         known_by: str | None = None,
     ) -> Any:
         unbroken("a signal's name", wanted)
-        if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < 1e11):
+        if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
         name = f"{kind}:{wanted}"
         key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"
