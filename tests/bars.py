@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 TRIES = 5
+ROUNDS = 7
 
 
 def within(seconds: float, tries: int = TRIES) -> Iterator[None]:
@@ -21,3 +22,25 @@ def within(seconds: float, tries: int = TRIES) -> Iterator[None]:
         if took[-1] < seconds:
             return
     raise AssertionError(f"not once within {seconds:g} s: {', '.join(f'{each:.3g}' for each in took)} s")
+
+
+def times_another(call: Callable[[], object], other: Callable[[], object], most: float, times: int) -> None:
+    """Hold what `call` costs the processor to `most` times what `other` costs; AssertionError if no try does.
+
+    The two take turns, `times` calls each, and a try compares the least of ROUNDS turns: what a busy machine adds
+    to one turn is not taken for the cost of the call.
+    """
+    took: list[float] = []
+    for _ in range(TRIES):
+        turns = [(_cpu(call, times), _cpu(other, times)) for _ in range(ROUNDS)]
+        took.append(min(turn[0] for turn in turns) / min(turn[1] for turn in turns))
+        if took[-1] < most:
+            return
+    raise AssertionError(f"not once below {most:g} times: {', '.join(f'{each:.3g}' for each in took)}")
+
+
+def _cpu(call: Callable[[], object], times: int) -> float:
+    since = time.process_time()
+    for _ in range(times):
+        call()
+    return time.process_time() - since

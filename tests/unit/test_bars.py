@@ -6,11 +6,12 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.bars import within
+from tests.bars import ROUNDS, TRIES, times_another, within
 from tests.room import Room
 
 
@@ -27,6 +28,25 @@ def test_a_bar_is_held_in_the_best_of_several_tries(monkeypatch: pytest.MonkeyPa
     assert turns(2.0, 1.0, 0.5) == 3
     with pytest.raises(AssertionError, match="not once within 1 s: 2, 1, 1 s"):
         turns(2.0, 1.0, 1.0)
+
+
+def test_a_cost_is_held_to_another_by_the_least_of_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tests.bars.time.process_time", lambda: now[0])
+
+    def costs(*seconds: float) -> Callable[[], None]:
+        """Something whose calls take these times, one after the other and the last for ever."""
+        left = list(seconds)
+
+        def call() -> None:
+            now[0] += left.pop(0) if len(left) > 1 else left[0]
+
+        return call
+
+    times_another(costs(9.0, 1.5), costs(1.0), 2, times=1)
+    times_another(costs(*[3.0] * ROUNDS, 1.5), costs(1.0), 2, times=1)
+    with pytest.raises(AssertionError, match=f"not once below 2 times: {', '.join(['2'] * TRIES)}"):
+        times_another(costs(2.0), costs(1.0), 2, times=3)
 
 
 def _taken(door: Path) -> bool:
