@@ -174,6 +174,18 @@ class _LeavesMail(TheirRows):
         del self.tx.runs[row.run_id]
 
 
+class _DeletesByName(TheirRows):
+    def delete(self, run_id: str, generation: int, n: int) -> None:
+        row = self.get(run_id)
+        super().delete(run_id, *((row.generation, row.n) if row else (generation, n)))
+
+
+class _DeletesByNumber(TheirRows):
+    def delete(self, run_id: str, generation: int, n: int) -> None:
+        row = self.get(run_id)
+        super().delete(run_id, row.generation if row else generation, n)
+
+
 class _ForgetsLimits(TheirRows):
     def add(self, row: RunRow) -> RunRow:
         return super().add(row._replace(expires_at=None))
@@ -353,6 +365,8 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_EndsAreNotFinal), queue_doors.a_run_moves_only_along_the_table_of_transitions),
     (_with(_SuccessIsReopened), queue_doors.a_run_moves_only_along_the_table_of_transitions),
     (_with(_LeavesMail), queue_looking.a_deleted_run_is_gone_with_its_mail_and_key),
+    (_with(_DeletesByName), queue_looking.a_run_is_deleted_as_it_was_seen),
+    (_with(_DeletesByNumber), queue_looking.a_run_is_deleted_as_it_was_seen),
     (_with(_ForgetsLimits), queue_looking.times_and_limits_are_kept),
     (_with(_HeldIsReady), queue_lanes.runs_of_one_key_go_one_at_a_time_in_order_of_arrival),
     (_with(_NoHead), queue_lanes.runs_of_one_key_go_one_at_a_time_in_order_of_arrival),

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import SYSTEM
-from agent_runtime_core._engines.base import Op
 from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.queue.row import Moved, RunFilter, RunRow
+from agent_runtime_core.queue.row import RunFilter, RunRow
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
@@ -365,40 +364,52 @@ async def test_old_runs_are_forgotten_and_live_ones_never(kind: str, tmp_path: P
             await runner.vacuum({"pending": 1})
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["it goes on", "it has ended again"])
+@pytest.mark.parametrize("look", ["find", "row"])
 async def test_a_run_resumed_while_it_is_to_be_forgotten_is_kept_whole(
+    kind: str, look: str, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed behind the look for all, or behind the look at it: the commit that deletes it sees that."""
+    async with store(kind, tmp_path) as here:
+        runner = here.runner(brief("failed"))
+        run_id, ran = await ended_as(here, runner, "failed")
+        looks = getattr(runner.queue, look)
+
+        async def resumed_meanwhile(wanted: Any) -> Any:
+            seen = await looks(wanted)
+            monkeypatch.undo()
+            await runner.resume(run_id)
+            if ends:
+                assert await runner.run_once()
+            return seen
+
+        monkeypatch.setattr(runner.queue, look, resumed_meanwhile)
+        await asyncio.sleep(0.01)
+        assert await runner.vacuum({"failed": 0}) == 0
+        assert ends or await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": "well"}
+        assert ran == ["first", "second"]
+        await consistent(runner, run_id)
+
+
+async def test_a_run_that_ends_anew_while_it_is_discarded_is_discarded(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with store(kind, tmp_path) as here:
-        ran: list[str] = []
+        runner = here.runner(brief("failed"))
+        run_id, _ = await ended_as(here, runner, "failed")
+        looks = runner.queue.row
 
-        async def code(ctx: Any) -> Any:
-            await ctx.step("first", lambda: ran.append("first"))
-            if len(ran) == 1:
-                ran.append("failed")
-                raise ValueError("once")
-            return "well"
+        async def ended_meanwhile(wanted: str) -> Any:
+            seen = await looks(wanted)
+            monkeypatch.undo()
+            await runner.resume(run_id)
+            assert await runner.run_once()
+            return seen
 
-        here.agent("a", code)
-        runner = here.runner(settings(max_retries=1))
-        run_id = await runner.submit("a")
-        assert await runner.run_once()
-        find = runner.queue.find
-
-        async def resumed_meanwhile(wanted: Any) -> Any:
-            rows = await find(wanted)
-            if rows:
-                await runner.resume(run_id)
-            return rows
-
-        monkeypatch.setattr(runner.queue, "find", resumed_meanwhile)
-        assert await runner.vacuum({"failed": 0}) == 0
-        monkeypatch.undo()
-        with pytest.raises(Moved):
-            await runner.queue.commits.commit(None, [Op("queue.delete", (str(run_id),))])
-        assert await runner.run_once()
-        assert (await runner.wait(run_id)).final_output == {"value": "well"}
-        assert ran == ["first", "failed"]
-        await consistent(runner, run_id)
+        monkeypatch.setattr(runner.queue, "row", ended_meanwhile)
+        await runner.discard(run_id)
+        assert tables_of(here, tmp_path, run_id) == {}
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["it goes on", "it has ended again"])

@@ -141,10 +141,10 @@ ops['queue.reopen'] = function(run, statuses, at)
   return told(save(enter(row)))
 end
 
-ops['queue.delete'] = function(run)
+ops['queue.delete'] = function(run, generation, n)
   local row = get(run)
   if row then
-    if LIVE[row[STATUS]] then refuse('MOVED') end
+    if LIVE[row[STATUS]] or row[GENERATION] ~= generation or row[N] ~= n then refuse('MOVED') end
     drop(row)
     fence(run, nil)
   end

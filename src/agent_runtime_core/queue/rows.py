@@ -291,12 +291,12 @@ class Rows(ABC):
         """Make an ended run pending in a new generation."""
         return self._save(self._enter(reopened(self._expect(run_id, expect), now).changed(origin="")))
 
-    def delete(self, run_id: str) -> None:
-        """Forget an ended run."""
+    def delete(self, run_id: str, generation: int, n: int) -> None:
+        """Forget the run that has ended in this generation; Moved if it lives or is another by now."""
         row = self.get(run_id)
         if row is None:
             return
-        if row.status in LIVE:
+        if row.status in LIVE or (row.generation, row.n) != (generation, n):
             raise Moved
         self.drop(row)
         self.fence(run_id, None)

@@ -600,15 +600,12 @@ class AgentRunner:
         IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
         """
         row = await self._row(run_id)
-        try:
-            if row.status in LIVE:
-                raise Moved
-            await forget(self.backends, row, self._fenced())
-        except Moved:
-            status = (await self._row(run_id)).status
-            raise IllegalTransition(
-                f"run {run_id} is {status}: only one that has ended is deleted; cancel it first"
-            ) from None
+        while row.status not in LIVE:
+            try:
+                return await forget(self.backends, row, self._fenced())
+            except Moved:  # begun anew since it was read, and maybe ended again
+                row = await self._row(run_id)
+        raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
 
     async def fork(
         self,

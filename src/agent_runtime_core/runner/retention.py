@@ -44,7 +44,7 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Commits] = (
         raise Moved
     # The queue's row goes last: a crash in between leaves it to be found again.
     queue = backends.queue.commits
-    last = [Op("queue.delete", (run_id,))]
+    last = [Op("queue.delete", (run_id, row.generation, row.n))]
     for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
         op, commits = Op(name, (run_id,)), backend.commits
         if commits is queue:

@@ -193,8 +193,8 @@ async def a_run_opened_again_goes_behind_the_one_that_has_its_lane(make: Make) -
         second = await queue.must_get(second.run_id)
         same((second.status, second.generation, second.held), ("pending", 2, 1), "its row then")
         await leave(queue, first, "succeeded")
-        delete = Op("queue.delete", (row.run_id,))
-        await queue.commits.commit(None, [delete])
+        ended = await queue.must_get(row.run_id)
+        await queue.commits.commit(None, [Op("queue.delete", (ended.run_id, ended.generation, ended.n))])
         same((await ask(queue, again))[0], "claimed", "a take when the lane is free")
 
 

@@ -66,7 +66,8 @@ async def a_deleted_child_is_its_parents_only_if_it_is_again(make: Make) -> None
 
         async def forget(run_id: str) -> None:
             await queue.cancel(run_id)
-            await queue.commits.commit(None, [Op("queue.delete", (run_id,))])
+            row = await queue.must_get(run_id)
+            await queue.commits.commit(None, [Op("queue.delete", (run_id, row.generation, row.n))])
 
         await forget(first)
         same(await children(parent), [second], "the children of a run when one of them is deleted")
@@ -84,7 +85,7 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
     async with opened(make) as (queue, _):
         row = await hold(queue, idempotency_key="key-1")
         await queue.post(row.run_id, "signal", "go", "1", "m1")
-        delete = Op("queue.delete", (row.run_id,))
+        delete = Op("queue.delete", (row.run_id, row.generation, row.n))
         with refused(Moved, "deleting a live run"):
             await queue.commits.commit(None, [delete])
         await leave(queue, row, "succeeded")
@@ -98,6 +99,26 @@ async def a_deleted_run_is_gone_with_its_mail_and_key(make: Make) -> None:
         run = await queue.enqueue(row.run_id, "other", {"n": 2}, idempotency_key="key-1")
         same((await queue.must_get(run.run_id)).n > row.n, True, "that its successor's number is greater")
         same(await queue.post(run.run_id, "signal", "go", "2", "m1"), ("pending", 1), "a message to its successor")
+
+
+@CASES
+async def a_run_is_deleted_as_it_was_seen(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        seen = await hold(queue)
+        await leave(queue, seen, "failed")
+        delete = Op("queue.delete", (seen.run_id, seen.generation, seen.n))
+        await queue.commits.commit(None, [Op("queue.reopen", (seen.run_id, ("failed",), clock.wall()))])
+        again = await one(queue, "w")
+        await leave(queue, again, "succeeded")
+        with refused(Moved, "deleting a run that has ended anew"):
+            await queue.commits.commit(None, [delete])
+        same((await queue.must_get(seen.run_id)).status, "succeeded", "its status then")
+        await queue.commits.commit(None, [Op("queue.delete", (again.run_id, again.generation, again.n))])
+        await queue.enqueue(seen.run_id, "agent", {})
+        await leave(queue, await one(queue, "w"), "succeeded")
+        with refused(Moved, "deleting its successor in its place"):
+            await queue.commits.commit(None, [delete])
+        same((await queue.must_get(seen.run_id)).status, "succeeded", "the successor's status")
 
 
 @CASES
