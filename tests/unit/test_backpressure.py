@@ -14,10 +14,11 @@ import pytest
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, RunResult
 from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
-from tests.unit.rig import Rig, soon, until
+from tests.unit.rig import Rig, Script, soon, until
 
 PIECE = 4096
 LIMIT = 131_072
@@ -72,6 +73,22 @@ async def test_a_run_waits_for_an_output_that_is_behind(place: Path | None) -> N
         assert [int(each[:8]) async for each in reading] == list(range(1, 100))
         await running
         assert pouring.told == 100
+
+
+async def test_a_run_of_a_worker_beside_it_waits_for_it_too() -> None:
+    async with Rig() as rig:
+        pouring, registry = Pouring(100), Registry()
+        registry.register(Script(pouring, "theirs"))
+        beside = rig.runner.beside(registry)
+        await rig.runner.submit("theirs", run_id="r")
+        reading, first = await _attached(rig)
+        running = asyncio.ensure_future(beside.run_once())
+        await first
+        await soon(lambda: _waits(rig))
+        assert pouring.told < 100
+        assert len([each async for each in reading]) == 99
+        assert await running
+        await beside.close()
 
 
 async def test_without_backpressure_the_run_is_not_slowed(place: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""The runner: every verb on runs, over three backends."""
+"""The runner: it executes runs, and works them off."""
 
 from __future__ import annotations
 
@@ -8,38 +8,29 @@ import datetime as _dt
 import difflib
 import logging
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from .._engines.base import NOBODY, Commits, Op, behind
-from .._ids import run_uuid, unbroken
-from .._json import decode, encode
-from .._load import load
-from ..backends import Backends, configured, open_url, traced
+from ..backends import configured, open_url, traced
 from ..config import get_config
-from ..errors import IllegalTransition, InvalidArgument, LeaseLost, RunBusy, StorageCorrupt, UnknownAgent, UnknownRun
-from ..events.base import Event, EventBus
-from ..interfaces import AgentRuntime, ErrorInfo, RunResult, TraceSink
+from ..errors import InvalidArgument, RunBusy, UnknownAgent, UnknownRun
+from ..events.base import EventBus
+from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
 from ..portal import call, in_thread
-from ..queue.base import RunQueue, instant, mapping, same_run, seconds, whole
-from ..queue.row import LIVE, Moved, RunFilter, RunRow
+from ..queue.base import RunQueue, mapping, same_run
+from ..queue.row import RunRow
 from ..registry import DEFAULT, Registry, key_of
-from ..schema import misfit
 from ..state.base import StateStore
-from ..status import TERMINAL, RunStatus
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from ..waits import Chronicle, Services
-from .cancelling import cancel_tree, cancelled_whole
+from ..waits import Services
 from .drive import TURNS, Drive
-from .flow import Flow
-from .forking import fork
 from .heart import Heart
-from .retention import forget, vacuum
-from .settings import RunInfo, RunnerConfig
-from .watching import LOOK_EVERY, events_until_ended, until_ended
+from .settings import RunnerConfig
+from .stored import StoredRuns
+from .watching import LOOK_EVERY
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -48,10 +39,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _warned: set[str] = set()
-
-
-def _manager(name: str) -> Any:
-    return load(f"..persistence.manager:{name}", package=__package__)
 
 
 def _listed(input: Any) -> None:
@@ -93,7 +80,7 @@ def busy(outcome: str, there: RunRow) -> RunBusy:
     )  # fmt: skip
 
 
-class AgentRunner:
+class AgentRunner(StoredRuns):
     """Executes runs of registered agents, and submits, watches, cancels and repairs them.
 
     Backends that are not given come from the configuration; in memory, nothing outlives the process.
@@ -128,18 +115,13 @@ class AgentRunner:
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
                 raise InvalidArgument(f"{what} is {_a_backend(kind)}, not {given!r:.80}")
-        self.config: RunnerConfig = config or RunnerConfig.of(settings)
-        self.backends: Backends = configured(
-            settings, queue, event_bus, state_store, max_retries=self.config.max_retries
-        )
+        config = config or RunnerConfig.of(settings)
+        backends = configured(settings, queue, event_bus, state_store, max_retries=config.max_retries)
+        super().__init__(backends, config, registry, persistence)
+        self._in_one_place = settings.backend_url is not None and not (queue or event_bus or state_store)
         self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
-        self.registry = registry
-        self.tracer: Tracer | None = traced(settings, trace_sinks, self.backends.queue.clock)
-        self._stores: PersistenceManager | None = persistence
-        self._own_stores: PersistenceManager | None = None
+        self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
         self._borrowed: bool = False  # the backends are another runner's
-        #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
-        self._in_one_place: bool = settings.backend_url is not None and not (queue or event_bus or state_store)
         self._prepare()
 
     @classmethod
@@ -177,7 +159,6 @@ class AgentRunner:
 
     def _prepare(self) -> None:
         self.heart: Heart = Heart(self.queue, self.config)
-        self._flow = Flow(self.config.max_unsent_bytes)
         self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
         self._worker: Worker = Worker(self)
         if not self.backends.durable and "memory" not in _warned:
@@ -185,38 +166,6 @@ class AgentRunner:
             log.info(
                 "runs are kept in memory: nothing outlives this process (AgentRunner.open('agents.db') keeps them)"
             )
-
-    @property
-    def persistence(self) -> PersistenceManager:
-        """The stores of `ctx.persistence`: as given, or where `open` or `backend_url` says, else the process's."""
-        if self._stores is not None:
-            return self._stores
-        if not self._in_one_place:
-            return cast("PersistenceManager", _manager("get_persistence_manager")())
-        if self._own_stores is None:
-            config = _manager("PersistenceConfig").on(cast(Any, self.queue).engine)
-            self._own_stores = _manager("PersistenceManager")(config)
-        return cast("PersistenceManager", self._own_stores)
-
-    def _fenced(self) -> list[Commits]:
-        """Where else the claims of runs may be known."""
-        return [] if self._stores is None else [each.commits for each in self._stores.homes()]
-
-    def _chronicle(self, row: RunRow) -> Chronicle:
-        make = cast("Any", load(".chronicle:Chronicle", package=__package__))
-        return cast(Chronicle, make(self.persistence, self.backends, row))
-
-    @property
-    def queue(self) -> RunQueue:
-        return self.backends.queue
-
-    @property
-    def event_bus(self) -> EventBus:
-        return self.backends.bus
-
-    @property
-    def state_store(self) -> StateStore:
-        return self.backends.state
 
     async def __aenter__(self) -> AgentRunner:
         return self
@@ -425,208 +374,6 @@ class AgentRunner:
         """Make `run_loop` stop claiming and drain; from any thread. The next one, where none is under way."""
         self._worker.stop()
 
-    # -- asking
-
-    def _key(self, run_id: UUID | str) -> str:
-        return str(run_uuid(run_id, self.queue.clock)[0])
-
-    async def _row(self, run_id: UUID | str) -> RunRow:
-        row = await self.queue.row(self._key(run_id))
-        if row is None:
-            raise UnknownRun(f"no run {run_id} is stored here")
-        return row
-
-    async def get_run(self, run_id: UUID | str) -> RunInfo:
-        """Where a run stands; UnknownRun if it is not stored here."""
-        return RunInfo.of(await self._row(run_id))
-
-    async def runs(
-        self,
-        status: RunStatus | str | None = None,
-        agent: str | None = None,
-        since: _dt.datetime | float | None = None,
-        *,
-        limit: int = 1000,
-    ) -> list[RunInfo]:
-        """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
-        if status is not None and status not in RunStatus.__members__.values():
-            raise InvalidArgument(f"no run is {status!r}, but one of {', '.join(RunStatus)}")
-        if agent is not None and not isinstance(agent, str):
-            raise InvalidArgument(f"agent is the key of an agent, not {agent!r:.80}")
-        statuses = None if status is None else (RunStatus(status).value,)
-        after = (instant("since", since) if since else None) or 0.0
-        wanted = RunFilter(statuses, agent, after, limit=whole("limit", limit))
-        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
-
-    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
-        """The result of a run once it has ended; TimeoutError after `timeout` seconds, of which 0 is a look."""
-        if timeout is not None:
-            timeout = seconds("timeout", timeout)
-        key = (await self._row(run_id)).run_id
-        # Looking takes a store that is not in this process some time as well.
-        ended = await self._until_ended(key, at_most=timeout)
-        if ended is None:
-            raise TimeoutError(f"run {run_id} has not ended within {timeout} s")
-        return await self._result(ended)
-
-    async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        return await until_ended(self.queue, run_id, at_most)
-
-    async def _result(self, row: RunRow) -> RunResult:
-        record = await self.state_store.ending(row.run_id)
-        if record is not None and record.attempt == row.generation and record.result is not None:
-            if before_of(record.result) is not None:
-                return await self._chronicle(row).recall(record.result)
-            return decode_result(record.result)
-        if row.status == "succeeded" and row.output is None and await self.state_store.records(row.run_id):
-            raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
-        # Ended through the queue's own methods, or before its journal could be written.
-        output = cast("dict[str, Any]", decode(row.output)) if row.output else {}
-        told = decode(row.error) if row.error else None
-        error = None if told is None else ErrorInfo(**told) if isinstance(told, dict) else ErrorInfo("Error", str(told))
-        return RunResult(output, error=error, status=RunStatus(row.status), run_id=UUID(row.run_id))
-
-    async def stream(
-        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
-        *, max_unsent_bytes: int | None = None,
-    ) -> AsyncGenerator[Event, None]:  # fmt: skip
-        """The run's events from `since_sequence` on, replayed and then live, until the run has ended.
-
-        With `backpressure` a run of this process waits with further pieces of an answer while more than
-        `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
-        is asked for. Without, and where another process has the run, it is never slowed.
-        """
-        key = (await self._row(run_id)).run_id
-        whole("since_sequence", since_sequence, least=0)
-        most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
-        attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
-        with attached as output:
-            events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)
-            async with contextlib.aclosing(events_) as events:
-                async for event in events:
-                    yield event
-                    if output is not None:
-                        output.taken(event.sequence)
-
-    # -- acting on runs
-
-    async def cancel(self, run_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
-        """Ask for a run and its children to be cancelled.
-
-        True: the request is recorded. False: the run is over already. With `wait`, the final status.
-        """
-        recorded = False
-        while True:
-            row = await self._row(run_id)
-            if row.status not in LIVE:
-                if row.status == "cancelled":
-                    await cancelled_whole(self.backends, self.registry, row)
-                break
-            with contextlib.suppress(Moved):
-                recorded = await cancel_tree(self.backends, self.registry, row)
-            if recorded:
-                break
-        if not wait:
-            return recorded
-        status = (await self.wait(run_id)).status
-        assert status is not None
-        return status
-
-    async def signal(
-        self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
-    ) -> bool:
-        """Give a run a signal; kept until it waits for one of that name. False if the run has ended.
-
-        The same `message_id` is delivered once.
-        """
-        unbroken("a signal's name", name)
-        if message_id:
-            unbroken("a message_id", message_id)
-        key = self._key(run_id)
-        status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
-        if status == "unknown":
-            raise UnknownRun(f"no run {run_id} is stored here")
-        return status in LIVE
-
-    async def approve(
-        self, run_id: UUID | str, name: str, answer: Any = True, *, message_id: str | None = None
-    ) -> bool:
-        """Answer `ctx.approve(name, …)`; InvalidArgument if the answer does not fit the schema asked for."""
-        for event in reversed(await self.event_bus.get_events(self._key(run_id))):
-            if event.event_type == "approval.requested" and event.payload.get("name") == name:
-                wrong = misfit(answer, event.payload.get("schema") or {})
-                if wrong is not None:
-                    raise InvalidArgument(f"the answer to {name!r} does not fit: {wrong}")
-                break
-        return await self.signal(run_id, name, answer, message_id=message_id)
-
-    async def resume(self, run_id: UUID | str) -> RunInfo:
-        """Open a new generation of a run that failed, timed out, was cancelled or is dead: a worker goes on with it.
-
-        Completed steps are kept, counters start anew. IllegalTransition for any other run.
-        """
-        ended = await self._row(run_id)
-        key, now = ended.run_id, self.queue.clock.wall()
-        expect = tuple(status for status in TERMINAL if status != "succeeded")
-        told = Op("state.status", (key, RunStatus.PENDING.value, now))
-        queue, state = self.queue.commits, self.state_store.commits
-        try:
-            await queue.commit(None, [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])])
-        except Moved:
-            row = await self._row(run_id)
-            raise IllegalTransition(
-                f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
-            ) from None
-        if state is not queue:
-            with contextlib.suppress(LeaseLost):  # a worker was quicker: what it tells is later
-                await state.commit(None, [behind(key, ended.claim_id or NOBODY), told])
-        return await self.get_run(key)
-
-    async def requeue(self, run_id: UUID | str) -> RunInfo:
-        """Take a run out of the dead letters: the same as `resume`."""
-        return await self.resume(run_id)
-
-    async def vacuum(self, retention: Mapping[str, float] | None = None) -> int:
-        """Delete ended runs older than their status's retention (seconds), and give space back; how many.
-
-        Live runs are never deleted. Without `retention` the config's is used; a status it does not name is kept.
-        """
-        kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        return await vacuum(self.backends, kept, self._fenced())
-
-    async def discard(self, run_id: UUID | str) -> None:
-        """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
-
-        IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
-        """
-        row = await self._row(run_id)
-        while row.status not in LIVE:
-            try:
-                return await forget(self.backends, row, self._fenced())
-            except Moved:  # begun anew since it was read, and maybe ended again
-                row = await self._row(run_id)
-        raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
-
-    async def fork(
-        self,
-        run_id: UUID | str,
-        after_step: str | tuple[str, str | int] | None = None,
-        *,
-        new_run_id: UUID | str | None = None,
-        input: Mapping[str, Any] | None = None,
-    ) -> UUID:
-        """Store a new run that begins where this one was right after a step; its id, once it is durable.
-
-        `after_step` is a step's name (the last of that name), a (name, key or occurrence) or a step id;
-        None copies all that is recorded, also of a run that still goes on. Results are copied by value,
-        those of waits and children too, with the checkpoint and the state of that point; what was in
-        flight is not. The new run has new idempotency keys, uses nothing yet, and is pending; its
-        metadata says what it was `forked_from`. With another `input` recorded results stay as they are.
-        Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
-        not recorded, IdempotencyConflict where `new_run_id` is another run's.
-        """
-        return await fork(self.backends, await self._row(run_id), after_step, new_run_id, input)
-
     # -- without a loop
 
     def execute_sync(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -636,7 +383,3 @@ class AgentRunner:
     def submit_sync(self, *args: Any, **kwargs: Any) -> UUID:
         """`submit` for callers without an event loop, or beside one."""
         return call(self.submit, *args, **kwargs)
-
-    def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
-        """`wait` for callers without an event loop, or beside one."""
-        return call(self.wait, *args, **kwargs)
