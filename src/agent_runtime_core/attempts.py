@@ -286,7 +286,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                     raise
             book.done[work.name, work.key] = records[-1]
     finally:
-        book.running -= 1
+        book.step_left()
         FRAME.reset(token)
     return handed
 
@@ -390,10 +390,12 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
         answer = await book.review(work.name, work.key, start)
     else:
         assert callable(policy)
+        book.running += 1
         token = FRAME.set(Frame(book, work.name, work.key, 1))
         try:
             answer = await call(policy, callee(policy), (), book.owner())
         finally:
+            book.step_left()
             FRAME.reset(token)
     if answer is None or isinstance(answer, Happened):
         return answer

@@ -102,7 +102,8 @@ class Book:
         self.length: int = 0
         self.boundary: int = 0  # how many steps this claim has passed
         self.emitted: int = 0  # how many events since then
-        self.running = 0  # steps in flight
+        self.running = 0  # steps in flight; see `step_left`
+        self.at_rest: Callable[[], None] | None = None  # hears that the last of them has ended
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
         #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
@@ -232,6 +233,12 @@ class Book:
         if owner is None:
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
         return await owner.waits.review(name, key, start)
+
+    def step_left(self) -> None:
+        """A step is no longer in flight."""
+        self.running -= 1
+        if not self.running and self.at_rest is not None:
+            self.at_rest()
 
     def is_beside(self) -> bool:
         """Whether the code that asks runs beside other code of its run: with a step in flight, or in a task of its own,

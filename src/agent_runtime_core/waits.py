@@ -129,11 +129,12 @@ class Waits:
         self._book, self._row, self._services, self._place = book, row, services, place
         self._clock = services.clock
         self._ledger = book.ledger
-        self._mail: list[Mail] = []
+        self._mail: dict[tuple[str, str], list[Mail]] = {}  # by kind and name
         self._cursor = 0
         self._looking = asyncio.Lock()
         self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
         self._writing = 0  # ends of waits, and parks, that are being committed
+        self._rest = asyncio.Event()  # something that went on beside the waits has ended
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     def _emit(self, event_type: str, payload: dict[str, Any]) -> Awaitable[None]:
@@ -282,6 +283,7 @@ class Waits:
             raise
         finally:
             self._writing -= 1
+            self._rest.set()
         book.done[name, key] = record
         book.passed()
         return record
@@ -321,15 +323,12 @@ class Waits:
         async with self._looking:  # who came first looks first, and nothing is read twice
             self._place.mail.clear()
             new = await self._ledger.queue.mail(self._row.run_id, self._cursor)
-            if new:
-                self._mail += new
-                self._cursor = new[-1].seq
+            for mail in new:
+                self._mail.setdefault((mail.kind, mail.name), []).append(mail)
+                self._cursor = mail.seq
 
     def _find(self, kind: str, name: str) -> Mail | None:
-        for mail in self._mail:
-            if mail.kind == kind and mail.name == name and mail.seq not in self._used:
-                return mail
-        return None
+        return next((mail for mail in self._mail.get((kind, name), ()) if mail.seq not in self._used), None)
 
     # -- waiting itself
 
@@ -341,6 +340,7 @@ class Waits:
             return await self._waited(found, until, reason)
         finally:
             del self._under_way[this]
+            self._rest.set()
 
     async def _waited(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         boot, park_after = self._clock.boot, self._services.park_after
@@ -357,35 +357,45 @@ class Waits:
             left = None if until is None else until - self._clock.wall()
             if left is not None and left <= 0:
                 return _LATE
-            if park_at is not None and self._idle():
-                if boot() >= park_at:
-                    if passed != self._book.boundary:
-                        # What was started together with this may wait too, and what has just ended beside it goes on.
-                        passed = self._book.boundary
-                        await _turns()
-                        continue
-                    cursor = self._cursor
-                    await self._park(reason)
-                    await self._look()
-                    if self._cursor == cursor:
-                        park_at = None  # no news, so it is being cancelled: the heart is about to say so
-                    continue
-                left = park_at - boot() if left is None else min(left, park_at - boot())
-            elif park_at is not None:
-                left = min(left or 0.05, 0.05)  # something beside it goes on: look again when it may be done
-            await self._pause(left)
+            if park_at is not None and (early := park_at - boot()) > 0:
+                await self._pause(early if left is None else min(left, early))
+            elif park_at is None or not self._idle():
+                await self._pause(left, or_idle=park_at is not None)
+            elif passed != self._book.boundary:
+                # What was started together with this may wait too, and what has just ended beside it goes on.
+                passed = self._book.boundary
+                await _turns()
+            else:
+                cursor = self._cursor
+                await self._park(reason)
+                await self._look()
+                if self._cursor == cursor:
+                    park_at = None  # no news, so it is being cancelled: the heart is about to say so
 
     def _idle(self) -> bool:
         """Whether the run does nothing but wait: no step is in flight, and no wait beside this one is over."""
+        if self._book.running or self._writing:
+            return False
         now = self._clock.wall()
-        over = any(found() or (until is not None and until <= now) for found, until in self._under_way.values())
-        return not (self._book.running or self._writing or over)
+        return not any(found() or (until is not None and until <= now) for found, until in self._under_way.values())
 
-    async def _pause(self, seconds: float | None) -> None:
-        """Until mail comes, or `seconds` on the injected clock; the worker's slot is free meanwhile."""
+    async def _until_idle(self) -> None:
+        self._book.at_rest = self._rest.set
+        while not self._idle():
+            self._rest.clear()
+            await self._rest.wait()
+            await _turns()  # what comes after that which has ended
+
+    async def _pause(self, seconds: float | None, *, or_idle: bool = False) -> None:
+        """Until mail comes, or `seconds` on the injected clock, or the run does nothing but wait.
+
+        The worker's slot is free meanwhile.
+        """
         waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._place.mail.wait())]
         if seconds is not None:
             waits = [*waits, asyncio.ensure_future(self._clock.sleep(seconds))]
+        if or_idle:
+            waits = [*waits, asyncio.ensure_future(self._until_idle())]
         place, alone = self._place, self._place.waiting_since is None and self._book.running == 0
         if alone:
             place.waiting_since = self._clock.boot()
@@ -418,6 +428,7 @@ class Waits:
             return
         finally:
             self._writing -= 1
+            self._rest.set()
         place = self._place
         place.parked = place.sealed = True
         place.stop()

@@ -224,6 +224,40 @@ async def test_two_items_in_doubt_have_an_answer_each(kind: str, tmp_path: Path)
         await consistent(runner, run_id)
 
 
+async def test_a_run_is_not_parked_while_a_check_function_looks(kind: str, tmp_path: Path) -> None:
+    clock, payments, asked, known = VirtualClock(), Payments(), list[str](), asyncio.Event()
+
+    async def check(ctx: RunContext) -> Any:
+        asked.append("asked")
+        await known.wait()
+        return Happened("paid before")
+
+    async def both(ctx: Any) -> Any:
+        return await asyncio.gather(ctx.step("pay", payments, on_in_doubt=check), ctx.wait_for_signal("go"))
+
+    async with store(kind, tmp_path, clock) as here, crowd() as dead:
+        here.agent("a", both)
+        first = here.runner(COLD)
+        run_id = await first.submit("a")
+        dead.add(worker := asyncio.ensure_future(first.run_once()))
+        await until(lambda: payments.made == 1)
+        await drop(first, worker, run_id)
+        clock.advance(61)
+        runner = here.runner(COLD)
+        dead.add(working := asyncio.ensure_future(runner.run_once()))
+        await until(lambda: bool(asked))
+        await asyncio.sleep(0.1)
+        assert await status(runner, run_id) == "running"
+        known.set()
+        assert await working
+        assert await status(runner, run_id) == "waiting"
+        await runner.signal(run_id, "go", "gone")
+        assert await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": ["paid before", "gone"]}
+        assert (asked, payments.made) == (["asked"], 1)
+        await consistent(runner, run_id)
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("happened", [True, False])
 async def test_a_check_function_is_asked(kind: str, door: str, happened: bool, tmp_path: Path) -> None:

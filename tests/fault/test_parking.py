@@ -61,6 +61,62 @@ async def test_a_sleep_of_thirty_days(kind: str, tmp_path: Path) -> None:
         await consistent(runner, run_id)
 
 
+async def test_a_wait_is_parked_when_what_goes_on_beside_it_has_ended(kind: str, tmp_path: Path) -> None:
+    """At that moment, whatever the clock says: it stands still here."""
+    clock = VirtualClock()
+    async with store(kind, tmp_path, clock) as here:
+        ready, done = asyncio.Event(), list[int]()
+
+        async def steps(ctx: Any) -> None:
+            for n in range(3):
+                await ctx.step(f"step {n}", effect, n)
+
+        async def effect(n: int) -> None:
+            await ready.wait()
+            done.append(n)
+
+        async def both(ctx: Any) -> Any:
+            await asyncio.gather(steps(ctx), ctx.wait_for_signal("go"))
+
+        here.agent("a", both)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        working = asyncio.ensure_future(runner.run_once())
+        await until_status(runner, run_id, "running")
+        await asyncio.sleep(0.05)
+        assert not done
+        ready.set()
+        assert await working
+        assert (done, await status(runner, run_id)) == ([0, 1, 2], "waiting")
+        await runner.signal(run_id, "go")
+        assert await runner.run_once()
+        assert await status(runner, run_id) == "succeeded"
+        assert done == [0, 1, 2]
+        await consistent(runner, run_id)
+
+
+async def test_a_wait_is_parked_when_another_has_ended(kind: str, tmp_path: Path) -> None:
+    """Also where it looked for the last time while the end of the other was being written."""
+    async with store(kind, tmp_path, VirtualClock()) as here:
+
+        async def one(ctx: Any, name: str) -> Any:
+            return await ctx.wait_for_signal(name)
+
+        async def both(ctx: Any) -> Any:
+            return await asyncio.gather(*(one(ctx, f"go {n}") for n in range(8)))
+
+        here.agent("a", both)
+        runner = here.runner(COLD)
+        run_id = await runner.submit("a")
+        assert await runner.run_once()
+        for n in range(8):
+            assert await status(runner, run_id) == "waiting"
+            await runner.signal(run_id, f"go {n}", n)
+            assert await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": list(range(8))}
+        await consistent(runner, run_id)
+
+
 async def test_the_loop_of_a_worker_wakes_at_the_hour(kind: str, tmp_path: Path) -> None:
     clock = VirtualClock()
     async with store(kind, tmp_path, clock) as here:
