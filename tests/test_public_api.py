@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -134,6 +136,25 @@ def test_the_whole_error_tree_is_at_the_top() -> None:
 def test_the_lazy_table_names_what_is_exported() -> None:
     table = vars(agent_runtime_core)["_WHERE"]
     assert sorted([*table, "__version__"], key=_order) == agent_runtime_core.__all__
+
+
+def _said_to_checkers(module: ModuleType) -> Iterator[str]:
+    """What a module binds at its top or under an `if` there, without running it."""
+    for node in ast.parse(Path(module.__file__ or "").read_text()).body:
+        for each in node.body if isinstance(node, ast.If) else [node]:
+            if isinstance(each, ast.Import | ast.ImportFrom):
+                yield from (alias.asname or alias.name for alias in each.names)
+            elif isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield each.name
+            elif isinstance(each, ast.Assign | ast.AnnAssign):
+                targets = each.targets if isinstance(each, ast.Assign) else [each.target]
+                yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_type_checker_is_told_of_every_export(name: str) -> None:
+    module, exports = _exports(name)
+    assert set(exports) <= set(_said_to_checkers(module))
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -148,6 +148,7 @@ if TYPE_CHECKING:
         IdempotencyConflict,
         IllegalTransition,
         InvalidArgument,
+        InvalidTurn,
         JournalMismatch,
         LeaseLost,
         LimitExceeded,
