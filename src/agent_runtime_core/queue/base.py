@@ -20,6 +20,7 @@ from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settl
 
 CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
+MOST_AT_ONCE = 10_000  # runs that one claim takes: each has its id drawn before, on the caller's loop
 TOO_LATE = 1e11  # seconds: what falls due after the year 9999 has no date, and whoever lists it fails
 PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
 
@@ -236,7 +237,8 @@ class RunQueue(ABC):
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> list[RunRow]:
         agents = _keys(agent_keys)
-        want = self.want(_name("a worker id", worker_id), lease_seconds, agents, whole("limit", limit))
+        count = min(whole("limit", limit), MOST_AT_ONCE)
+        want = self.want(_name("a worker id", worker_id), lease_seconds, agents, count)
         if agents == ():
             return []
         rows: list[RunRow] = await self._granted(want, Op("queue.claim", (want,)))
@@ -274,7 +276,7 @@ class RunQueue(ABC):
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> Any:
-        """The next run for this worker, or None; with `limit` above 1 a list of up to that many."""
+        """The next run for this worker, or None; with `limit` above 1 a list of up to that many, at most 10,000."""
         rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
         for row in rows:
             self._handed[row.run_id, worker_id] = row.claim_id

@@ -118,6 +118,7 @@ async def a_batch_is_claimed_in_the_same_order(make: Make) -> None:
         same(names(batch), ["b", "d", "a"], "a batch of three")
         same(len({run.claim_id for run in batch}), 3, "the number of claim ids in it")
         same(names(await queue.claim("w", limit=3)), ["c"], "what is left for the next batch")
+        same(await queue.claim("w", limit=10**12), [], "a claim of all that there are, where nothing is left")
 
 
 @CASES
