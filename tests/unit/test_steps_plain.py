@@ -455,6 +455,25 @@ def test_the_execution_state_goes_to_plain_values_and_back() -> None:
     assert ExecutionState.from_dict({"started_at": state.started_at}).started_at == state.started_at
 
 
+async def test_a_step_that_a_written_state_names_as_completed_is_skipped_without_a_result_too() -> None:
+    for steps in ([Step("a", returning(1)), Step("b", returning(2))],
+                  [Step("a", returning(1)), Step("b", returning(2), depends_on=["a"])]):  # fmt: skip
+        ctx = MockRunContext()
+        await ctx.checkpoint({"_step_executor_state": ExecutionState(completed_steps=["a"]).to_dict()})
+        assert await StepExecutor(ctx).run(steps) == {"a": None, "b": 2}
+        assert [payload["step_name"] for _, payload in ctx.get_events("step.skipped")] == ["a"]
+
+
+@pytest.mark.parametrize("saved", [5, "text", [1], {"completed_steps": 5}, {"step_results": [1]}, {"started_at": "x"}])
+async def test_what_is_no_state_under_the_checkpoint_key_is_refused_by_name(saved: Any) -> None:
+    ctx = MockRunContext()
+    await ctx.checkpoint({"mine": saved})
+    executor = StepExecutor(ctx, checkpoint_key="mine")
+    with pytest.raises(InvalidArgument, match=r"saved under 'mine', is no state .* resume=False"):
+        await executor.run([Step("a", returning(1))])
+    assert await executor.run([Step("a", returning(1))], resume=False) == {"a": 1}
+
+
 def test_a_step_result_has_its_fields() -> None:
     result = StepResult("a", StepStatus.COMPLETED)
     assert (result.result, result.error, result.attempts) == (None, None, 1)
@@ -504,6 +523,9 @@ def test_a_bad_value_of_a_step_is_named(arguments: dict[str, Any], said: str) ->
     ("arguments", "said"),
     [
         ({"max_concurrency": 0}, "not 0"),
+        ({"max_concurrency": "2"}, "not '2'"),
+        ({"checkpoint_key": 5}, "checkpoint_key is a text, not 5"),
+        ({"cancel_check_interval": "1"}, "not '1'"),
         ({"cancel_check_interval": 0}, "not 0"),
         ({"cancel_check_interval": -1.5}, r"not -1\.5"),
         ({"cancel_check_interval": float("nan")}, "not nan"),

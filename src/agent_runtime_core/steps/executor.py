@@ -42,9 +42,11 @@ class StepExecutor:
         if lacks:
             hint = ": give its ctx" if hasattr(ctx, "ctx") else ""
             raise InvalidArgument(f"StepExecutor takes a run's context, and {ctx!r:.80} has no {lacks[0]}{hint}")
-        if max_concurrency < 1:
-            raise InvalidArgument(f"max_concurrency is at least 1, not {max_concurrency!r}")
-        if not cancel_check_interval > 0:
+        if not isinstance(checkpoint_key, str):
+            raise InvalidArgument(f"checkpoint_key is a text, not {checkpoint_key!r:.80}")
+        if not isinstance(max_concurrency, int) or max_concurrency < 1:
+            raise InvalidArgument(f"max_concurrency is a whole number of at least 1, not {max_concurrency!r}")
+        if not isinstance(cancel_check_interval, int | float) or not cancel_check_interval > 0:
             raise InvalidArgument(
                 f"cancel_check_interval is a number of seconds above 0, not {cancel_check_interval!r}"
             )

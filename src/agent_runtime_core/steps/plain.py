@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._clock import SYSTEM
 from .._json import decode, encode, plain_text
 from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, threaded
-from ..errors import StepCancelledError, StepExecutionError, text_of
+from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, text_of
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
@@ -39,10 +39,20 @@ class Plain:
     async def load(self, resume: bool, decoders: Mapping[str, Callable[[str], object]]) -> bool:
         """Take up what was saved; results come back as the decoder of their name says."""
         saved = (await self.ctx.get_state() or {}).get(self.executor.checkpoint_key) if resume else None
-        self.executor._state = state = ExecutionState.from_dict(saved or {})
+        try:
+            state = ExecutionState.from_dict(saved or {})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidArgument(
+                f"{saved!r:.80}, saved under {self.executor.checkpoint_key!r}, is no state of a StepExecutor: give it "
+                "another checkpoint_key=, or begin anew with run(steps, resume=False)"
+            ) from error
+        self.executor._state = state
         self._texts = {name: _saved_text(value) for name, value in state.step_results.items()}
         for name, text in self._texts.items():
             state.step_results[name] = decoders.get(name, decode)(text)
+        for name in state.completed_steps:
+            if name not in self._texts:  # a state that somebody wrote may name its steps alone
+                state.step_results[name], self._texts[name] = None, "null"
         state.custom_state = cast("dict[str, Any]", decode(_saved_text(state.custom_state)))
         return saved is not None
 
