@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from functools import lru_cache
 from typing import Final
@@ -122,6 +123,14 @@ def stored_id(value: str | UUID) -> str:
 def known_uuid(stored: str) -> UUID:
     """The UUID of a stored run id: one run asks for it several times."""
     return UUID(stored)
+
+
+def is_path(text: str) -> bool:
+    """Whether a file can have that name: without NUL, and with halves of characters only where they stand for bytes."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def unbroken(what: str, value: object) -> str:

@@ -394,7 +394,7 @@ async def test_what_another_loop_was_asked_for_when_it_was_closed_is_refused_at_
         engine.submit_read(get, ("a",), loop, loop.create_future())
 
 
-@pytest.mark.parametrize("bad", ["", ":memory:", "a\0b"])
+@pytest.mark.parametrize("bad", ["", ":memory:", "a\0b", "a\ud800.db"])
 def test_what_is_no_path_is_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument, match="is no path of a database file"):
         SQLiteEngine.open(bad)
@@ -408,6 +408,14 @@ def test_a_directory_or_a_place_that_is_not_there_is_refused(tmp_path: Path) -> 
     (tmp_path / "b.db.live").write_text("in the way")
     with pytest.raises(StorageError, match=r"cannot keep .*b\.db here"):
         SQLiteEngine.open(tmp_path / "b.db")
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.db")
+    for bad in (os.devnull, tmp_path / "pipe.db"):
+        with pytest.raises(InvalidArgument, match="is a device, a pipe or a socket"):
+            SQLiteEngine.open(bad)
+    assert not (tmp_path / "pipe.db.live").exists()
 
 
 @pytest.mark.parametrize("name", ["sp ace.db", "ü#?.db", "quo'te\".db", "%41.db", "-rf.db", "new\nline.db"])

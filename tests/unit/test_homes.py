@@ -12,6 +12,7 @@ import pytest
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed
 from agent_runtime_core.persistence.documents.base import Entry
+from agent_runtime_core.persistence.homes.files import FileHome
 from agent_runtime_core.persistence.homes.memory import InMemoryHome
 from agent_runtime_core.persistence.homes.redis import RedisHome
 from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
@@ -164,3 +165,9 @@ def test_a_server_has_one_name() -> None:
         RedisHome("redis://localhost:1", redis_url="redis://localhost:2")
     with pytest.raises(InvalidArgument, match="needs url"):
         RedisHome()
+
+
+@pytest.mark.parametrize("bad", ["", "a\0b", "a\ud800"])
+def test_what_is_no_path_of_a_project_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"project_dir=.* is no path of a directory"):
+        FileHome(bad)

@@ -8,6 +8,7 @@ import sqlite3
 import time
 from pathlib import Path
 
+from .._ids import is_path
 from ..errors import InvalidArgument, StorageError, StorageTooNew
 from .base import Concern
 from .presence import CommitLock
@@ -21,11 +22,13 @@ _LOOK = 0.1  # seconds between looks whether the file is still there
 def checked(path: str | os.PathLike[str]) -> str:
     """The real path of a database file; InvalidArgument for what cannot be one."""
     text = os.fspath(path)
-    if not text or "\0" in text or text == ":memory:":
+    if not text or not is_path(text) or text == ":memory:":
         raise InvalidArgument(f"{text!r} is no path of a database file; for one that is never kept use memory://")
     where = os.path.realpath(text)
     if os.path.isdir(where):
         raise InvalidArgument(f"{text!r} is a directory, not a database file")
+    if os.path.exists(where) and not os.path.isfile(where):
+        raise InvalidArgument(f"{text!r} is a device, a pipe or a socket, not a database file")
     if not os.path.isdir(os.path.dirname(where)):
         raise InvalidArgument(f"{text!r}: the directory {os.path.dirname(where)!r} does not exist")
     return where

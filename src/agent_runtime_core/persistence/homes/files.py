@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..._clock import Clock
+from ..._ids import is_path
 from ...errors import InvalidArgument
 from ..documents.base import DocumentStore
 from ..documents.files import FileDocuments
@@ -42,7 +43,7 @@ class FileHome(Home):
 def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
     """Where the stores of a project are."""
     where = os.getcwd() if project_dir is None else os.fspath(project_dir)
-    if not where or "\0" in where:
+    if not where or not is_path(where):
         raise InvalidArgument(f"project_dir={where!r} is no path of a directory")
     return os.path.join(os.path.abspath(where), DIRECTORY)
 
