@@ -1016,6 +1016,8 @@ async def test_a_key_of_a_step_that_is_no_text_is_refused(place: Path | None, ke
 def test_a_config_of_another_kind_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="not RuntimeConfig"):
         AgentRunner(config=configure())  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"tools is a ToolRegistry, not \[\]"):
+        AgentRunner(tools=[])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

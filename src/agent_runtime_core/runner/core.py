@@ -107,6 +107,8 @@ class AgentRunner(StoredRuns):
                 f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
                 "or PersistenceManager.open(path_or_url)"
             )
+        if tools is not None and not isinstance(tools, ToolRegistry):
+            raise InvalidArgument(f"tools is a ToolRegistry, not {tools!r:.80}: register(tool) each of them in one")
         settings = get_config()
         if config is not None and not isinstance(config, RunnerConfig):
             raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
