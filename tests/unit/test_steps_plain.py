@@ -450,8 +450,13 @@ def test_the_execution_state_goes_to_plain_values_and_back() -> None:
     fresh = ExecutionState.from_dict({})
     assert (fresh.current_step_index, fresh.completed_steps, fresh.step_results) == (0, [], {})
     assert fresh.execution_id != state.execution_id
-    assert fresh.execution_id == fresh.execution_id == str(UUID(fresh.execution_id))
+    assert fresh.execution_id == fresh.execution_id
+    assert isinstance(fresh.execution_id, UUID)
     assert ExecutionState("given").execution_id == "given"
+    for given in (UUID(int=7), str(UUID(int=7))):
+        state = ExecutionState(execution_id=given)
+        assert state.execution_id == UUID(int=7)
+        assert ExecutionState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
     assert ExecutionState.from_dict({"started_at": state.started_at}).started_at == state.started_at
 
 

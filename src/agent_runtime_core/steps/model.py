@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as _dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
+from uuid import UUID
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
@@ -107,7 +109,10 @@ class StepResult:
 
 
 class _OwnId:
-    """A field with an id of its own for each object, made when somebody asks for it."""
+    """A field with a UUID of its own for each object, made when somebody asks for it.
+
+    Given as text it is a UUID too, so that a state is equal to what it was before `to_dict`; other text stays.
+    """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._kept: str = f"_{name}"
@@ -117,11 +122,14 @@ class _OwnId:
             return None  # the default
         found = getattr(state, self._kept)
         if found is None:
-            found = str(run_uuid(None, SYSTEM)[0])
+            found = run_uuid(None, SYSTEM)[0]
             setattr(state, self._kept, found)
         return found
 
     def __set__(self, state: Any, given: Any) -> None:
+        if given is not None and not isinstance(given, UUID):
+            with contextlib.suppress(ValueError):
+                given = UUID(str(given))
         setattr(state, self._kept, given)
 
 
@@ -129,7 +137,7 @@ class _OwnId:
 class ExecutionState:
     """Where a list of steps stands. `custom_state` is what its steps see as `state`."""
 
-    execution_id: str = cast("str", _OwnId())
+    execution_id: UUID | str = cast("UUID", _OwnId())  # noqa: RUF009 - a descriptor is one for all
     current_step_index: int = 0
     completed_steps: list[str] = field(default_factory=list)
     step_results: dict[str, Any] = field(default_factory=dict)
@@ -151,7 +159,7 @@ class ExecutionState:
     def from_dict(cls, data: Mapping[str, Any]) -> ExecutionState:
         """The state that `to_dict` wrote; what is missing takes its default."""
         state = cls()
-        state.execution_id = str(data.get("execution_id", state.execution_id))
+        state.execution_id = data.get("execution_id", state.execution_id)
         state.current_step_index = int(data.get("current_step_index", 0))
         state.completed_steps = list(data.get("completed_steps", ()))
         state.step_results = dict(data.get("step_results", {}))
