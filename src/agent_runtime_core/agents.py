@@ -12,7 +12,7 @@ from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResul
 from .limits import RunLimits
 from .llm import get_llm_client
 from .loop.core import run_turn_loop
-from .loop.state import CancellationToken, Hooks, LoopResult
+from .loop.state import CancellationToken, Hooks, LoopResult, TurnState
 from .tools.registry import ToolRegistry
 
 __all__ = ["ToolCallingAgent"]
@@ -123,7 +123,9 @@ class ToolCallingAgent(AgentRuntime):
 
     async def _told(self, ctx: RunContext, done: LoopResult) -> RunResult:
         said: Any = done.text
-        if self.output_type is not None and done.output is not None:
+        # A typed answer may be None; that of another agent is the one it gave, in whatever form.
+        typed = self.output_type is not None and done.state is TurnState.YIELDING
+        if typed or done.plain_output is not None:
             said = done.plain_output
         if done.text is not None:
             await ctx.emit(EventType.ASSISTANT_MESSAGE, {"content": done.text})

@@ -12,7 +12,7 @@ from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, RunContext, RunResult
 from agent_runtime_core.llm import use_llm_client
-from agent_runtime_core.loop import CancellationToken
+from agent_runtime_core.loop import CancellationToken, agent_tool
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import MockRunContext
@@ -130,6 +130,22 @@ async def test_a_typed_answer_is_plain_json() -> None:
     schema = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
     result = await agent(Scripted('{"degrees": 21}'), output_type=schema).run(MockRunContext(HELLO))
     assert result.final_output == {"response": {"degrees": 21}}
+
+
+async def test_a_typed_answer_may_be_none() -> None:
+    result = await agent(Scripted("null"), output_type=int | None).run(MockRunContext(HELLO))
+    assert result.final_output == {"response": None}
+
+
+async def test_a_typed_answer_of_another_agent_stays_what_it_is(tmp_path: Path) -> None:
+    helper = agent(Scripted('{"degrees": 21}'), key="helper", output_type=dict[str, int])
+    tools = ToolRegistry()
+    tools.register(agent_tool(helper, handoff=True))
+    manager = agent(Scripted(asks(call("helper", {"task": "go"}, "h"))), key="manager", tools=tools)
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(manager, "m", {"messages": HELLO})
+    assert result.final_output == {"response": {"degrees": 21}}
+    assert result.final_messages[-1]["content"] == '{"degrees":21}'
 
 
 async def test_it_asks_the_client_that_is_in_use() -> None:
