@@ -99,5 +99,5 @@ def foreign(value: object) -> str:
         for base in (str, int, float, bytes, dict, list, tuple, set, frozenset):
             if isinstance(value, base):
                 return f"{a_kind(kind)} would come back as {a_kind(base)}: return {base.__name__}(value)"
-        out = f"return a dict, or register_type({name})"
+        out = f"return a dict, or make {name} a dataclass"
     return f"{a_kind(kind)} has no JSON form here: {out}"

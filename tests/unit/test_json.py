@@ -231,7 +231,7 @@ class Widget:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (Widget(), r"a Widget has no JSON form here: return a dict, or register_type\(Widget\)"),
+        (Widget(), r"a Widget has no JSON form here: return a dict, or make Widget a dataclass"),
         (Widget, "the class Widget .* return its name"),
         (Point(1), r"returns=Point, or register_type\(Point\)"),
         (Color.RED, r"a Color .* register_type\(Color\)"),

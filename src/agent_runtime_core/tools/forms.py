@@ -169,7 +169,7 @@ def _is_plain(value: Any) -> bool:
 def _unfit(hint: Any, where: str) -> InvalidArgument:
     return InvalidArgument(
         f"{where}: {getattr(hint, '__name__', hint)} has no JSON Schema here; use str, int, float, bool, list, dict, "
-        "Literal, an Enum, a dataclass or a TypedDict, or give parameters="
+        "Literal, an Enum, a dataclass or a TypedDict, or a JSON Schema (a tool's parameters=, a dict as output_type)"
     )
 
 
