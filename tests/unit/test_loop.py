@@ -558,6 +558,22 @@ async def test_a_limit_in_usd_needs_a_price_or_a_limit_in_tokens(tmp_path: Path)
     assert len(client.asked) == 2
 
 
+async def test_a_model_that_nobody_has_named_yet_is_not_said_to_have_no_price(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    configure(model_prices={"theirs": {"input": 10_000, "output": 10_000}})
+    answer = LLMResponse({"role": "assistant", "content": "hi"}, {"prompt_tokens": 100}, "theirs")
+
+    class Unnamed(Scripted):
+        default_model = ""  # as a client of somebody else's, that has none
+
+    client = Unnamed(say=lambda messages: answer)
+    async with context("memory", tmp_path) as ctx:
+        done = await run_turn_loop(ctx, client, limits={"max_tokens": 10_000})
+    assert done.usage["cost_usd"] == 1
+    assert "no price" not in caplog.text
+
+
 async def test_a_limit_in_usd_holds_where_the_answer_names_another_model(tmp_path: Path) -> None:
     configure(model_prices={"scripted-1": {"input": 10_000, "output": 10_000}})
     answer = LLMResponse(

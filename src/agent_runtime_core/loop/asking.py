@@ -126,8 +126,10 @@ class Asking:
             return None
         # The limit went by the model that was asked for; some servers know it by another name.
         names = [name for name in (self._wanted(), answered) if name] + ([config.default_model] if limited else [])
+        if not names:
+            return None  # nobody has said yet which model it is
         priced = [name for name in names if price_of(name, config.model_prices) is not None]
-        return cost_usd(usage, (priced or names or [""])[0], config.model_prices)
+        return cost_usd(usage, (priced or names)[0], config.model_prices)
 
     def _guess(self) -> int:
         """Tokens that this call is likely to have at most, the answer included."""
