@@ -461,6 +461,22 @@ async def test_nothing_is_acknowledged_for_a_file_that_is_not_there_any_more(
         await commit()
 
 
+@pytest.mark.parametrize("what", ["-wal", "-shm", ".live/commit.lock"])
+async def test_nothing_is_acknowledged_without_what_belongs_to_the_file(
+    engine: SQLiteEngine, path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite_file._LOOK", 0.0)
+    await engine.commit(None, [Op("put", ("a", 1))])
+    Path(f"{path}{what}").unlink()
+    for _ in range(2):
+        with pytest.raises(StorageError, match=rf"a\.db{what} was deleted, moved or replaced while .*a\.db was open"):
+            await engine.commit(None, [Op("put", ("a", 2))])
+    await engine.close()
+    again = opened(path)
+    assert await again.read(get, "a") == 1
+    await again.close()
+
+
 async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:
     path.write_bytes(b"not a database at all" * 100)
     with pytest.raises(StorageCorrupt, match="left as it is"):

@@ -28,7 +28,8 @@ class CommitLock:
     """The exclusive lock around each group commit: the fair queue between processes."""
 
     def __init__(self, directory: Path) -> None:
-        self._fd = os.open(directory / "commit.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self.path: str = str(directory / "commit.lock")
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def take_now(self) -> bool:
         """Take it unless another process has it."""

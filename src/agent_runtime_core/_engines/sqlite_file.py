@@ -41,6 +41,18 @@ def look(path: str) -> None:
         conn.execute("PRAGMA schema_version").fetchone()
 
 
+FileId = tuple[int, int]
+
+
+def file_id(path: str) -> FileId | None:
+    """Which file is at the path."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return there.st_dev, there.st_ino
+
+
 class DatabaseFile:
     """The file, prepared for use; `lock` keeps other processes' commits apart from what it does."""
 
@@ -54,10 +66,15 @@ class DatabaseFile:
             self._create()
             self.writing: sqlite3.Connection = self.connect()
             try:
-                self._id = self._seen()
                 self.writing.execute("PRAGMA journal_mode=WAL")
                 self.writing.execute(_VERSIONS)
                 self._versions: dict[str, int] = dict(self.writing.execute("SELECT concern, version FROM arc_schema"))
+                #: Which files are at these paths. The log and its index are there once something was read.
+                self.ids: dict[str, FileId] = {
+                    each: there
+                    for each in (path, f"{path}-wal", f"{path}-shm", lock.path)
+                    if (there := file_id(each)) is not None
+                }
                 # Whoever writes waits in its own way, or not at all.
                 self.writing.execute("PRAGMA busy_timeout=0")
             except BaseException:
@@ -69,24 +86,20 @@ class DatabaseFile:
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
-    def _seen(self) -> tuple[int, int] | None:
-        """Which file is at the path."""
-        try:
-            there = os.stat(self.path)
-        except FileNotFoundError:
-            return None
-        return there.st_dev, there.st_ino
-
     def expect(self) -> None:
-        """StorageError, within moments, where the file is not at its path any more: what is written would be lost."""
+        """StorageError, within moments, where the file is not at its path any more: what is written would be lost.
+
+        So it would be without its log; without the log's index, or the lock, others would write over it.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK:
             return
-        if self._seen() != self._id:
-            raise StorageError(
-                f"{self.path} was deleted, moved or replaced while it was open here: "
-                "close all that use it, put the right file there, and open it again"
-            )
+        for path, known in self.ids.items():
+            if file_id(path) != known:
+                raise StorageError(
+                    f"{path} was deleted, moved or replaced while {'it' if path == self.path else self.path} was open "
+                    "here: close all that use it, put the right file there, and open it again"
+                )
         self._looked = now
 
     def connect(self) -> sqlite3.Connection:
