@@ -1,4 +1,4 @@
-"""A fork after a file was opened: the child is told to open it again, and the parent notices nothing."""
+"""A fork after a file was opened: the child is told to open it after the fork, and the parent notices nothing."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ async def test_a_forked_child_cannot_use_what_was_opened_before_and_frees_nothin
     db = tmp_path / "jobs.db"
     with Child("forks", db, RUN) as child:
         said = {}
-        for _ in range(6):
+        for _ in range(7):
             name, _, answer = (await child.aline()).partition(": ")
             said[name] = answer
+        # SQLite would take no locks in it for a file that was open here, so it does not get it at all.
         assert said == {
             "read": "StorageClosed", "submit": "StorageClosed", "step": "StorageClosed", "emit": "StorageClosed",
-            "close": "done", "own": "7",
+            "close": "done", "again": "StorageClosed", "another": "7",
         }  # fmt: skip
         assert await child.aline() == "child ended: 0"
         assert await child.aline() == "parent went on"
@@ -45,7 +46,7 @@ async def test_a_forked_child_cannot_use_what_was_opened_on_redis(redis_url: str
     with Child("forks", redis_url, RUN) as child:
         said = [await child.aline() for _ in range(6)]
         assert sorted(said) == sorted(
-            [*(f"{name}: StorageClosed" for name in ("read", "submit", "step", "emit")), "close: done", "own: 7"]
+            [*(f"{name}: StorageClosed" for name in ("read", "submit", "step", "emit")), "close: done", "again: 7"]
         )
         assert await child.aline() == "child ended: 0"
         assert await child.aline() == "parent went on"
@@ -53,6 +54,12 @@ async def test_a_forked_child_cannot_use_what_was_opened_on_redis(redis_url: str
         assert await child.aended() == 0
     async with open_run(redis_url, RUN) as ctx:
         assert [await ctx.step("first", lambda: 9), await ctx.step("second", lambda: 9)] == [1, 2]
+
+
+async def test_a_file_that_was_closed_before_the_fork_can_be_opened_in_the_child(tmp_path: Path) -> None:
+    with Child("forks", tmp_path / "jobs.db", RUN, "closed") as child:
+        assert await child.aline() == "again: 7"
+        assert await child.aended() == 0
 
 
 async def test_a_child_that_outlives_its_parent_keeps_neither_its_run_nor_the_file(tmp_path: Path) -> None:

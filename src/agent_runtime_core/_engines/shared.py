@@ -20,6 +20,8 @@ class SharedEngine(Engine):
 
     _open: ClassVar[dict[Any, Any]]
     _open_lock: ClassVar[threading.Lock]
+    #: What a child can do that was forked while it was open.
+    after_fork: ClassVar[str] = "open it again in this process"
 
     def __init__(self, key: Hashable, name: str, clock: Clock) -> None:
         self.clock: Clock = clock
@@ -38,7 +40,7 @@ class SharedEngine(Engine):
         if self._closed:
             raise StorageClosed(f"{self._name} was closed")
         if self._pid != os.getpid():
-            raise StorageClosed(f"{self._name} was opened before a fork; open it again in this process")
+            raise StorageClosed(f"{self._name} was opened before a fork: {self.after_fork}")
 
     async def close(self) -> None:
         if self._let_go():

@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
-from ..errors import InvalidArgument, StorageError
+from ..errors import InvalidArgument, StorageClosed, StorageError
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
 from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
 from .shared import SharedEngine
 from .sqlite_bell import FileBell
-from .sqlite_file import DatabaseFile, checked, look
+from .sqlite_file import DatabaseFile, FileId, checked, file_id, look
 from .sqlite_groups import PATIENCE
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
@@ -48,10 +48,14 @@ class SQLiteEngine(SharedEngine):
 
     kind = "sqlite"
     linger: float = 0.002
+    after_fork = "open it only after the fork, or start the child with 'spawn' or 'forkserver' of multiprocessing"
 
     # One writer per file and process is what makes the promises true, so the table is the process's.
     _open: ClassVar[dict[str, SQLiteEngine]] = {}
     _open_lock = threading.Lock()
+    # Files that were open when this process was forked off. SQLite keeps one note of its locks for all connections to a
+    # file: with the parent's in it, it would take none here, and the parent's last connection would delete the log.
+    _carried: ClassVar[set[FileId]] = set()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, durability: str = "full", clock: Clock = SYSTEM) -> SQLiteEngine:
@@ -61,6 +65,8 @@ class SQLiteEngine(SharedEngine):
         with cls._open_lock:
             engine = cls._open.get(where)
             if engine is None or engine._pid != os.getpid():
+                if file_id(where) in cls._carried:
+                    raise StorageClosed(f"{where} was open before a fork: {cls.after_fork}")
                 engine = cls(where, durability, clock)
                 cls._open[where] = engine
             elif engine.durability != durability:
@@ -256,6 +262,7 @@ class SQLiteEngine(SharedEngine):
             self._commit_lock.close()
 
     def _after_fork(self) -> None:
+        self._carried.add(self.file.ids[self.path])
         # A copy of a lock's descriptor holds the lock, for as long as this child lives.
         self._presence.close(forked=True)
         self._commit_lock.close()

@@ -1,7 +1,8 @@
-"""A process that forks while it holds a run, and what its child can do: forks.py DB RUN_ID [inside].
+"""A process that forks while it holds a run, and what its child can do: forks.py DB RUN_ID [inside | closed].
 
 The child says what became of each thing it tried and ends; the parent says "parent went on" when it has
-taken another step. With "inside", it forks while a commit is under way, and dies while its child lives on.
+taken another step. With "inside", it forks while a commit is under way, and dies while its child lives on; with
+"closed", it forks when it has closed what it had opened.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_runtime_core import AgentRunner, open_run
@@ -22,21 +23,37 @@ from tests.fault.jobs.effects import say
 
 async def tried(runner: AgentRunner, ctx: Any, db: str) -> None:
     """In the child, on a loop of its own."""
-    for name, thing in {
+    things: dict[str, Callable[[], Awaitable[Any]]] = {
         "read": lambda: runner.get_run("other"),
         "submit": lambda: runner.submit("x", {}),
         "step": lambda: ctx.step("in the child", lambda: 1),
         "emit": lambda: ctx.emit("in the child", {}),
         "close": runner.close,
-    }.items():
+        "again": lambda: opened(db),
+    }
+    for name, thing in things.items():
         try:
-            await thing()
-            say(f"{name}: done")
+            said = await thing()
+            say(f"{name}: {said or 'done'}")
         except Exception as error:  # noqa: BLE001 - told to the test
             say(f"{name}: {type(error).__name__}")
-    # What it opens itself, works.
+    if "://" not in db:
+        say(f"another: {await opened(f'{db}.another')}")
+
+
+async def opened(db: str) -> Any:
+    """What a step gives in a run that this process opens itself."""
     async with open_run(db, "of the child") as own:
-        say(f"own: {await own.step('x', lambda: 7)}")
+        return await own.step("x", lambda: 7)
+
+
+def closed(db: str) -> None:
+    asyncio.run(opened(db))
+    pid = os.fork()
+    if pid == 0:
+        say(f"again: {asyncio.run(opened(db))}")
+        os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def main(db: str, run_id: str) -> None:
@@ -88,7 +105,9 @@ async def inside(db: str, run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:]:
+    if sys.argv[3:] == ["closed"]:
+        closed(sys.argv[1])
+    elif sys.argv[3:]:
         asyncio.run(inside(sys.argv[1], sys.argv[2]))
     else:
         main(sys.argv[1], sys.argv[2])
