@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from .._clock import Clock
 from ..errors import StorageClosed
+from ..portal import in_thread
 from .base import Engine
 
 
@@ -44,7 +45,7 @@ class SharedEngine(Engine):
 
     async def close(self) -> None:
         if self._let_go():
-            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+            await in_thread(self._shut)  # not the loop's executor, which ends with the main thread
 
     def close_now(self) -> None:
         """`close` for those who have no loop, or must not wait for one."""
