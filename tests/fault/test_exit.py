@@ -31,6 +31,7 @@ class Ending(AgentRuntime):
         ("sys.exit", 3, "", "pending"),
         ("synchronous", 0, "", "running"),
         ("thread", 0, "closed\n", "succeeded"),
+        ("abandoned", 0, "closed\n", "running"),
     ],
 )
 async def test_a_process_ends_with_work_in_flight(tmp_path: Path, how: str, code: int, said: str, status: str) -> None:

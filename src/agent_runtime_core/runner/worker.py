@@ -210,6 +210,8 @@ class Worker:
     async def close(self) -> None:
         """Give back what runs, and have the loop end if it is going, so that nothing is claimed after this."""
         self._closed = True
+        # What was left in a loop that is closed never ends, and can be told nothing: its leases run out.
+        self._drives = {task: drive for task, drive in self._drives.items() if not task.get_loop().is_closed()}
         going, grace = self._wake is not None, self.runner.config.grace_seconds
         if going and not self._stopping:  # a second word would cut the grace short
             self.stop()
