@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
+from agent_runtime_core._engines.presence import CommitLock
 from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx, translate
@@ -475,6 +476,44 @@ async def test_nothing_is_acknowledged_without_what_belongs_to_the_file(
     again = opened(path)
     assert await again.read(get, "a") == 1
     await again.close()
+
+
+async def test_a_file_that_is_damaged_while_it_is_open_is_told_as_that(engine: SQLiteEngine, path: Path) -> None:
+    await engine.commit(None, [Op("put", ("a", 1))])
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        other.execute("PRAGMA user_version=7")  # so that pages are read again
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    # Closed in another process: here that would take SQLite's locks away.
+    subprocess.run([sys.executable, "-c", "import sys; open(sys.argv[1], 'r+b').write(bytes(4096))", path], check=True)
+    with pytest.raises(StorageCorrupt, match="left as it is"):
+        await engine.commit(None, [Op("put", ("a", 2))])
+    with pytest.raises(StorageCorrupt, match="left as it is"):
+        await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("a", 2))])
+
+
+async def test_what_may_not_be_written_is_told_with_the_way_out(engine: SQLiteEngine) -> None:
+    engine.file.writing.execute("PRAGMA query_only=ON")
+    with pytest.raises(StorageError, match="let our user write it, and its -wal and -shm"):
+        await engine.commit(None, [Op("put", ("a", 1))])
+    engine.file.writing.execute("PRAGMA query_only=OFF")
+    await engine.commit(None, [Op("put", ("a", 1))])
+
+
+def test_what_cannot_be_kept_leaves_nothing_open(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError("no")
+
+    def made(at: Path) -> CommitLock:
+        locks.append(CommitLock(at))
+        return locks[-1]
+
+    locks: list[CommitLock] = []
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.Presence", refuse)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.CommitLock", made)
+    with pytest.raises(StorageError, match=r"cannot keep .*a\.db here: no"):
+        opened(path)
+    assert [lock._fd for lock in locks] == [-1]
 
 
 async def test_a_file_that_is_no_database_is_left_as_it_is(path: Path) -> None:

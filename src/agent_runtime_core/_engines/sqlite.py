@@ -92,7 +92,10 @@ class SQLiteEngine(SharedEngine):
                 look(path)
             alone = _made(live)
             self._commit_lock = CommitLock(live)
-            self._presence = Presence(live, new_ulid(clock), clock, alone=alone)
+            with contextlib.ExitStack() as undo:
+                undo.callback(self._commit_lock.close)
+                self._presence = Presence(live, new_ulid(clock), clock, alone=alone)
+                undo.pop_all()
         except OSError as error:
             raise StorageError(f"cannot keep {path} here: {error}") from error
         except DRIVER_ERRORS as error:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import LeaseLost, StorageBusy, StorageError
 from .base import Concern, Guard, NotApplied, Op
 from .requests import Request
-from .sqlite_tx import FunctionFailed, Home, Known, SQLiteTx, translate
+from .sqlite_tx import DRIVER_ERRORS, FunctionFailed, Home, Known, SQLiteTx, translate
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 _WEIGHT = 1 / 8  # of the latest flush in the average of them
@@ -137,6 +137,8 @@ class Groups:
 
     def _failed(self, batch: list[Request], error: BaseException) -> None:
         self._roll_back()
+        if isinstance(error, DRIVER_ERRORS):
+            error = translate(error, self.path)
         told = error if isinstance(error, StorageError) else StorageError(f"{self.path}: {error!r}")
         for request in batch:
             request.result, request.error = None, request.error or told

@@ -52,6 +52,8 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
             return StorageBusy(f"{path} is locked by a program outside this library ({error})")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return StorageCorrupt(f"{path} is not a readable database ({error}); it is left as it is: restore a backup")
+        case sqlite3.SQLITE_READONLY:
+            return StorageError(f"{path} cannot be written ({error}): let our user write it, and its -wal and -shm")
         case _:
             return StorageError(f"{path}: {error}")
 
