@@ -56,8 +56,9 @@ async def test_a_forked_child_cannot_use_what_was_opened_on_redis(redis_url: str
         assert [await ctx.step("first", lambda: 9), await ctx.step("second", lambda: 9)] == [1, 2]
 
 
-async def test_a_file_that_was_closed_before_the_fork_can_be_opened_in_the_child(tmp_path: Path) -> None:
-    with Child("forks", tmp_path / "jobs.db", RUN, "closed") as child:
+@pytest.mark.parametrize("how", ["closed", "opening"])
+async def test_a_file_that_was_closed_before_the_fork_can_be_opened_in_the_child(tmp_path: Path, how: str) -> None:
+    with Child("forks", tmp_path / "jobs.db", RUN, how) as child:
         assert await child.aline() == "again: 7"
         assert await child.aended() == 0
 

@@ -74,3 +74,13 @@ class SharedEngine(Engine):
     @abstractmethod
     def _shut(self) -> None:
         """End the threads and close what is open; only ever called once."""
+
+
+def _forked() -> None:
+    """Another thread may have been opening or closing something: it is not in this process, and never lets go."""
+    for kind in SharedEngine.__subclasses__():
+        kind._open_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

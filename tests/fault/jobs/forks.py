@@ -1,13 +1,15 @@
-"""A process that forks while it holds a run, and what its child can do: forks.py DB RUN_ID [inside | closed].
+"""A process that forks while it holds a run, and what its child can do: forks.py DB RUN_ID
+[inside | closed | opening].
 
 The child says what became of each thing it tried and ends; the parent says "parent went on" when it has
 taken another step. With "inside", it forks while a commit is under way, and dies while its child lives on; with
-"closed", it forks when it has closed what it had opened.
+"closed", it forks when it has closed what it had opened, and with "opening" while another thread is opening something.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -47,12 +49,13 @@ async def opened(db: str) -> Any:
         return await own.step("x", lambda: 7)
 
 
-def closed(db: str) -> None:
+def closed(db: str, *, opening: bool = False) -> None:
     asyncio.run(opened(db))
-    pid = os.fork()
-    if pid == 0:
-        say(f"again: {asyncio.run(opened(db))}")
-        os._exit(0)
+    with SQLiteEngine._open_lock if opening else contextlib.nullcontext():
+        pid = os.fork()
+        if pid == 0:
+            say(f"again: {asyncio.run(opened(db))}")
+            os._exit(0)
     os.waitpid(pid, 0)
 
 
@@ -105,8 +108,8 @@ async def inside(db: str, run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:] == ["closed"]:
-        closed(sys.argv[1])
+    if sys.argv[3:] in (["closed"], ["opening"]):
+        closed(sys.argv[1], opening=sys.argv[3] == "opening")
     elif sys.argv[3:]:
         asyncio.run(inside(sys.argv[1], sys.argv[2]))
     else:
