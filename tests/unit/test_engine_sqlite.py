@@ -585,6 +585,9 @@ def test_errors_of_the_driver_are_told_as_ours() -> None:
     for code, kind in (
         (sqlite3.SQLITE_FULL, StorageFull),
         (sqlite3.SQLITE_IOERR_WRITE, StorageFull),
+        (sqlite3.SQLITE_IOERR_FSYNC, StorageFull),
+        (sqlite3.SQLITE_IOERR_TRUNCATE, StorageFull),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, StorageFull),
         (sqlite3.SQLITE_BUSY, StorageBusy),
         (sqlite3.SQLITE_BUSY_SNAPSHOT, StorageBusy),
         (sqlite3.SQLITE_LOCKED, StorageBusy),
