@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.target import agents_of
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import InvalidArgument, UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo
+from agent_runtime_core.journal.record import ENDED, Record
 from agent_runtime_core.queue.row import Settle
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
@@ -242,6 +244,25 @@ def test_what_an_output_has_no_character_for_stops_no_command(
 
     assert json.loads(out("--json"))["input"] == {"said": said}
     assert shown in out()
+
+
+def test_events_with_a_type_that_is_not_known_here_are_shown_as_they_are_stored(run: Run, tmp_path: Path) -> None:
+    theirs = {"$": "theirs.Odd", "v": {"x": 1}}
+
+    async def fill(runner: AgentRunner) -> None:
+        await runner.submit("a", {}, run_id="r")
+        key = (await runner.get_run("r")).run_id
+        row = ("e", "mine", json.dumps({"odd": theirs}), 10.0)
+        ended = Record(0, ENDED, "succeeded", claim_id="01A", result=json.dumps({"final_output": theirs}), nev=1)
+        ops = [Op("events.publish", (str(key), (row,))), Op("journal.append", (str(key), ended))]
+        await runner.event_bus.commit(None, ops)
+
+    on(tmp_path / "runs.db", fill)
+    code, out, err = run("show", "r", "--json", "--events", "--url", str(tmp_path / "runs.db"))
+    assert (code, err) == (0, "")
+    assert [each["payload"] for each in json.loads(out)["events"]] == [
+        {"odd": theirs}, {"final_output": theirs, "usage": {}},
+    ]  # fmt: skip
 
 
 def test_show_tells_of_steps_that_have_no_end(run: Run, url: str) -> None:

@@ -23,10 +23,17 @@ from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core.config import configure
-from agent_runtime_core.errors import InvalidArgument, LeaseLost, MissingDependency, StorageBusy, StorageClosed
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    LeaseLost,
+    MissingDependency,
+    StorageBusy,
+    StorageClosed,
+    UnserialisableResult,
+)
 from agent_runtime_core.event_types import EventType
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
-from agent_runtime_core.events.base import StoredEvent
+from agent_runtime_core.events.base import StoredEvent, payload_of
 from agent_runtime_core.events.feed import PAGE, WINDOW
 from agent_runtime_core.journal.record import ATTEMPT, DONE, ENDED, STARTED, Record
 
@@ -115,6 +122,25 @@ def records() -> list[Record]:
 
 async def append(bus: EventBus, *some: Record) -> None:
     await bus.commit(None, [Op("journal.append", (str(RUN), record)) for record in some])
+
+
+async def test_who_follows_past_a_type_that_is_not_known_here_gets_each_event(bus: EventBus) -> None:
+    started, *_, ended = records()
+    ended = ended._replace(result='{"final_output": {"n": {"$": "theirs.Odd", "v": {"x": 1}}}, "usage": {}}')
+    info = '{"tool": {"name": "t", "id": "c", "args": {}}}'
+    called = Record(1, DONE, "tool", "0", claim_id="01A", t=20.0, info=info, nev=1)
+    await append(bus, started, called._replace(result='{"ok": true, "result": {"$": "theirs.Odd", "v": {"x": 2}}}'))
+    await append(bus, ended._replace(seq=2))
+    found = await take(bus, 3, 0)
+    assert [event.event_type for event in found] == ["run.started", "tool.result", "run.succeeded"]
+    assert [event.timestamp.timestamp() for event in found] == [10, 20, 40]
+    for event in found[1:]:
+        with pytest.raises(UnserialisableResult, match=r"theirs\.Odd.* is not known in this process"):
+            event.payload  # noqa: B018
+    assert payload_of(found[0]) == found[0].payload
+    assert payload_of(found[1])["result"] == {"$": "theirs.Odd", "v": {"x": 2}}
+    assert payload_of(found[2]) == {"final_output": {"n": {"$": "theirs.Odd", "v": {"x": 1}}}, "usage": {}}
+    await bus.close()
 
 
 async def test_boundary_records_appear_among_the_events(bus: EventBus) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .._ids import step_id
+from ..events.base import payload_of
 from ..journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..queue.row import RunRow
 from .place import about, looked_at, row_of, rows_of
@@ -44,7 +45,7 @@ async def show(args: Namespace) -> int:
                     "sequence": each.sequence,
                     "at": each.timestamp.isoformat(),
                     "type": each.event_type,
-                    "payload": each.payload,
+                    "payload": payload_of(each),
                 }
                 for each in await runner.event_bus.get_events(row.run_id)
             ]

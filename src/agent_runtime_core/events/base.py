@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import next_id, run_uuid
 from .._json import decode, encode
-from ..errors import InvalidArgument, StorageClosed
+from ..errors import InvalidArgument, StorageClosed, UnserialisableResult
 from ..event_types import EventType
 from ..journal.record import Record, expand
 from .feed import Hub
@@ -107,9 +108,30 @@ def _all_undecoded(run_id: UUID, rows: Iterable[StoredEvent]) -> list[Event]:
 
 
 def _derived(run_id: UUID, record: Record, since: int) -> list[Event]:
+    try:
+        pairs = expand(str(run_id), record)
+    except UnserialisableResult:
+        # It holds a type that is not known here: whoever reads that payload is told, and not who passes it.
+        pairs = expand(str(run_id), record, json.loads)
+        return [
+            _undecoded(run_id, n, (n, event_type, json.dumps(payload), record.t))
+            for n, (event_type, payload) in enumerate(pairs, record.ev)
+            if n >= since
+        ]
     t = aware(record.t)
-    pairs = enumerate(expand(str(run_id), record), record.ev)
-    return [Event(run_id, event_type, payload, t, n) for n, (event_type, payload) in pairs if n >= since]
+    return [
+        Event(run_id, event_type, payload, t, n)
+        for n, (event_type, payload) in enumerate(pairs, record.ev)
+        if n >= since
+    ]
+
+
+def payload_of(event: Event) -> Any:
+    """Its payload; as plain JSON, as it is stored, where that holds a type which is not registered here."""
+    try:
+        return event.payload
+    except UnserialisableResult:
+        return json.loads(event._row[2])
 
 
 def _starts_at(row: StoredEvent | Record) -> int:

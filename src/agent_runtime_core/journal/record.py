@@ -119,31 +119,31 @@ def count_events(kind: str, *, total: int, carries_next: bool = False) -> int:
     return 1
 
 
-def expand(run_id: str, record: Record) -> list[tuple[str, dict[str, Any]]]:
-    """The (event type, payload) pairs a record stands for, in order."""
+def expand(run_id: str, record: Record, read: Callable[[str], Any] = decode) -> list[tuple[str, dict[str, Any]]]:
+    """The (event type, payload) pairs a record stands for, in order; `read` is what decodes its texts."""
     if record.nev == 0:
         return []
-    info = cast("dict[str, Any]", decode(record.info)) if record.info else {}
+    info = cast("dict[str, Any]", read(record.info)) if record.info else {}
     match record.kind:
         case "attempt" | "resumed":
             return [_began(record.kind, record.name, record.attempt, info)]
         case "ended":
             began = info.pop("began", None)
-            told = _told_of_success(record) if record.name == "succeeded" else info
+            told = _told_of_success(record, read) if record.name == "succeeded" else info
             return [*([] if began is None else [_began(*began)]), (_EVENT_OF_STATUS[record.name], told)]
         case "skipped":
             return [_skip(run_id, record, step) for step in info["steps"]]
         case _:
-            return _step_events(run_id, record, info)
+            return _step_events(run_id, record, info, read)
 
 
 def _began(kind: str, agent: str, attempt: int, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return ("run.started" if kind == ATTEMPT else "run.resumed", {"agent_key": agent, "attempt": attempt, **info})
 
 
-def _told_of_success(record: Record) -> dict[str, Any]:
+def _told_of_success(record: Record, read: Callable[[str], Any]) -> dict[str, Any]:
     """Its result is in the record already."""
-    result = cast("dict[str, Any]", decode(record.result or "{}"))
+    result = cast("dict[str, Any]", read(record.result or "{}"))
     return {"final_output": result.get("final_output", {}), "usage": result.get("usage", {})}
 
 
@@ -182,8 +182,10 @@ def _tool_called(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str
     return ("tool.call", _about_tool(run_id, record, info) | {"tool_args": info["tool"]["args"]} | doubt)
 
 
-def _tool_answered(run_id: str, record: Record, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    answer = cast("dict[str, Any]", decode(record.result or "{}"))
+def _tool_answered(
+    run_id: str, record: Record, info: dict[str, Any], read: Callable[[str], Any]
+) -> tuple[str, dict[str, Any]]:
+    answer = cast("dict[str, Any]", read(record.result or "{}"))
     told = {"result": answer.get("result", answer.get("content"))}
     if answer.get("ok") is False:
         told["error"] = answer.get("content")
@@ -195,14 +197,16 @@ def _about_tool(run_id: str, record: Record, info: dict[str, Any]) -> dict[str, 
     return about | {"tool_name": info["tool"]["name"], "tool_call_id": info["tool"]["id"]}
 
 
-def _step_events(run_id: str, record: Record, info: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _step_events(
+    run_id: str, record: Record, info: dict[str, Any], read: Callable[[str], Any]
+) -> list[tuple[str, dict[str, Any]]]:
     began: dict[str, Any] | None = info.get("began") if record.kind == DONE else None
     if began is not None and "tool" in began:
-        return [_tool_called(run_id, record, began), _tool_answered(run_id, record, began)]
+        return [_tool_called(run_id, record, began), _tool_answered(run_id, record, began, read)]
     if "tool" in info and record.kind == STARTED:
         return [_tool_called(run_id, record, info)]
     if "tool" in info and record.kind == DONE:
-        return [_tool_answered(run_id, record, info)]
+        return [_tool_answered(run_id, record, info, read)]
     about = _about(run_id, record.name, record.key, record.pos, record.total)
     tried = {"attempt": record.attempt, "max_attempts": record.tries}
     match record.kind:
