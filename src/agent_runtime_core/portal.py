@@ -8,6 +8,7 @@ All threads are daemons: nothing here keeps a process alive.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import os
@@ -53,7 +54,10 @@ class _Portal:
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        loop.run_forever()
+        while True:
+            # What is to end the program stops the loop, too: it belongs to who called, and others wait for theirs.
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_forever()
 
 
 _portal = _Portal()

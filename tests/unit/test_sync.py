@@ -279,3 +279,39 @@ def test_ctrl_c_cancels_and_gives_the_run_back(tmp_path: Path) -> None:
             return info.status.value, info.attempt
 
     assert asyncio.run(look()) == ("pending", 1)
+
+
+LEAVING = """
+import sys
+from agent_runtime_core import AgentRunner, AgentRuntime
+from agent_runtime_core.portal import call
+
+class Leaves(AgentRuntime):
+    key = "leaves"
+    async def run(self, ctx):
+        sys.exit(7)
+
+async def leaves():
+    sys.exit(3)
+
+async def five():
+    return 5
+
+runner = AgentRunner.open(sys.argv[1])
+runner.registry.register(Leaves())
+call(runner.submit, "leaves", run_id="queued")
+for act in (lambda: call(leaves), lambda: runner.execute_sync("leaves", run_id="here"), lambda: call(runner.run_once)):
+    try:
+        act()
+    except SystemExit as end:
+        print(end.code)
+print(call(five), *[call(runner.get_run, run_id).status.value for run_id in ("here", "queued")])
+call(runner.close)
+"""
+
+
+def test_what_leaves_the_program_is_its_callers_and_others_are_served(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", LEAVING, str(tmp_path / "a.db")], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert child.stdout.splitlines() == ["3", "7", "7", "5 pending pending"]

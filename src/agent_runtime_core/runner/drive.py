@@ -78,9 +78,9 @@ class Drive(Claimed):
         except (LeaseLost, Moved):
             log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
             return None
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
             # After an error of our own a worker keeps the lease: it is the pause before the run is tried again.
-            if self.inline or isinstance(error, asyncio.CancelledError):
+            if self.inline or not isinstance(error, Exception):
                 await self.abandon()
             elif isinstance(error, StorageBusy | StorageFull):  # what is damaged is no better later
                 await self._put_off(error)
