@@ -341,6 +341,37 @@ async def test_when_the_follower_called_to_read_is_cancelled_another_one_reads()
     assert [sequences(each) for each in found[1:] if not isinstance(each, BaseException)] == [[0], [0]]
 
 
+async def test_who_comes_after_a_run_was_begun_anew_is_told_nothing_of_the_deleted_one(bus: EventBus) -> None:
+    await fill(bus, 5)
+    followed = bus.subscribe(RUN, 0)
+    for _ in range(5):
+        await anext(followed)
+    upcoming = asyncio.ensure_future(anext(followed))
+    await turns()
+    await bus.commit(None, [Op("events.delete", (str(RUN),))])
+    await fill(bus, 3, first=100)
+    assert [event.payload["n"] for event in await take(bus, 3, 0)] == [100, 101, 102]
+    await fill(bus, 5, first=103)
+    assert [event.payload["n"] for event in await take(bus, 8, 0)] == [*range(100, 108)]
+    assert (await upcoming).payload == {"n": 105}  # the first one behind its cursor
+    await followed.aclose()
+    await bus.close()
+
+
+async def test_a_run_that_was_begun_anew_and_got_further_is_read_from_its_beginning(bus: EventBus) -> None:
+    await fill(bus, 3)
+    followed = bus.subscribe(RUN, 0)
+    for _ in range(3):
+        await anext(followed)
+    await bus.commit(None, [Op("events.delete", (str(RUN),))])
+    await fill(bus, 8, first=100)
+    assert (await anext(followed)).sequence == 3
+    assert [event.payload["n"] for event in await take(bus, 8, 0)] == [*range(100, 108)]
+    assert [event.payload["n"] for event in await take(bus, 6, 2)] == [*range(102, 108)]
+    await followed.aclose()
+    await bus.close()
+
+
 async def test_a_storage_error_ends_each_subscription_and_leaves_no_trace() -> None:
     bus = Watched()
     followers = [asyncio.create_task(take(bus, 2, 0)) for _ in range(3)]

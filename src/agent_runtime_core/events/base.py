@@ -333,8 +333,12 @@ class EventBus(ABC):
         # Listening starts before the head is read: nothing can fall between the two.
         feed = hub.join(run_id)
         try:
+            known = feed.tail
             head = await self._head(run_id)
             cursor = head if since is None else since
+            # Numbers only grow, and what was told stays as it is: else the run was deleted, and begun anew.
+            if head < known or (cursor < known and feed.differs(await self._page(run_id, cursor, 1))):
+                feed.restart(min(cursor, head))
             feed.start(cursor, head)
             while True:
                 for event in await feed.after(cursor):

@@ -56,6 +56,22 @@ class Feed:
             self.floor = self.tail = min(cursor, head)
         self._unread = self._unread or self.tail < head
 
+    def differs(self, stored: list[Event]) -> bool:
+        """Whether the window has other events in the place of these: the run was deleted, and begun anew."""
+        for event in stored:
+            at = bisect_left(self.window, event.sequence, key=_SEQUENCE)
+            if at < len(self.window) and self.window[at].sequence == event.sequence:
+                return _told(self.window[at]) != _told(event)
+        return False
+
+    def restart(self, cursor: int) -> None:
+        """Forget what was read: another log has its place."""
+        self.window, self._page, self._page_at = [], [], -1
+        self._pages.clear()
+        self._weight = 0
+        self.floor = self.tail = cursor
+        self._unread = True
+
     def mark(self) -> None:
         """There may be something to read."""
         self._unread = True
@@ -113,14 +129,17 @@ class Feed:
             # Everybody takes what is in the window before it moves; wakes of the same tick become one read.
             await asyncio.sleep(0)
             self._unread = False
-            page = await self._bus._page(self.run_id, self.tail, PAGE)
+            at = self.tail
+            page = await self._bus._page(self.run_id, at, PAGE)
         except BaseException:
             self._unread = True
             self._reading = False
             self._call_reader()
             raise
         self._reading = False
-        if page:
+        if self.tail != at:
+            self._unread = True  # it began again meanwhile
+        elif page:
             self._add(page)
             self._call_all()
 
@@ -140,6 +159,10 @@ class Feed:
         if over:
             del self.window[:over]
             self.floor = self.window[0].sequence
+
+
+def _told(event: Event) -> tuple[object, ...]:
+    return event.event_type, event.timestamp
 
 
 def _weight(event: Event) -> int:
