@@ -44,6 +44,28 @@ async def stopped(runner: AgentRunner, task: asyncio.Task[None]) -> None:
         await task
 
 
+async def test_slots_without_end_are_claimed_for_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed: list[int] = []
+    claim_rows = InMemoryQueue.claim_rows
+
+    async def counted(queue: InMemoryQueue, *args: Any, limit: int = 1, **options: Any) -> list[RunRow]:
+        claimed.append(limit)
+        return await claim_rows(queue, *args, limit=min(limit, 1000), **options)
+
+    async def body(ctx: Any) -> None:
+        return None
+
+    monkeypatch.setattr(InMemoryQueue, "claim_rows", counted)
+    async with Rig(None, Clock()) as rig:
+        rig.register(body)
+        run_ids = [await rig.runner.submit("script") for _ in range(3)]
+        loop = await working(rig.runner, concurrency=10**15)
+        for run_id in run_ids:
+            assert (await rig.runner.wait(run_id, 10)).status is RunStatus.SUCCEEDED
+        await stopped(rig.runner, loop)
+    assert max(claimed) <= 1000
+
+
 async def test_the_loop_works_off_what_is_submitted(place: Path | None) -> None:
     async def body(ctx: Any) -> int:
         return int(ctx.params["n"])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
+AT_ONCE = 1000  # runs claimed in one go, however many slots are free
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
 
 
@@ -150,7 +151,7 @@ class Worker:
 
     async def _fill(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
-        free = self._slots - self._busy
+        free = min(self._slots - self._busy, AT_ONCE)
         if free <= 0:
             return False
         self._looked = self.runner.queue.clock.boot()
