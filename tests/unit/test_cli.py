@@ -492,6 +492,23 @@ def test_a_traceback_is_shown_with_debug_only(module: str, run: Run) -> None:
     assert isinstance(failure.value.__cause__, LookupError)
 
 
+@pytest.mark.parametrize(
+    ("options", "found"), [(["--limit", "1" + "0" * 30], 5), (["--agent", "\udcff"], 0), (["--agent", "good"], 1)]
+)
+def test_what_no_store_can_be_asked_for_is_no_failure(options: list[str], found: int, run: Run, url: str) -> None:
+    code, out, err = run("runs", "--json", "--url", url, *options)
+    assert (code, len(json.loads(out)), err) == (0, found, "")
+
+
+@pytest.mark.parametrize("command", [["runs"], ["show", "none"]])
+def test_an_output_that_was_closed_is_no_failure(command: list[str], url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main([*command, "--url", url]) == (0 if command == ["runs"] else 1)
+    for written in (sys.stdout, sys.stderr):
+        written.close()
+
+
 def test_who_stops_reading_ends_the_listing(url: str) -> None:
     command = [sys.executable, "-m", "agent_runtime_core", "runs", "--json", "--url", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:

@@ -545,6 +545,8 @@ async def test_runs_are_listed_by_status_agent_and_time(place: Path | None) -> N
         assert await keys(agent="other") == ["c"]
         assert await keys(since=since) == await keys(since=dt.datetime.fromtimestamp(since, dt.UTC)) == ["b", "c"]
         assert await keys(limit=1) == ["a"]
+        assert await keys(limit=10**20) == ["a", "b", "c"]
+        assert await keys(agent="\udcff") == []
         with pytest.raises(ValueError, match="lost"):
             await keys(status="lost")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections import deque
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ _EVENTS = ("sequence", "at", "type", "payload")
 
 async def runs(args: Namespace) -> int:
     async with looked_at(args) as runner:
-        last = deque[RunRow](maxlen=args.limit)
+        last = deque[RunRow](maxlen=min(args.limit, sys.maxsize))
         async for row in rows_of(runner, args.status, args.agent):
             last.append(row)
         found = [await about(runner, row) for row in last]

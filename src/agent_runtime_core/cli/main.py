@@ -133,6 +133,9 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Carry out one command; its exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # who started this has closed it: nobody reads
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
     args = parser().parse_args(argv)
     try:
         code = _run(args.command(args))
