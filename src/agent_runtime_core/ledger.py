@@ -14,7 +14,7 @@ from typing import Any, cast
 from ._clock import Clock
 from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
 from ._json import decode, encode
-from .errors import StorageBusy, StorageClosed
+from .errors import StorageBusy, StorageClosed, UnserialisableResult
 from .events.base import EventBus
 from .journal.record import (
     ATTEMPT,
@@ -22,6 +22,7 @@ from .journal.record import (
     RESUMED,
     STARTED,
     Record,
+    as_stored,
     carries_start,
     count_events,
     event_id,
@@ -41,10 +42,11 @@ Row = tuple[str, str, str, float]  # an event to be published: its id, kind, pay
 
 def told(run_id: str, record: Record) -> list[Row]:
     """The events that a record stands for."""
-    return [
-        (event_id(record, i), kind, encode(payload), record.t)
-        for i, (kind, payload) in enumerate(expand(run_id, record))
-    ]
+    try:
+        texts = [(kind, encode(payload)) for kind, payload in expand(run_id, record)]
+    except UnserialisableResult:  # whoever cancels a run need not know the types of its results
+        texts = as_stored(run_id, record)
+    return [(event_id(record, i), kind, text, record.t) for i, (kind, text) in enumerate(texts)]
 
 
 async def missing(bus: EventBus, run_id: str, records: Sequence[Record]) -> list[Row]:

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
+from agent_runtime_core.events.base import payload_of
+from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.queue.row import Settle
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import InMemoryStateStore
@@ -55,6 +59,22 @@ async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -
     assert told == ["run.started", "step.started", "step.completed", "run.cancelled"]
     assert await runner.cancel(run_id) is False
     assert len(await bus.get_events(run_id)) == len(told), "and none of them twice"
+
+
+async def test_a_run_is_cancelled_also_by_who_does_not_know_the_types_of_its_results() -> None:
+    queue, bus, state = InMemoryQueue(), InMemoryEventBus(), InMemoryStateStore()
+    async with AgentRunner(queue, bus, state, registry=Registry()) as runner:
+        run_id = str(await runner.submit("theirs", {}))
+        claimed = await queue.claim("w", 60)
+        info = '{"tool": {"name": "t", "id": "c", "args": {}}}'
+        record = Record(0, DONE, "tool", "0", claim_id=claimed.claim_id, t=20.0, info=info, nev=1,
+                        result='{"ok": true, "result": {"$": "theirs.Odd", "v": {"x": 2}}}')  # fmt: skip
+        await state.commit(None, [Op("journal.append", (run_id, record))])
+        await queue.settle(run_id, Settle(claimed.claim_id, "pending", queue.clock.wall()))
+        assert await runner.cancel(run_id)
+        found = await bus.get_events(run_id)
+        assert [event.event_type for event in found] == ["tool.result", "run.cancelled"]
+        assert payload_of(found[0])["result"] == {"$": "theirs.Odd", "v": {"x": 2}}
 
 
 async def test_a_cancel_that_got_no_answer_is_made_whole_by_the_next() -> None:

@@ -18,7 +18,7 @@ from .._ids import next_id, run_uuid
 from .._json import decode, encode
 from ..errors import InvalidArgument, StorageClosed, UnserialisableResult
 from ..event_types import EventType
-from ..journal.record import Record, expand
+from ..journal.record import Record, as_stored, expand
 from .feed import Hub
 
 PUBLISH = "events.publish"
@@ -112,10 +112,10 @@ def _derived(run_id: UUID, record: Record, since: int) -> list[Event]:
         pairs = expand(str(run_id), record)
     except UnserialisableResult:
         # It holds a type that is not known here: whoever reads that payload is told, and not who passes it.
-        pairs = expand(str(run_id), record, json.loads)
+        texts = as_stored(str(run_id), record)
         return [
-            _undecoded(run_id, n, (n, event_type, json.dumps(payload), record.t))
-            for n, (event_type, payload) in enumerate(pairs, record.ev)
+            _undecoded(run_id, n, (n, event_type, payload, record.t))
+            for n, (event_type, payload) in enumerate(texts, record.ev)
             if n >= since
         ]
     t = aware(record.t)

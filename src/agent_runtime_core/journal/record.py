@@ -137,6 +137,11 @@ def expand(run_id: str, record: Record, read: Callable[[str], Any] = decode) -> 
             return _step_events(run_id, record, info, read)
 
 
+def as_stored(run_id: str, record: Record) -> list[tuple[str, str]]:
+    """What `expand` gives, with payloads as JSON texts; also where they hold a type that is not registered here."""
+    return [(event_type, json.dumps(payload)) for event_type, payload in expand(run_id, record, json.loads)]
+
+
 def _began(kind: str, agent: str, attempt: int, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return ("run.started" if kind == ATTEMPT else "run.resumed", {"agent_key": agent, "attempt": attempt, **info})
 
