@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._forms import register_type
+from agent_runtime_core._json import decode
+from agent_runtime_core._tags import REGISTRY
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepExecutionError, StorageFull, UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.limits import RunLimits
@@ -97,6 +101,33 @@ async def test_a_step_is_named_in_several_ways(after: Any, ran: str, place: Path
         rig.register(steps_of(log))
         await worked(rig, new)
         assert log.taken() == [*ran]
+
+
+@register_type
+@dataclasses.dataclass
+class Odd:
+    n: int
+
+
+async def test_who_forks_a_run_need_not_know_its_types(place: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log()
+
+    async def body(ctx: Any) -> None:
+        await ctx.emit("tool.result", {"result": Odd(1)})
+        await ctx.checkpoint({"odd": Odd(2)})
+        await ctx.step("a", log.step("a"), ctx)
+        await ctx.checkpoint({"odd": Odd(3)})
+
+    async with Rig(place) as rig:
+        rig.register(body)
+        first = await rig.runner.submit("script")
+        await worked(rig, first)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.delitem(REGISTRY.turns, f"{__name__}.Odd")
+            forked = await rig.runner.fork(first, after_step="a")
+        kept = (await rig.runner.state_store.state(str(forked))).checkpoint
+        assert kept is not None
+        assert decode(kept) == {"odd": Odd(2)}
 
 
 async def test_of_several_steps_of_one_name_the_last_counts_unless_the_occurrence_is_said() -> None:

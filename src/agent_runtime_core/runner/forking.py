@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from uuid import UUID
@@ -18,7 +19,8 @@ from .._ids import step_id
 from .._json import decode, encode
 from ..backends import Backends
 from ..book import Book
-from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost
+from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult
+from ..events.base import Event, payload_of
 from ..journal.record import COPIED, DONE, FAILED, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
 from ..queue.base import same_input
@@ -115,11 +117,19 @@ async def _checkpoint_at(
         return found  # all events came after it
     ends = {step_id(run_id, each.name, each.key) for each in later if each.kind == DONE}
     for event in await backends.bus.get_events(run_id):
-        if event.event_type in _ENDS and event.payload.get("step_id") in ends:
+        if event.event_type in _ENDS and payload_of(event).get("step_id") in ends:
             return found
         if event.event_type == "state.checkpoint":
-            found = encode(event.payload["state"])
+            found = _state_of(event)
     return stored
+
+
+def _state_of(event: Event) -> str:
+    """The checkpoint that an event tells, as it is kept; whoever forks a run need not know its types."""
+    try:
+        return encode(event.payload["state"])
+    except UnserialisableResult:
+        return json.dumps(payload_of(event)["state"])
 
 
 def _copies(backends: Backends, source: RunRow, records: Sequence[Record], checkpoint: str | None) -> list[Record]:
