@@ -73,6 +73,7 @@ class Ledger:
         self.linger: float = getattr(self._state, "linger", 0.0) if self._one else 0.0
         #: Hears of every event that this claim has written: its kind and its payload.
         self.told: Callable[[str, dict[str, Any]], None] | None = None
+        self._before = 0  # events with a lower number were told by an earlier claim
         self._notes: list[Op] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
         self._lingers = False  # whether an alarm is set for the notes
@@ -91,6 +92,8 @@ class Ledger:
         self._seq = records[-1].seq + 1 if records else 0
         if not self._derives and records:
             await self._publish_missing(records)
+        if self.told is not None and not fresh:
+            self._before = await self.bus.head(self.run_id)
         return records
 
     def _distinct(self) -> list[Commits]:
@@ -299,19 +302,20 @@ class Ledger:
         op = self._publish(rows)
         told = (await self.write(events=[op]))[1] if self._posted else await self._commit(self._bus, [op])
         sequences: list[int] = told[-1]
-        self._tell_of(rows)
+        self._tell_of(rows, sequences)
         return sequences
 
-    def _tell_of(self, rows: Sequence[tuple[str, str, str, float]]) -> None:
+    def _tell_of(self, rows: Sequence[tuple[str, str, str, float]], sequences: Sequence[int]) -> None:
         if self.told is not None:
-            for _, kind, text, _ in rows:
-                self.told(kind, cast("dict[str, Any]", decode(text)))
+            for (_, kind, text, _), sequence in zip(rows, sequences, strict=True):
+                if sequence >= self._before:
+                    self.told(kind, cast("dict[str, Any]", decode(text)))
 
     async def checkpoint(self, text: str, mark: str, row: tuple[str, str, str, float]) -> None:
         """Save a checkpoint together with its event."""
         now = row[3]
-        await self.write([Op("state.checkpoint", (self.run_id, text, mark, now))], [self._publish([row])])
-        self._tell_of([row])
+        told = await self.write([Op("state.checkpoint", (self.run_id, text, mark, now))], [self._publish([row])])
+        self._tell_of([row], told[1][-1])
 
     async def status(self, status: str, *records: Record) -> None:
         """Queue the run's status, and records that go with it, without waiting."""

@@ -30,7 +30,7 @@ from agent_runtime_core.errors import (
     UnknownRun,
 )
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
+from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, TraceSink
 from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
@@ -1204,3 +1204,31 @@ async def test_a_run_that_executes_again_is_still_kept_alive_and_still_heard_of(
                 await asyncio.sleep(0.01)
         assert await rig.runner.cancel("r")
         assert (await task).status == RunStatus.CANCELLED
+
+
+async def test_a_trace_is_not_told_again_what_a_resumed_run_emits_again(place: Path | None) -> None:
+    heard: list[str] = []
+
+    class Heard(TraceSink):
+        def log_event(self, run_id: UUID, event_type: str, payload: dict[str, Any]) -> None:
+            heard.append(event_type)
+
+    async def body(ctx: Any) -> Any:
+        await ctx.step("one", lambda: 1)
+        await ctx.emit("mine", {"n": 1})
+        await ctx.checkpoint({"n": 1})
+        got = await ctx.wait_for_signal("go")
+        await ctx.emit("mine.after", {"n": 2})
+        return got
+
+    agents, config = Registry(), RunnerConfig(park_after=0.0)
+    agents.register(Script(body))
+    url = "memory://" if place is None else place
+    async with AgentRunner.open(url, config=config, registry=agents, trace_sinks=[Heard()]) as runner:
+        run_id = await runner.submit("script")
+        await runner.run_once()
+        await runner.signal(run_id, "go", 1)
+        await runner.run_once()
+        stored = [event.event_type for event in await runner.event_bus.get_events(run_id)]
+    assert heard == stored
+    assert stored.count("mine") == stored.count("state.checkpoint") == 1
