@@ -95,7 +95,7 @@ class Book:
         self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
         self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
-        self.lists: dict[str, int] = {}  # how many step lists this claim has run, by scope
+        self.lists: dict[str, dict[tuple[str, ...], int]] = {}  # numbers of the step lists it has run, by scope
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
         self.maps: dict[str, list[str | None]] = {}  # digests of their items, of the maps it has run
         self.ended: Record | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import enum
 import threading
@@ -854,3 +855,81 @@ def test_what_is_no_context_is_refused_at_once() -> None:
             StepExecutor(wrong)
     with open_run_sync("memory://") as run, pytest.raises(InvalidArgument, match="has no emit: give its ctx"):
         StepExecutor(run)
+
+
+class _Once:
+    """Lists of two steps whose run fails where it first comes to "write", and is cut off at its first "hang"."""
+
+    def __init__(self, graph: bool) -> None:
+        self.graph = graph
+        self.ran: list[str] = []
+        self.inside = asyncio.Event()
+
+    async def run(self, ctx: Any, *names: str) -> dict[str, Any]:
+        after = names[:1] if self.graph else ()
+        steps = [Step(names[0], self._fn(names[0])), Step(names[1], self._fn(names[1]), depends_on=after)]
+        return await StepExecutor(ctx).run(steps)
+
+    def _fn(self, name: str) -> Any:
+        async def run(ctx: Any, state: Any) -> str:
+            self.ran.append(name)
+            if name == "write" and self.ran.count(name) == 1:
+                raise ConnectionError("down")
+            if name == "hang" and self.ran.count(name) == 1:
+                self.inside.set()
+                await asyncio.Event().wait()
+            return name
+
+        return run
+
+
+@pytest.mark.parametrize("graph", [False, True])
+async def test_the_next_list_is_resumed_where_the_one_before_was_run_twice(place: Path | None, graph: bool) -> None:
+    lists = _Once(graph)
+
+    async def body(ctx: Any) -> Any:
+        with contextlib.suppress(StepExecutionError):
+            await lists.run(ctx, "load", "write")
+        await lists.run(ctx, "load", "write")
+        return await lists.run(ctx, "keep", "hang")
+
+    async with Rig(place) as rig:
+        await rig.cut(body, lists.inside)
+        assert await rig.value(body) == {"keep": "keep", "hang": "hang"}
+    assert lists.ran == ["load", "write", "write", "keep", "hang", "hang"]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+async def test_lists_inside_a_step_that_was_tried_twice_are_resumed(place: Path | None, graph: bool) -> None:
+    lists = _Once(graph)
+
+    async def body(ctx: Any) -> Any:
+        async def outer() -> Any:
+            return [await lists.run(ctx, "load", "write"), await lists.run(ctx, "keep", "hang")]
+
+        return await ctx.step("outer", outer, retries=1, retry_delay=0)
+
+    async with Rig(place) as rig:
+        await rig.cut(body, lists.inside)
+        assert await rig.value(body) == [{"load": "load", "write": "write"}, {"keep": "keep", "hang": "hang"}]
+    assert lists.ran == ["load", "write", "write", "keep", "hang", "hang"]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+async def test_inside_a_step_a_list_may_take_the_place_of_one_that_failed(place: Path | None, graph: bool) -> None:
+    lists = _Once(graph)
+
+    async def body(ctx: Any) -> Any:
+        async def outer() -> Any:
+            try:
+                first = await lists.run(ctx, "load", "write")
+            except StepExecutionError:
+                first = await lists.run(ctx, "instead", "hang")
+            return [first, await lists.run(ctx, "keep", "tell")]
+
+        return await ctx.step("outer", outer)
+
+    async with Rig(place) as rig:
+        await rig.cut(body, lists.inside)
+        assert await rig.value(body) == [{"load": "load", "write": "write"}, {"keep": "keep", "tell": "tell"}]
+    assert lists.ran == ["load", "write", "instead", "hang", "write", "keep", "tell"]

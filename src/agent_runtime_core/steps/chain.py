@@ -25,7 +25,8 @@ class Chain(Listed):
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
         self.work: Work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
-        self._match()
+        if self.placed:
+            self._match()
         self._load(initial_state)
         work, seal, cancelled = self.work, self._seal, self.ctx.cancelled
         if head := self._head():

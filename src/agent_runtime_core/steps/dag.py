@@ -21,7 +21,8 @@ class Dag(Listed):
     async def run(self, graph: Graph, initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         self.graph: Graph = graph
         await self.open(graph.steps, resume)
-        self._match()
+        if self.placed:
+            self._match()
         self._load(initial_state)
         self.told: set[int] = set()  # steps that were told to be left out
         places = enumerate(self.steps)

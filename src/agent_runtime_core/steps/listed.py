@@ -30,9 +30,11 @@ class Listed:
     async def open(self, steps: Sequence[Step], resume: bool) -> None:
         """Know the list by its scope, by how often that was reset, and by its number there.
 
-        A list inside a step is of that step's own: on a resume, those inside recorded steps do not run again.
+        A list inside a step is of that step's own: on a resume, those inside recorded steps do not run again. It has
+        no place among the others there: each try of that step may come to fewer of them or take another way.
         """
-        book, scope = self.book, f"x:{self.scope}{self.book.within()}"
+        book, within = self.book, self.book.within()
+        scope = f"x:{self.scope}{within}"
         if not resume:
             book.resets[scope] = book.resets.get(scope, 0) + 1
             await book.ledger.note(book.boundary_record(RESET, key=scope))
@@ -42,8 +44,12 @@ class Listed:
         self.deferred: list[Record] = book.deferred.setdefault(self.key, [])
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
-        self.number: str = str(book.lists.get(scope, 0))
-        book.lists[scope] = int(self.number) + 1
+        self.placed: bool = not within
+        self.number: str = "0"
+        if self.placed:
+            # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
+            numbers = book.lists.setdefault(scope, {})
+            self.number = str(numbers.setdefault(tuple(step.name for step in steps), len(numbers)))
 
     def _recorded(self, step: Step) -> Record | None:
         book = self.book
