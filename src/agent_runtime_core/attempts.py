@@ -277,10 +277,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 await ledger.note(*records)
             else:
                 try:
-                    await ledger.append(*records)
-                except asyncio.CancelledError:
-                    await _take_what_landed(book, records)
-                    raise
+                    await append_ends(book, records, records[:-1])
                 except StorageBusy:
                     book.spoilt.add((work.name, work.key))  # it may have landed, or land later: not under that key
                     raise
@@ -291,11 +288,23 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     return handed
 
 
-async def _take_what_landed(book: Book, records: Sequence[Record]) -> None:
-    """Of the end of a step whose caller gave up meanwhile: where it asks again, what has landed answers."""
-    with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
-        if await book.ledger.landed(records[-1]):
+async def append_ends(book: Book, records: Sequence[Record], deferred: Sequence[Record]) -> None:
+    """Make ends of steps durable; those `deferred` to this commit wait for the next one if it comes to nothing."""
+    try:
+        await book.ledger.append(*records)
+    except asyncio.CancelledError:
+        # The caller gave up: where it asks again, what has landed answers.
+        landed = False
+        with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
+            landed = await book.ledger.landed(records[-1])
+        if landed:
             book.take(records)
+        else:
+            book.defer(deferred)
+        raise
+    except Exception:
+        book.defer(deferred)
+        raise
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

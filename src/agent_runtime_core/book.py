@@ -287,6 +287,11 @@ class Book:
             if record.state is not None:
                 self.states[record.key] = record.state
 
+    def defer(self, records: Sequence[Record]) -> None:
+        """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""
+        for record in reversed(records):
+            self.deferred.setdefault(record.key, []).insert(0, record)
+
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""
         failure = self.given_up.get((self.renames.get(name, name), key)) or self.given_up.get((name, key))

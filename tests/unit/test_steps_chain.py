@@ -20,6 +20,7 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageBusy,
     UnserialisableResult,
 )
 from agent_runtime_core.interfaces import RunContext
@@ -352,6 +353,51 @@ async def test_what_waits_for_a_checkpoint_is_written_with_the_next_one_though_i
         assert calls == ["a", "b", "b"]
         events = await rig.runner.event_bus.get_events("r")
         assert [event.sequence for event in events] == list(range(len(events)))
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+async def test_what_waits_for_a_checkpoint_that_does_not_land_is_written_with_the_next_one(
+    graph: bool, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    inside = asyncio.Event()
+    away = True
+
+    def step(name: str, *after: str, **options: Any) -> Step:
+        async def fn(ctx: Any, state: Any) -> str:
+            ran.append(name)
+            if name == "hang" and ran.count(name) == 1:
+                inside.set()
+                await asyncio.Event().wait()
+            return name
+
+        return Step(name, fn, depends_on=after if graph else (), **options)
+
+    async def body(ctx: Any) -> Any:
+        nonlocal away
+        steps = [step("a", checkpoint=False), step("b", "a")]
+        with contextlib.suppress(StorageBusy, asyncio.CancelledError):
+            await StepExecutor(ctx).run(steps)
+        away = False
+        await StepExecutor(ctx).run(steps)
+        return await StepExecutor(ctx).run([step("hang")])
+
+    async with Rig() as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def lost(guard: Any, ops: Any) -> Any:
+            if away and any(op.name == "journal.append" and op.args[1][1:3] == ("done", "b") for op in ops):
+                if cancelled:
+                    raise asyncio.CancelledError
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", lost)
+        await rig.cut(body, inside)
+        assert await rig.value(body) == {"hang": "hang"}
+    assert ran == ["a", "b", "b", "hang", "hang"]
 
 
 async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:

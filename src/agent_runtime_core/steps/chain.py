@@ -47,8 +47,7 @@ class Chain(Listed):
                 raise
             self._performed(index, step, result)
         await self._flush_skips()
-        if self.deferred:
-            await book.ledger.append(*self._with_deferred())
+        await self._write_deferred()
         return self.results
 
     def _head(self) -> dict[int, Record]:

@@ -35,8 +35,7 @@ class Dag(Listed):
         graph.begin(recorded)
         self.crew: Crew = Crew(graph, self.executor.max_concurrency, self._one, self._left_out)
         await self.crew.work()
-        if self.deferred:
-            await self.book.ledger.append(*self._with_deferred())
+        await self._write_deferred()
         return {step.name: self.results[step.name] for step in self.steps}
 
     def _match(self) -> None:

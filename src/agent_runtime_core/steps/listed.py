@@ -7,6 +7,7 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
 from .._json import decode, decode_all
+from ..attempts import append_ends
 from ..book import Book
 from ..journal.record import RESET, SKIPPED, Record
 from .model import ExecutionState, Step
@@ -80,6 +81,12 @@ class Listed:
         deferred = self.deferred.copy()
         self.deferred.clear()
         return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
+
+    async def _write_deferred(self) -> None:
+        """At the end of the list, what still waits for a checkpoint."""
+        if self.deferred:
+            records = self._with_deferred()
+            await append_ends(self.book, records, records)
 
     def _completed(self, step: Step) -> None:
         completed = self.kept.completed_steps
