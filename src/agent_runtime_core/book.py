@@ -243,8 +243,11 @@ class Book:
     def is_beside(self) -> bool:
         """Whether the code that asks runs beside other code of its run: with a step in flight, or in a task of its own,
         whose turn may come sooner or later the next time."""
-        if self.running:
-            return True
+        return self.running > 0 or self.is_apart()
+
+    def is_apart(self) -> bool:
+        """Whether the code that asks runs in a task of its own: what it records does not show that the code of the run
+        went on."""
         owner = self.owner()
         return owner is not None and not owner.place.is_here
 
@@ -379,6 +382,8 @@ class Book:
     def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:
         """A DONE record that stands for no events: of a wait, a child, a recorded value."""
         ledger = self.ledger
+        if self.is_apart() and info != BESIDE:
+            info = BESIDE if info is None else f"{info[:-1]},{BESIDE[1:]}"
         return Record(ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info)
 
     def unfinished(

@@ -304,7 +304,9 @@ class Context:
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if reserve:
             started = {**(started or {}), "reserve": reserve}
-        info = None if tool is None else f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
+        info = BESIDE if self.book.is_apart() else None
+        if tool is not None:
+            info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
         work = Work(
             name, f"k:{key}", call, policy, pos=self._take_pos(), info=info, quiet=tool is None,
             started=started, bare=True, lazy=lazy, settled=None if tool is None else _answered,

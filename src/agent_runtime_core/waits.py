@@ -207,7 +207,7 @@ class Waits:
             origin="inline" if inline else "",
         )  # fmt: skip
         if (name, place) not in book.begun:
-            record = book.started(name, place, quiet=True, info={"child": child})
+            record = book.started(name, place, quiet=True, info={"child": child, **self._apart()})
             await self._ledger.append(record, queue=[] if inline else [Op("queue.insert", (row,))])
         elif inline is None and (unheard := await self._again(row)) is not None:
             return await self._end(name, place, unheard)
@@ -266,8 +266,11 @@ class Waits:
         if (name, key) in book.begun:
             return book.until.get((name, key))
         until = None if seconds is None else self._clock.wall() + seconds
-        await self._ledger.note(book.started(name, key, quiet=True, info={"until": until}))
+        await self._ledger.note(book.started(name, key, quiet=True, info={"until": until, **self._apart()}))
         return until
+
+    def _apart(self) -> dict[str, Any]:
+        return {"beside": True} if self._book.is_apart() else {}
 
     async def _end(self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False) -> Record:
         book = self._book

@@ -350,6 +350,105 @@ async def test_a_step_that_failed_beside_others_is_tried_afresh(place: Path | No
         assert len(tries) == 2
 
 
+@pytest.mark.parametrize("beside", ["step", "list", "graph", "map", "now", "sleep", "signal", "call", "model"])
+async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place: Path | None, beside: str) -> None:
+    tries: list[str] = []
+
+    async def flaky() -> str:
+        tries.append("flaky")
+        if len(tries) == 1:
+            raise ConnectionError("down")
+        return "up"
+
+    async def one(*_: Any) -> int:
+        return 1
+
+    async def other(ctx: Any) -> Any:
+        match beside:
+            case "step":
+                return await ctx.step("other", one)
+            case "list":
+                return await StepExecutor(ctx).run([Step("other", one)])
+            case "graph":
+                return await StepExecutor(ctx).run([Step("other", one), Step("last", one, depends_on=["other"])])
+            case "map":
+                return await StepExecutor(ctx).map("other", one, [1])
+            case "now":
+                return await ctx.now()
+            case "sleep":
+                return await ctx.sleep(0.01)
+            case "signal":
+                return await ctx.wait_for_signal("go")
+            case "call":
+                return await ctx.call(Script(body_of_child, "child"), {})
+            case _:
+                return await ctx.perform("model", "turn", lambda attempt: one())
+
+    async def body_of_child(ctx: Any) -> Any:
+        return 1
+
+    async def body(ctx: Any) -> Any:
+        failed = asyncio.Event()
+
+        async def fails() -> Any:
+            try:
+                return await ctx.step("a", flaky)
+            finally:
+                failed.set()
+
+        async def follows() -> Any:
+            await failed.wait()
+            return ctx.recorded("model", "turn") if len(tries) > 1 and beside == "model" else await other(ctx)
+
+        value, _ = await asyncio.gather(fails(), follows())
+        return value
+
+    async with Rig(place, max_retries=3, retry_backoff_base=0) as rig:
+        await rig.runner.submit("script", run_id="r")
+        await rig.runner.signal("r", "go")
+        assert await rig.value(body) == "up"
+        assert len(tries) == 2
+
+
+@pytest.mark.parametrize("instead", ["list", "graph", "map", "now"])
+async def test_a_step_that_was_gone_on_without_fails_again_whatever_came_instead(
+    place: Path | None, instead: str
+) -> None:
+    tries: list[str] = []
+
+    def flaky() -> None:
+        tries.append("flaky")
+        raise ConnectionError("down")
+
+    async def one(*_: Any) -> int:
+        return 1
+
+    async def body(ctx: Any) -> Any:
+        with pytest.raises(StepExecutionError):
+            await ctx.step("a", flaky)
+        match instead:
+            case "list":
+                await StepExecutor(ctx).run([Step("other", one)])
+            case "graph":
+                await StepExecutor(ctx).run([Step("other", one), Step("last", one, depends_on=["other"])])
+            case "map":
+                await StepExecutor(ctx).map("other", one, [1])
+            case _:
+                await ctx.now()
+        return await ctx.step("b", one)
+
+    async with Rig(place) as rig:
+        cut = ConnectionError("cut")
+
+        async def cut_off(ctx: Any) -> Any:
+            await body(ctx)
+            raise cut
+
+        await rig.go(cut_off)
+        assert await rig.value(body) == 1
+        assert tries == ["flaky"]
+
+
 async def test_a_step_that_failed_in_a_task_of_its_own_and_was_gone_on_without_fails_again(place: Path | None) -> None:
     """As under `asyncio.wait_for`, which makes a task of what it is given before Python 3.12."""
     tries: list[str] = []

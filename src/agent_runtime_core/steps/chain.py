@@ -24,7 +24,9 @@ class Chain(Listed):
         await self.open(steps, resume)
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
-        self.work: Work = Work("", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number)
+        self.work: Work = Work(
+            "", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number, info=self.info
+        )
         if self.placed:
             self._match()
         self._load(initial_state)

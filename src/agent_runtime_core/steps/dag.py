@@ -83,7 +83,7 @@ class Dag(Listed):
         work = Work(
             book.former(step.name, self.key), self.key, lambda attempt: self._try(place), step.policy(),
             encode=how.encode, decode=how.decode, pos=place, total=self.total, description=step.description,
-            digest=self.number, begun=begun, started=self.progress,
+            digest=self.number, info=self.info, begun=begun, started=self.progress,
         )  # fmt: skip
         self.results[step.name] = await perform(book, work, seal)
         book.passed()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
-from ..book import FRAME, Book
+from ..book import BESIDE, FRAME, Book
 from ..errors import InvalidArgument, StepCancelledError
 from ..journal.record import SKIPPED, Record
 from .listed import recorded_results
@@ -40,6 +40,7 @@ class FanOut:
         self.digests: list[str | None] = [arguments_digest((item,), {})[0] for item in items]
         if by_place:
             self._keep_places(f"{name}{space}")
+        self.info: str | None = BESIDE if self.book.is_apart() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
         missing = await self._recorded()
         self.queue: Iterator[int] = iter(missing)
@@ -137,7 +138,7 @@ class FanOut:
         work = Work(
             name, self.keys[index], lambda attempt: call(self.fn, self.how, (self.items[index],), self.executor.ctx),
             self.policy, encode=self.how.encode, decode=self.how.decode, pos=index, total=len(self.items),
-            digest=self.digests[index], begun=begun,
+            digest=self.digests[index], info=self.info, begun=begun,
         )  # fmt: skip
         self.results[index] = await perform(book, work, seal)
         book.passed()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import decode, decode_all
 from ..attempts import append_ends
-from ..book import Book
+from ..book import BESIDE, Book
 from ..journal.record import RESET, SKIPPED, Record
 from .model import ExecutionState, Step
 
@@ -43,6 +43,7 @@ class Listed:
         self.quoted_key: str = quote(self.key)
         # What an earlier list of this claim left, which failed before its next checkpoint, is for this one to write.
         self.deferred: list[Record] = book.deferred.setdefault(self.key, [])
+        self.info: str | None = BESIDE if book.is_apart() else None  # of the records of its steps
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
         self.placed: bool = not within
