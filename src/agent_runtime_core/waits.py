@@ -266,7 +266,10 @@ class Waits:
         if (name, key) in book.begun:
             return book.until.get((name, key))
         until = None if seconds is None else self._clock.wall() + seconds
-        await self._ledger.note(book.started(name, key, quiet=True, info={"until": until, **self._apart()}))
+        record = book.started(name, key, quiet=True, info={"until": until, **self._apart()})
+        # For the next try of the step that this wait is in, too.
+        book.begun[name, key], book.until[name, key] = record.seq, until
+        await self._ledger.note(record)
         return until
 
     def _apart(self) -> dict[str, Any]:
@@ -288,6 +291,8 @@ class Waits:
             self._writing -= 1
             self._rest.set()
         book.done[name, key] = record
+        book.begun.pop((name, key), None)
+        book.until.pop((name, key), None)
         book.passed()
         return record
 

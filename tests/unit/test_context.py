@@ -410,6 +410,33 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
         assert len(tries) == 2
 
 
+async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) -> None:
+    clock, tries = VirtualClock(), list[float]()
+
+    async def body(ctx: Any) -> Any:
+        async def patient() -> Any:
+            tries.append(clock.wall())
+            if len(tries) < 3:
+                async with asyncio.timeout(0.02):
+                    await ctx.approve("go")
+            await ctx.approve("go", timeout=50)
+            async with asyncio.timeout(0.02 if len(tries) < 5 else None):
+                await ctx.sleep(100)
+            return clock.wall() - tries[0]
+
+        return await ctx.step("patient", patient, retries=9, retry_delay=0)
+
+    async with Rig(place, clock) as rig:
+        running = asyncio.ensure_future(rig.value(body))
+        await soon(lambda: len(tries) == 3)
+        await rig.runner.approve("r", "go")
+        await soon(lambda: len(tries) == 5)
+        clock.advance(100)
+        async with asyncio.timeout(10):
+            assert await running == 100
+        assert len(await rig.told("approval.requested")) == 1
+
+
 @pytest.mark.parametrize("instead", ["list", "graph", "map", "now"])
 async def test_a_step_that_was_gone_on_without_fails_again_whatever_came_instead(
     place: Path | None, instead: str
