@@ -294,10 +294,10 @@ async def append_ends(book: Book, records: Sequence[Record], deferred: Sequence[
         await book.ledger.append(*records)
     except asyncio.CancelledError:
         # The caller gave up: where it asks again, what has landed answers.
-        landed = False
+        landed = None
         with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
             landed = await book.ledger.landed(records[-1])
-        if landed:
+        if landed is not None:
             book.take(records)
         else:
             book.defer(deferred)

@@ -109,6 +109,7 @@ class Book:
         #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
         #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
+        self.unsure: dict[Identity, Record] = {}  # transactions of which nobody here has heard whether they landed
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0

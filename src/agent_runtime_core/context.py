@@ -370,29 +370,45 @@ class Context:
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, None)
         if record is None:
-            pos = self._take_pos()
             name = self.book.former(name, place)
+            record = await self._landed(name, place)
+        if record is None:
+            pos = self._take_pos()
 
             # Its place is taken here: the writer thread only fills in the result.
             info = BESIDE if self.book.is_beside() else None
             record = self.book.noted(name, place, None, info)._replace(pos=pos, digest=mark, tries=1, nev=1)
             seal = _sealing(record, how.encode)
 
+            self.book.unsure[name, place] = record  # whoever gives up, or gets no answer, leaves it so
             try:
                 text = await self._ledger.transact(fn, args, record, seal)
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
-                    self.book.spoilt.add((name, place))  # it may have landed
                     raise
+                del self.book.unsure[name, place]
                 message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
+            del self.book.unsure[name, place]
             self.book.done[name, place] = record._replace(result=text)
             self.book.passed()
         else:
             await self._reuse(record, mark, "use")
             text = record.result
         return cast(T, None if text is None else how.decode(text))
+
+    async def _landed(self, name: str, place: str) -> Record | None:
+        """The record of a transaction whose outcome an earlier try of the step around it did not wait for."""
+        unsure = self.book.unsure.get((name, place))
+        if unsure is None:
+            return None
+        record = await self._ledger.landed_at_last(unsure)
+        del self.book.unsure[name, place]
+        if record is not None:
+            self.book.done[name, place] = record
+            self.book.passed(record)
+        return record
 
     async def _transaction_failed(self, name: str, place: str, pos: int, message: str, kind: str) -> None:
         """Record it, so that code that goes on without it takes the same way again."""

@@ -213,10 +213,15 @@ class Ledger:
             self._tell(records)
         return results
 
-    async def landed(self, record: Record) -> bool:
-        """Whether a record is in the journal, though whoever wrote it was cancelled."""
+    async def landed(self, record: Record) -> Record | None:
+        """The record as it is in the journal, if it is, though whoever wrote it was cancelled."""
         found = await self.state.records(self.run_id, record.seq - 1)
-        return bool(found) and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id)
+        return found[0] if found and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id) else None
+
+    async def landed_at_last(self, record: Record) -> Record | None:
+        """The same where nobody waited for its outcome: behind a commit, what was on its way is there or never will."""
+        await self._commit(self._state, [])
+        return await self.landed(record)
 
     async def note(self, *records: Record) -> None:
         """Queue records ahead of all later writes without waiting for them."""

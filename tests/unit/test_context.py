@@ -24,6 +24,7 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageBusy,
     UnserialisableResult,
     WaitTimeout,
 )
@@ -408,6 +409,48 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
         await rig.runner.signal("r", "go")
         assert await rig.value(body) == "up"
         assert len(tries) == 2
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("gave_up", [False, True])
+async def test_a_transaction_whose_outcome_was_not_heard_is_done_once_in_all_tries_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gave_up: bool, landed: bool
+) -> None:
+    tries: list[int] = []
+
+    def pay(conn: Any) -> str:
+        conn.execute("CREATE TABLE IF NOT EXISTS paid (n)")
+        conn.execute("INSERT INTO paid VALUES (1)")
+        return f"paid in try {len(tries)}"
+
+    async def body(ctx: Any) -> Any:
+        async def outer() -> Any:
+            tries.append(len(tries))
+            try:
+                return await ctx.transaction("pay", pay)
+            except asyncio.CancelledError:
+                raise TimeoutError from None  # as a `timeout` of the step makes of it
+
+        return await ctx.step("outer", outer, retries=2, retry_delay=0)
+
+    async with Rig(tmp_path / "runs.db") as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def unheard(guard: Any, ops: Any) -> Any:
+            if len(tries) == 1 and any(op.name == "journal.transact" for op in ops):
+                if landed:
+                    await commit(guard, ops)
+                raise asyncio.CancelledError if gave_up else StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", unheard)
+        assert await rig.value(body) == f"paid in try {1 if landed else 2}"
+        assert [record.name for record in await rig.records() if record.kind == "done"] == ["pay", "outer"]
+        numbers = [event.sequence for event in await rig.runner.event_bus.get_events("r")]
+        assert numbers == list(range(len(numbers)))
+        with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as db:
+            assert db.execute("SELECT count(*) FROM paid").fetchone() == (1,)
 
 
 async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) -> None:
