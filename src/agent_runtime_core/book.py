@@ -267,6 +267,14 @@ class Book:
             if (name, key) not in self.spoilt:
                 return key
 
+    def ask_again(self, name: str, key: str) -> None:
+        """Have the next use of that name be this one, if it was the last."""
+        frame = FRAME.get()
+        counts = self._counts if frame is None or frame.book is not self else frame.counts
+        space, _, use = key.partition("@")[0].partition(":")
+        if counts is not None and use.isdecimal() and counts.get((space, name)) == int(use) + 1:
+            counts[space, name] = int(use)
+
     def within(self) -> str:
         """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""
         frame = FRAME.get()

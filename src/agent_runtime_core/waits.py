@@ -282,7 +282,9 @@ class Waits:
         self._writing += 1
         try:
             await self._ledger.append(record)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and await self._landed(record):
+                raise
             if mail is not None:
                 self._used.discard(mail.seq)
             book.spoilt.add((name.removeprefix("call:"), key))  # it may have landed
@@ -295,6 +297,15 @@ class Waits:
         book.until.pop((name, key), None)
         book.passed()
         return record
+
+    async def _landed(self, record: Record) -> bool:
+        """Whether the end of a wait landed, though its caller gave up: it answers where that is waited for again."""
+        with suppress(Exception):  # not known, then: it is the cancellation that is raised
+            if await self._ledger.landed(record) is not None:
+                self._book.take([record])
+                self._book.ask_again(record.name.removeprefix("call:"), record.key)
+                return True
+        return False
 
     async def _message(
         self,

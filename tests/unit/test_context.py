@@ -453,6 +453,59 @@ async def test_a_transaction_whose_outcome_was_not_heard_is_done_once_in_all_tri
             assert db.execute("SELECT count(*) FROM paid").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_message_whose_wait_gave_up_when_it_was_recorded_goes_to_the_next_wait_alone(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    seen: list[list[int]] = []
+    all_there = asyncio.Event()
+    given_up = 0
+
+    async def body(ctx: Any) -> Any:
+        async def collect() -> list[int]:
+            got: list[int] = []
+            while len(got) < 2:
+                with contextlib.suppress(TimeoutError):
+                    got.append(await bounded(ctx.wait_for_signal("go")))
+            seen.append(got)
+            if len(seen) == 1:
+                all_there.set()
+                await asyncio.Event().wait()
+            return got
+
+        return await (ctx.step("collect", collect) if inside else collect())
+
+    async def bounded(wait: Any) -> Any:
+        try:
+            return await wait
+        except asyncio.CancelledError:
+            if given_up == 1 and not seen:
+                raise TimeoutError from None  # as `asyncio.timeout` makes of it
+            raise
+
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def late(guard: Any, ops: Any) -> Any:
+            nonlocal given_up
+            results = await commit(guard, ops)
+            if not given_up and any(
+                op.name == "journal.append" and op.args[1][1:3] == ("done", "signal:go") for op in ops
+            ):
+                given_up = 1
+                raise asyncio.CancelledError
+            return results
+
+        monkeypatch.setattr(engine, "commit", late)
+        await rig.runner.submit("script", run_id="r")
+        for number in range(3):
+            await rig.runner.signal("r", "go", number)
+        await rig.cut(body, all_there)
+        assert await rig.value(body) == [0, 1]
+        assert seen == [[0, 1], [0, 1]]
+
+
 async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) -> None:
     clock, tries = VirtualClock(), list[float]()
 
