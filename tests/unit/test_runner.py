@@ -673,6 +673,35 @@ async def test_a_running_run_and_its_children_hear_of_a_cancel(place: Path | Non
         assert (await rig.told())[-1] == ("run.cancelled", {})
 
 
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_cancel_between_two_attempts_in_place_is_heard_at_once(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    attempts: list[int] = []
+
+    async def body(ctx: Any) -> Any:
+        attempts.append(ctx.attempt)
+        raise ConnectionError("down")
+
+    async with Rig(place, VirtualClock(), max_retries=3, retry_backoff_base=60) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def cancelled(guard: Any, ops: Any) -> Any:
+            if not any(op.name == "queue.settle" and op.args[1].renew for op in ops):
+                return await commit(guard, ops)
+            results = await commit(guard, ops) if landed else None
+            assert await rig.runner.cancel("r")
+            for _ in range(5):
+                await asyncio.sleep(0.01)  # and it is heard of while nobody can heed it
+            return results if landed else await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", cancelled)
+        async with asyncio.timeout(10):
+            assert (await rig.go(body)).status is RunStatus.CANCELLED
+        assert attempts == [1]
+
+
 async def test_a_cancelled_run_can_be_resumed_and_keeps_its_steps(place: Path | None) -> None:
     calls: list[int] = []
     inside = asyncio.Event()

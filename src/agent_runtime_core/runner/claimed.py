@@ -129,6 +129,7 @@ class Claimed:
         self._anew()
         self._hold()
         self.leaving = False
+        self.heart.look(asyncio.get_running_loop())  # a request to cancel that came meanwhile was not heeded
 
     def _see(self, **values: Any) -> None:
         """Go on with the row as a worker would claim it now."""

@@ -178,6 +178,11 @@ class Heart:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(news.set)
 
+    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have it seen soon what came for the claims of that loop."""
+        if (known := self._watchers.get(loop)) is not None:
+            known[0].set()
+
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         known = self._watchers.get(loop)
         if known is None or known[1].done():
