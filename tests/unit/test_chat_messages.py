@@ -83,6 +83,26 @@ def test_what_it_gives_back_is_nobody_elses() -> None:
     assert chat_of(message)["more"] == {"a": []}
 
 
+def test_what_was_changed_in_a_stored_message_is_what_is_given_back() -> None:
+    stored = message_of({"role": "user", "content": "my PIN is 1234", "name": "Ada"}, new_id())
+    stored.content = "..."
+    assert chat_of(stored) == {"role": "user", "content": "...", "name": "Ada"}
+    stored = message_of({"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]}, new_id())
+    stored.tool_calls[0].arguments = {"at": "y"}
+    [call] = chat_of(stored)["tool_calls"]
+    assert call == {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"y"}'}}
+    stored.tool_calls = []
+    assert chat_of(stored) == {"role": "assistant", "content": None, "refusal": None}
+
+
+@pytest.mark.parametrize("own", [{"id": 7, "type": "private"}, {"role": "owner"}, {}, "room 7"])
+def test_metadata_of_the_callers_own_under_that_name_is_no_message(own: Any) -> None:
+    assert chat_of(ConversationMessage(role="user", content="hi", metadata={RAW: own})) == {
+        "role": "user",
+        "content": "hi",
+    }
+
+
 def test_a_message_somebody_else_stored_is_a_chat_message() -> None:
     call = ToolCall(id="c1", name="look", arguments={"at": "x"})
     assert chat_of(ConversationMessage(role="assistant", content="", tool_calls=[call])) == {

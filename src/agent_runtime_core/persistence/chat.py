@@ -21,9 +21,21 @@ _FIELDS = ("role", "content", "tool_calls", "tool_call_id")
 
 def chat_of(message: ConversationMessage) -> dict[str, Any]:
     """The message in OpenAI's chat format."""
+    chat = _chat_of(message)
     raw = (message.metadata or {}).get(RAW)  # other people's stores may give None
-    if isinstance(raw, dict):
-        return cast("dict[str, Any]", decode(encode(raw)))
+    if not isinstance(raw, dict) or str(raw.get("role", "")) != message.role:  # something of the caller's own
+        return chat
+    kept = cast("dict[str, Any]", decode(encode(raw)))
+    was = _chat_of(_message_of(kept, message.id))
+    for name in _FIELDS:
+        if chat.get(name) != was.get(name):  # it was changed since
+            kept.pop(name, None)
+            kept |= {name: chat[name]} if name in chat else {}
+    return kept
+
+
+def _chat_of(message: ConversationMessage) -> dict[str, Any]:
+    """What the fields of the model say."""
     chat: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         chat["tool_calls"] = [_call_of(each) for each in message.tool_calls]
@@ -39,8 +51,15 @@ def _call_of(call: ToolCall) -> dict[str, Any]:
 
 def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> ConversationMessage:
     """The chat message under that id. What the model has no field for is kept, and `chat_of` gives it back."""
+    message = _message_of(chat, message_id, **fields)
+    if _chat_of(message) != dict(chat):
+        message.metadata = {**message.metadata, RAW: dict(chat)}
+    return message
+
+
+def _message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> ConversationMessage:
     content = chat.get("content")
-    message = ConversationMessage(
+    return ConversationMessage(
         id=message_id,
         role=str(chat.get("role", "")),
         content=content if isinstance(content, (str, dict, list)) else "",
@@ -48,9 +67,6 @@ def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> Conv
         tool_call_id=chat.get("tool_call_id"),
         **fields,
     )
-    if chat_of(message) != dict(chat):
-        message.metadata = {**message.metadata, RAW: dict(chat)}
-    return message
 
 
 def _called(call: Any) -> dict[str, Any] | None:
