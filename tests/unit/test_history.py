@@ -290,6 +290,39 @@ async def test_the_messages_of_a_fork_go_to_a_branch_of_their_own(talk: Talk) ->
     assert len(branches) == 2
 
 
+async def test_a_fork_goes_on_behind_a_message_of_the_same_role(talk: Talk) -> None:
+    await talk.run(said("user", "one"))
+    reminder = await talk.run()
+    assert reminder.run_id is not None
+    forked = await talk.runner.fork(reminder.run_id)
+    assert await talk.runner.run_once()
+    assert (await talk.runner.wait(forked)).status is RunStatus.SUCCEEDED
+    main = await talk.stores.conversations.history(CHAT)
+    assert [each.content for each in main] == ["one", "answer 1", "answer 2"]
+    [_, branch] = await talk.stores.conversations.branches(CHAT)
+    assert [each.content for each in await talk.stores.conversations.history(CHAT, branch_id=branch.id)] == [
+        "one", "answer 1", "answer 3",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [[("user", "two")], []])
+async def test_it_goes_on_with_an_active_branch_that_has_no_message(talk: Talk, given: list[tuple[str, str]]) -> None:
+    await talk.run(said("user", "one"))
+    stored = await talk.stores.conversations.get(CHAT)
+    assert stored is not None
+    stored.active_branch_id = uuid4()
+    await talk.stores.conversations.save(stored)
+    for _ in range(2):
+        await talk.run(*(said(*each) for each in given))
+    before = ["one", "answer 1", *(text for _, text in given)]
+    assert [each["content"] for each in talk.heard[1]] == before
+    path = [each.content for each in await talk.stores.conversations.history(CHAT)]
+    assert path == [*before, "answer 2", *(text for _, text in given), "answer 3"]
+    assert {each.branch_id for each in (await talk.stores.conversations.history(CHAT))[-2:]} == {
+        stored.active_branch_id
+    }
+
+
 async def test_what_is_offered_twice_is_there_once(talk: Talk) -> None:
     """A worker that dies between the append and the end leaves messages that the next one offers again."""
     conversations = talk.stores.conversations

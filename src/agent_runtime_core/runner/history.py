@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID, uuid5
 
@@ -21,7 +22,7 @@ from ..outcome import Before, encode_result
 from ..persistence.base.conversations import ConversationStore
 from ..persistence.branching import history
 from ..persistence.chat import chat_of, message_of, paired, same_chat
-from ..persistence.models import Conversation
+from ..persistence.models import Conversation, ConversationMessage
 from ..queue.row import RunRow
 from .forking import FORKED_FROM
 
@@ -44,6 +45,7 @@ class History:
         self._loaded: list[Mapping[str, Any]] = []  # without the prompts in front of it
         self._given: list[Any] = []  # of the input, what is not in the conversation yet
         self._pin: dict[str, str | None] = {}
+        self._leaf: ConversationMessage | None = None  # the last message of what was loaded
         self._stored = False  # whether there is such a conversation
 
     async def load(self, ctx: Context) -> None:
@@ -59,6 +61,7 @@ class History:
         self._pin = await ctx.pinned("history", newest)
         leaf = self._pin["leaf"]
         kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
+        self._leaf = kept[-1] if kept else None
         before, there = _split([chat_of(each) for each in kept])
         prompts, said = _split(ctx.input_messages)
         self._given = _beyond(said, there)
@@ -76,7 +79,7 @@ class History:
             return
         if not self._stored and await self.store.get(self.conversation_id) is None:
             await self.store.save(Conversation(id=self.conversation_id, agent_key=self.agent))
-        await self.store.append(self.conversation_id, [self._message(each, n) for n, each in enumerate(said)])
+        await self.store.append(self.conversation_id, self._placed(said))
 
     def before(self, result: RunResult) -> Before | None:
         """The messages of a result that are the history as it was loaded, where they are many."""
@@ -98,18 +101,25 @@ class History:
         known = _overlap([*self._loaded, *self._given], told, len(self._given))
         return [*self._given, *told] if known is None else told[known - len(self._given) :]
 
-    def _message(self, chat: Mapping[str, Any], number: int) -> Any:
-        branch, parent = self._pin["branch"], None
-        if self.forked:
-            branch = str(uuid5(self.run_id, "branch"))
-            parent = self._pin["leaf"] if number == 0 else None
-        return message_of(
-            chat,
-            uuid5(self.run_id, f"message:{number}"),
-            timestamp=aware(self.clock.wall()),
-            branch_id=None if branch is None else UUID(branch),
-            parent_message_id=None if parent is None else UUID(parent),
-        )
+    def _placed(self, said: Sequence[Mapping[str, Any]]) -> list[ConversationMessage]:
+        """What was said as messages of the run's branch. The first one of a branch names what it follows.
+
+        Of one role with that it would stand in its place: such a branch begins with what it follows once more.
+        """
+        branch = uuid5(self.run_id, "branch") if self.forked else _uuid(self._pin["branch"])
+        messages = [self._message(each, n, branch) for n, each in enumerate(said)]
+        leaf = self._leaf
+        if leaf is None or leaf.branch_id == branch:
+            return messages
+        if leaf.role == messages[0].role:
+            again = {**(leaf.metadata or {}), "forked_from": str(leaf.id)}
+            messages.insert(0, replace(leaf, id=uuid5(self.run_id, "leaf"), branch_id=branch, metadata=again))
+        messages[0].parent_message_id = leaf.id
+        return messages
+
+    def _message(self, chat: Mapping[str, Any], number: int, branch: UUID | None) -> ConversationMessage:
+        when = aware(self.clock.wall())
+        return message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
 
 
 async def recall(store: ConversationStore, result: RunResult, before: Before) -> RunResult:
@@ -128,6 +138,10 @@ async def recall(store: ConversationStore, result: RunResult, before: Before) ->
             before.conversation_id, result.run_id,
         )  # fmt: skip
     return result
+
+
+def _uuid(text: str | None) -> UUID | None:
+    return None if text is None else UUID(text)
 
 
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
