@@ -507,9 +507,11 @@ def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[obje
 
 
 def conversation_id(value: Any) -> UUID | None:
-    """The id of the conversation that a run names; for a text that is no UUID, always the same one."""
-    if value is None or isinstance(value, UUID):
+    """The id of the conversation that a run names; for a text that is no UUID, always the same one. "" names none."""
+    if isinstance(value, UUID):
         return value
+    if value is None or value == "":
+        return None
     try:
         return UUID(str(value))
     except ValueError:

@@ -1578,6 +1578,12 @@ async def test_a_conversation_may_have_any_name(tmp_path: Path) -> None:
         assert len(set(ids)) == 4
 
 
+async def test_an_empty_name_is_no_conversation(tmp_path: Path) -> None:
+    """Else all who have none would share one."""
+    async with Rig(tmp_path / "runs.db") as rig:
+        assert await rig.value(_conversation_of, input_data={"conversation_id": ""}) == "None"
+
+
 async def _conversation_of(ctx: Any) -> str:
     return str(ctx.conversation_id)
 

@@ -78,10 +78,14 @@ async def test_a_run_with_a_conversation_has_its_key_by_default(place: Path | No
                 (TALK, {"concurrency_key": ""}),
                 (TALK, {"parent_run_id": UUID(int=1)}),
                 ({"conversation_id": None}, {}),
+                ({"conversation_id": ""}, {}),
                 ({}, {}),
+                ({"conversation_id": 0}, {}),
             )
         ]
-        assert [info.concurrency_key for info in infos] == [KEY, KEY, KEY, "mine", None, None, None, None]
+        assert [info.concurrency_key for info in infos] == [
+            *(KEY, KEY, KEY, "mine", None, None, None, None, None), "conversation:0"
+        ]  # fmt: skip
         assert [info.held for info in infos[:4]] == [False, True, True, False]
 
 

@@ -59,7 +59,7 @@ def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) 
     if key is not None or parent is not None or not isinstance(input, Mapping):
         return key
     conversation = input.get("conversation_id")
-    if not conversation:
+    if conversation is None or conversation == "":
         return None
     with contextlib.suppress(ValueError):
         conversation = UUID(str(conversation))
