@@ -175,7 +175,9 @@ def _text(task: Task) -> str:
 
 
 def _header(task_list: TaskList, text: str) -> Entry:
-    return Entry(str(task_list.id), text, str(task_list.conversation_id or ""), moment(task_list.updated_at))
+    """`text` is what is stored, in which others may have given the list another conversation."""
+    stored = model_of(TaskList, text)
+    return Entry(str(task_list.id), text, str(stored.conversation_id or ""), moment(task_list.updated_at))
 
 
 def _put(change: Change, key: str, text: str, group: str, rank: float | None, there: Document | None) -> None:

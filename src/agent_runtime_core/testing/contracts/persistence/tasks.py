@@ -339,6 +339,19 @@ async def a_save_keeps_what_others_did(make: Make) -> None:
 
 
 @OURS
+async def a_list_that_others_gave_a_conversation_is_found_by_it(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        task_list = await stored(store, Task(name="a"))
+        theirs = await beside.get(task_list.id)
+        theirs.conversation_id = new_id()
+        await beside.save(theirs)
+        task_list.name = "mine"
+        await store.save(task_list)
+        there = await store.get_by_conversation(theirs.conversation_id)
+        same((there and there.id, there and there.name), (task_list.id, "mine"), "the list of the conversation")
+
+
+@OURS
 async def a_list_built_by_hand_deletes_nothing(make: Make) -> None:
     async with opened(make) as store:
         task_list = await stored(store, Task(name="a"), Task(name="b"), conversation_id=new_id())
