@@ -10,13 +10,17 @@ from collections.abc import AsyncIterator, Mapping
 from enum import Enum
 from typing import Any
 
+from .._ids import HALF
 from .documents.base import Document
 
 
 def line(kind: str, model: Any) -> str:
     """One JSON object on one line, with its type first."""
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(model)}
-    return json.dumps({"type": kind, **fields}, default=json_form, ensure_ascii=False)
+    text = json.dumps({"type": kind, **fields}, default=json_form, ensure_ascii=False)
+    if HALF.search(text):  # which no file takes
+        text = json.dumps({"type": kind, **fields}, default=json_form)
+    return text
 
 
 def json_form(value: Any) -> Any:

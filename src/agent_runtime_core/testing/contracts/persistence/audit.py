@@ -407,6 +407,15 @@ async def it_is_exported_in_order_of_time(make: Make) -> None:
 
 
 @OURS
+async def a_line_of_the_export_can_be_written_to_a_file(make: Make) -> None:
+    async with opened(make) as store:
+        for text in ("ü", "half \ud83d"):
+            await store.log_event(AuditEntry(event_type=CALL, timestamp=NOON, details={"text": text}))
+        lines = [line.encode() async for line in store.export()]
+        same({json.loads(line)["details"]["text"] for line in lines}, {"ü", "half \ud83d"}, "the texts")
+
+
+@OURS
 async def a_session_is_seen_by_those_who_know_its_id(make: Make) -> None:
     async with opened(make, place="one") as mine, opened(make, place="one") as another:
         entry = AuditEntry(event_type=CALL)
