@@ -17,6 +17,7 @@ from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .keys import escaped, id_text
+from .merging import changed_fields
 from .order import ranks_for
 
 _WITHOUT_MESSAGES = frozenset({"messages"})
@@ -140,7 +141,7 @@ class Save:
         self._key, self._there, self._entries = key, there, entries
         self._held = held if there is not None else None
         self._mine = text_of(conversation, leave_out=_WITHOUT_MESSAGES)
-        self.header: Header = _merged(conversation, there, self._held, born)
+        self.header: Header = _merged(conversation, self._mine, there, self._held, born)
         self._header_entry = header_entry(key, self.header, now)
         known = self._held.messages if self._held is not None else {}
         self._digests = {key: digest(entry.text) for key, entry in entries.items()}
@@ -172,14 +173,14 @@ class Save:
         return Held(self.header.born, self._mine, kept)
 
 
-def _merged(conversation: Conversation, there: Document | None, held: Held | None, born: str) -> Header:
+def _merged(
+    conversation: Conversation, mine: str, there: Document | None, held: Held | None, born: str
+) -> Header:  # fmt: skip
     """The caller's fields; of those it left as it had read them, the stored ones."""
     fields = {name: getattr(conversation, name) for name in _FIELDS}
     if there is not None and held is not None:
         born = held.born
         if held.header is not None:
-            read, theirs = model_of(Header, held.header), model_of(Header, there.text)
-            fields = {
-                name: getattr(theirs, name) if mine == getattr(read, name) else mine for name, mine in fields.items()
-            }
+            theirs, changed = model_of(Header, there.text), changed_fields(mine, held.header)
+            fields = {name: value if name in changed else getattr(theirs, name) for name, value in fields.items()}
     return Header(**fields, updated_at=conversation.updated_at, born=born)

@@ -402,6 +402,16 @@ async def a_save_writes_only_what_the_caller_changed(make: Make) -> None:
 
 
 @OURS
+async def a_change_to_an_equal_value_of_another_type_is_saved(make: Make) -> None:
+    async with opened(make) as store:
+        conversation = await talk(store, metadata={"done": 1, "rate": 2})
+        conversation.metadata = {"done": True, "rate": 2.0}
+        await store.save(conversation)
+        found = (await store.get(conversation.id)).metadata
+        same(repr(found), repr({"done": True, "rate": 2.0}), "the metadata")
+
+
+@OURS
 async def a_conversation_built_by_hand_deletes_nothing(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, "one", "two", title="first")
