@@ -55,8 +55,9 @@ class StoredConversations(Home, ConversationStore):
             if there is not None and not (held and held.is_of(there)):
                 held = Held.of(there, await messages.find(key), by_hand=True)
             save = Save(key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock))
+            moved = await messages.many(save.moved)
             try:
-                results = await headers.write(*save.ops(headers, messages))
+                results = await headers.write(*save.ops(headers, messages, moved))
             except Changed:
                 continue
             self._held.remember(conversation, save.held(results))

@@ -147,21 +147,39 @@ class Save:
         self._digests = {key: digest(entry.text) for key, entry in entries.items()}
         self._ranks = ranks_for(list(entries), {key: kept.rank for key, kept in known.items()})
         self._written = [key for key in entries if known.get(key) != (self._digests[key], self._ranks[key])]
+        #: Messages that the caller left as they were and put elsewhere among the others.
+        self.moved: list[str] = [
+            key for key in self._written if key in known and known[key].digest == self._digests[key]
+        ]
         self._gone = [] if self._held is None or self._held.header is None else [
             key for key in known if key not in entries
         ]  # fmt: skip
 
-    def ops(self, headers: Table, messages: Table) -> list[Op]:
-        """The header first, then what is written in its order, then what is deleted."""
+    def ops(self, headers: Table, messages: Table, moved: Sequence[Document]) -> list[Op]:
+        """The header first, then what is written in its order, then what is deleted.
+
+        `moved` are those of `self.moved` that are there: they stay as others have changed or deleted them.
+        """
+        stored = {each.key: each for each in moved}
+        self._written = [key for key in self._written if key in stored or key not in self.moved]
         expect = 0 if self._there is None else self._there.version
         # Messages may outlive a header that expired.
         before = [messages.clear(self._key)] if self._there is None else []
         return [
             *before,
             headers.put(self._header_entry, expect),
-            *(messages.put(self._entries[key]._replace(rank=self._ranks[key])) for key in self._written),
+            *(self._put(messages, key, stored.get(key)) for key in self._written),
             *(messages.delete(key) for key in self._gone),
         ]
+
+    def _put(self, messages: Table, key: str, moved: Document | None) -> Op:
+        entry = self._entries[key]._replace(rank=self._ranks[key])
+        if moved is None:
+            return messages.put(entry)
+        if moved.text != entry.text:
+            words = text_in(model_of(ConversationMessage, moved.text).content)
+            entry = entry._replace(text=moved.text, words=words)
+        return messages.put(entry, moved.version)
 
     def held(self, results: Sequence[Any]) -> Held:
         """What the object holds once it is saved."""

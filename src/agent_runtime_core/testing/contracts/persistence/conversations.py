@@ -402,6 +402,25 @@ async def a_save_writes_only_what_the_caller_changed(make: Make) -> None:
 
 
 @OURS
+async def a_save_in_another_order_keeps_what_others_changed(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        conversation = await talk(store, "one", "two", "three", "four")
+        theirs = await beside.get(conversation.id)
+        theirs.messages[0].content = "one, theirs"
+        del theirs.messages[1]
+        await beside.save(theirs)
+        conversation.messages.insert(0, conversation.messages.pop())
+        for _ in range(2):
+            await store.save(conversation)
+            same(said(await beside.get_messages(conversation.id)), ["four", "one, theirs", "three"], "the messages")
+        same([each.content for _, each in await store.search("theirs")], ["one, theirs"], "what is found")
+        conversation.messages.reverse()
+        conversation.messages[2].content = "one, mine"
+        await store.save(conversation)
+        same(said(await beside.get_messages(conversation.id)), ["three", "one, mine", "four"], "then")
+
+
+@OURS
 async def a_change_to_an_equal_value_of_another_type_is_saved(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, metadata={"done": 1, "rate": 2})
