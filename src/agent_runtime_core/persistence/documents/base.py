@@ -145,7 +145,7 @@ class DocumentStore(ABC):
         """Delete all documents of a space, whoever's code this is called from."""
         await self.commits.commit(None, [Op("documents.drop", (space, self.clock.wall()))])
 
-    async def search(self, space: str, kind: str, words: str, limit: int) -> list[Document]:
+    async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         """Documents whose `words` hold every word of these, the last of them perhaps as the start of one, best first.
 
         Here it looks at all documents of the kind that have words, and the best are those that have the most of
@@ -238,7 +238,7 @@ class Table:
         found: list[Document] = await self.documents.read("find", query)
         return found
 
-    async def search(self, words: str, *, limit: int = FOUND) -> list[Document]:
+    async def search(self, words: str, *, limit: int | None = FOUND) -> list[Document]:
         """Documents whose `words` hold every word of these, best first; nothing where there is no word in them."""
         return await self.documents.search(self.space, self.kind, words, limit)
 

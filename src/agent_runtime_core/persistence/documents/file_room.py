@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -160,10 +161,11 @@ class Room:
         return self._read(directory_of(space, kind), look, [])
 
     def find(self, query: Query) -> list[Document]:
-        end = None if query.limit is None else query.offset + query.limit
+        start = min(query.offset, sys.maxsize)
+        end = None if query.limit is None else min(start + query.limit, sys.maxsize)
 
         def look(shelf: Shelf) -> list[Document]:
-            found = islice(shelf.live(shelf.ordered(query), query.now), query.offset, end)
+            found = islice(shelf.live(shelf.ordered(query), query.now), start, end)
             return [page.document(place.rank) for place, page in found]
 
         return self._read(directory_of(query.space, query.kind), look, [])

@@ -191,7 +191,7 @@ class SQLiteDocuments(OnSQLite, DocumentStore):
         "search": sqlite_reads.search,
     }
 
-    async def search(self, space: str, kind: str, words: str, limit: int) -> list[Document]:
+    async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         wanted = words_of(words)
         if not wanted or not sqlite_words.has_index():
             return await super().search(space, kind, words, limit)

@@ -10,6 +10,7 @@ from .base import Document, Query
 from .sqlite_rows import COLUMNS, MATCHES, ONE, is_over, place_of, read
 
 LAST = b""  # behind all numbers and texts
+MOST = 2**63 - 1
 
 _WHERE = (
     " WHERE d.kind = :kind AND d.rank >= :low AND d.rank < :high AND d.key >= :prefix AND d.key < :end"
@@ -60,11 +61,16 @@ def find(view: sqlite3.Connection, query: Query) -> list[Document]:
             "now": query.now,
             "prefix": query.prefix,
             "end": _end(query.prefix),
-            "limit": -1 if query.limit is None else query.limit,
-            "offset": query.offset,
+            "limit": _count(query.limit),
+            "offset": _count(query.offset),
         },
     )
     return _all(found)
+
+
+def _count(number: int | None) -> int:
+    """As SQLite takes it: -1 for all, and nothing beyond what it counts to."""
+    return -1 if number is None else min(number, MOST)
 
 
 def _end(prefix: str) -> str | bytes:
@@ -94,13 +100,13 @@ class IndexDamaged(Exception):
 
 
 def search(
-    view: sqlite3.Connection, space: str, kind: str, words: Sequence[str], limit: int, now: float
+    view: sqlite3.Connection, space: str, kind: str, words: Sequence[str], limit: int | None, now: float
 ) -> list[Document] | None:
     if not sqlite_words.complete(view):
         return None
     wanted = sqlite_words.expression(place_of(view, space, kind), words)
     try:
-        return _all(view.execute(MATCHES, {"words": wanted, "now": now, "limit": limit}))
+        return _all(view.execute(MATCHES, {"words": wanted, "now": now, "limit": _count(limit)}))
     except sqlite3.DatabaseError as error:
         if sqlite_words.is_damage(error):
             raise IndexDamaged from error

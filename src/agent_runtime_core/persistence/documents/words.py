@@ -30,7 +30,7 @@ def folded(text: str) -> str:
     return " ".join(words_of(text))
 
 
-def best(wanted: Sequence[str], texts: Iterable[tuple[str, float, str]], limit: int) -> list[str]:
+def best(wanted: Sequence[str], texts: Iterable[tuple[str, float, str]], limit: int | None) -> list[str]:
     """Keys of the (key, rank, folded words) that have all of `wanted`: those with the most first, then the newest."""
     if not wanted:
         return []

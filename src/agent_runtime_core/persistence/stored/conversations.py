@@ -144,7 +144,7 @@ class StoredConversations(Home, ConversationStore):
         return found[::-1]
 
     async def search(
-        self, query: str, scope: Scope | None = None, limit: int = 20
+        self, query: str, scope: Scope | None = None, limit: int | None = 20
     ) -> list[tuple[UUID, ConversationMessage]]:
         table = self._tables(scope)[1]
         _counts(limit=limit)

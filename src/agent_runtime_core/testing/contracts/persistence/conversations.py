@@ -421,6 +421,17 @@ async def a_save_in_another_order_keeps_what_others_changed(make: Make) -> None:
 
 
 @OURS
+async def any_number_limits(make: Make) -> None:
+    async with opened(make) as store:
+        conversation = await talk(store, "one", "one more")
+        for limit in (None, 2, 2**63, 10**30):
+            same(len(await store.list_conversations(limit=limit)), 1, f"the conversations, up to {limit}")
+            same(len(await store.get_messages(conversation.id, limit=limit)), 2, f"the messages, up to {limit}")
+            same(len(await store.search("one", limit=limit)), 2, f"what is found, up to {limit}")
+        same(await store.list_conversations(offset=10**30), [], "the conversations behind the last one")
+
+
+@OURS
 async def a_change_to_an_equal_value_of_another_type_is_saved(make: Make) -> None:
     async with opened(make) as store:
         conversation = await talk(store, metadata={"done": 1, "rate": 2})
