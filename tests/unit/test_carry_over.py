@@ -292,3 +292,20 @@ async def test_kinds_are_those_that_the_stores_use(tmp_path: Path) -> None:
     made = {each.name for each in (tmp_path / ".agent_runtime/v1/documents/project").iterdir()}
     named = {value for name, value in vars(kinds).items() if name.isupper()}
     assert named <= made
+
+
+async def test_tasks_that_two_lists_have_are_in_both(tmp_path: Path) -> None:
+    directory = write_old_store(tmp_path)
+    old = json.loads((directory / "tasks" / f"{LIST}.json").read_text())
+    write(directory / "tasks" / "again.json", {**old, "id": OTHER, "name": "The same once more"})
+    carried = (await carry_over(tmp_path)).carried
+    assert (carried["task_list"], carried["task"]) == (2, 4)
+    again = await carry_over(tmp_path)
+    assert (again.carried, again.kept["task"]) == ({}, 4)
+    tasks = Tasks(tmp_path)
+    lists = [await tasks.get(UUID(each)) for each in (LIST, OTHER)]
+    buy, go = ([each.tasks[n] for each in lists if each is not None] for n in (0, 1))
+    assert [each.name for each in buy + go] == ["buy", "buy", "go", "go"]
+    assert {each.parent_id for each in go} == {each.id for each in buy}
+    assert len({each.id for each in buy}) == 2
+    await tasks.close()

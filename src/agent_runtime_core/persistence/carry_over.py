@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID, uuid5
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Op
@@ -21,11 +22,11 @@ from .documents.base import Entry, Table
 from .documents.file_disk import Disk, told
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
-from .forms import text_of
+from .forms import model_of, text_of
 from .homes.files import home_directory, project_directory
 from .homes.old_files import CARRIED, PREFERENCES, old_files, root_of
 from .kinds import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
-from .models import moment
+from .models import Task, moment
 from .old_models import conversation_of, task_list_of
 from .stored.keys import stored_key
 from .stored.save import Header, header_entry, message_entry
@@ -71,12 +72,28 @@ async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock
                 told_of.unreadable[each] = f"{type(error).__name__}: {error}"
                 continue
             for space in spaces:
-                await _put(documents, space, puts, told_of)
+                await _put(documents, space, await _apart(documents, space, puts), told_of)
     finally:
         await documents.close()
     if not told_of.unreadable:
         _open_from_now_on(directory, len(files), clock)
     return told_of
+
+
+async def _apart(documents: FileDocuments, space: str, puts: Sequence[Put]) -> list[Put]:
+    """A task that another list has too, which is one of each from now on, has an id of its own in this one."""
+    lists = {entry.key: entry.group for kind, entry in puts if kind == TASK}
+    there = await Table(documents, space, TASK).many(list(lists))
+    new = {UUID(each.key): uuid5(UUID(lists[each.key]), each.key) for each in there if each.group != lists[each.key]}
+    return [(kind, _renamed(entry, new) if kind == TASK and new else entry) for kind, entry in puts]
+
+
+def _renamed(entry: Entry, new: Mapping[UUID, UUID]) -> Entry:
+    task = model_of(Task, entry.text)
+    task.id = new.get(task.id, task.id)
+    if task.parent_id is not None:
+        task.parent_id = new.get(task.parent_id, task.parent_id)
+    return entry._replace(key=str(task.id), text=text_of(task, max_bytes=_LARGEST))
 
 
 async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], told_of: CarriedOver) -> None:
