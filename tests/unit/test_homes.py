@@ -16,8 +16,9 @@ from agent_runtime_core.persistence.homes.files import FileHome
 from agent_runtime_core.persistence.homes.memory import InMemoryHome
 from agent_runtime_core.persistence.homes.redis import RedisHome
 from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
-from agent_runtime_core.persistence.models import Scope
-from agent_runtime_core.persistence.stored.base import Home
+from agent_runtime_core.persistence.models import Scope, Task
+from agent_runtime_core.persistence.stored.base import SESSION_TTL, Home
+from agent_runtime_core.persistence.stores.sqlite import SQLiteTaskStore
 from agent_runtime_core.testing import VirtualClock
 
 New = Callable[..., Home]
@@ -171,3 +172,19 @@ def test_a_server_has_one_name() -> None:
 def test_what_is_no_path_of_a_project_is_refused(bad: str) -> None:
     with pytest.raises(InvalidArgument, match=r"project_dir=.* is no path of a directory"):
         FileHome(bad)
+
+
+async def test_tasks_of_others_are_seen_in_a_session_that_expired_and_goes_on(tmp_path: Path) -> None:
+    """The notes about changes are counted from 1 again, and none of the old numbers says that one is known."""
+    clock = VirtualClock()
+    mine, theirs = (SQLiteTaskStore(tmp_path / "s.db", session_id="s", clock=clock) for _ in range(2))
+    for name in ("a", "b", "c"):
+        await mine.save(Task(name=name), Scope.SESSION)
+        if name == "a":
+            assert await mine.ready(scope=Scope.SESSION)
+    clock.advance(SESSION_TTL + 1)
+    for count, name in enumerate(("d", "e", "f"), 1):
+        await theirs.save(Task(name=name), Scope.SESSION)
+        assert len(await mine.ready(scope=Scope.SESSION)) == count
+    await mine.close()
+    await theirs.close()

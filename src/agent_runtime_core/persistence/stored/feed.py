@@ -51,6 +51,8 @@ class Feed:
                     await self._notes.write(*(self._notes.delete(each.key) for each in page))
 
     async def last(self) -> Mark | None:
+        """For whoever reads everything: what was known is forgotten, as its ranks may be counted anew."""
+        self._mine.clear()
         found = await self._notes.find(descending=True, limit=1)
         return _mark(found[0]) if found else None
 
