@@ -102,7 +102,7 @@ class Book:
         self.length: int = 0
         self.boundary: int = 0  # how many steps this claim has passed
         self.emitted: int = 0  # how many events since then
-        self.running = 0  # steps in flight; see `step_left`
+        self.running: int = 0  # steps in flight; see `step_left`
         self.at_rest: Callable[[], None] | None = None  # hears that the last of them has ended
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end

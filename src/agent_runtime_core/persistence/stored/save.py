@@ -161,7 +161,8 @@ class Save:
         `moved` are those of `self.moved` that are there: they stay as others have changed or deleted them.
         """
         stored = {each.key: each for each in moved}
-        self._written = [key for key in self._written if key in stored or key not in self.moved]
+        deleted = set(self.moved) - stored.keys()
+        self._written = [key for key in self._written if key not in deleted]
         expect = 0 if self._there is None else self._there.version
         # Messages may outlive a header that expired.
         before = [messages.clear(self._key)] if self._there is None else []
