@@ -851,6 +851,31 @@ async def test_steps_are_runs_that_any_worker_may_claim(place: Path | None) -> N
         assert finals == ids
 
 
+async def test_a_turn_that_is_cut_while_a_step_is_a_run_of_its_own_goes_on_with_that_run(place: Path | None) -> None:
+    inside, free = asyncio.Event(), asyncio.Event()
+
+    async def now() -> str:
+        await house.clock.sleep(5)
+        return "begun"
+
+    async def wait() -> str:
+        inside.set()
+        await free.wait()
+        return "done"
+
+    async with House(place) as house:
+        steps = PlanStep(1, "now", {}), PlanStep(2, "wait", {}, depends_on=[1])
+        manager = house.manager(remote_steps=True, planner=Fixed(*steps), tools=tools_of(wait, now))
+        first = asyncio.ensure_future(manager.run_turn({"text": "x", "turn_id": "t"}))
+        await until(inside)
+        first.cancel()
+        await asyncio.wait({first})
+        free.set()
+        turn = await manager.run_turn({"text": "x", "turn_id": "t"})
+        assert (turn.status, turn.response, turn.error) == (RunStatus.SUCCEEDED, "done", None)
+        assert len(await house.runner.runs(agent="turn.step")) == 2
+
+
 async def test_a_step_that_fails_elsewhere_fails_the_turn(place: Path | None) -> None:
     def broken() -> None:
         raise OSError("no such device")

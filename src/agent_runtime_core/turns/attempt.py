@@ -29,7 +29,7 @@ from ..status import RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
 from .events import EventEnvelope, PlanRequest, StepEvent, TurnEvent
 from .instances import PersonalityInstance
-from .keeping import audited, save, saved
+from .keeping import asked, audited, save, saved
 from .logs import TurnLog
 from .parts import Parts
 from .planner import Planned
@@ -125,9 +125,8 @@ class Attempt:
 
     async def _plan(self) -> Planned:
         ctx, parts, turn = self.ctx, self.parts, self.turn
-        asked = TurnEvent(messages=turn.messages)
         request = PlanRequest(
-            prompt=asked.prompt, tools=[tool.name for tool in self.tools.list_tools()],
+            prompt=TurnEvent(messages=turn.messages).prompt, tools=[tool.name for tool in self.tools.list_tools()],
             personality=self.chosen.personality.name, system_prompt=self.work.system,
         )  # fmt: skip
         count_recorded(ctx, PLANNING, self.budget)
@@ -236,9 +235,15 @@ class Attempt:
         return done.result
 
     def _elsewhere(self, planned: Planned) -> dict[str, Any]:
-        """What every step needs to be carried out by another worker."""
+        """What every step needs to be carried out by another worker: the same in each life of the turn.
+
+        Of the turn that is what was asked, and nothing of how far it has come: a step that was begun under its id
+        with another input is another step.
+        """
+        turn = asked(self.ctx)
+        turn.status, turn.personality = RunStatus.RUNNING, self.chosen.personality.name
         return {
-            "turn": self.turn.to_dict() | {"plan": None, "steps": []}, "plan": planned.plan.to_dict(),
+            "turn": turn.to_dict(), "plan": planned.plan.to_dict(),
             "personality": personality_text(self.chosen.personality), "system": self.work.system,
             "direct": self.work.direct,
             "limits": self.ctx.input.get("limits") or {}, "most": self.chosen.max_in_flight,
