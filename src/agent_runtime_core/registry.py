@@ -62,6 +62,26 @@ class Registry:
         self._agents.clear()
 
 
+class Preferring(Registry):
+    """Another registry, with agents of one runner that answer there in the place of others of their kind and key.
+
+    What is registered and taken out is so in that other registry: this one only says which of two is meant.
+    """
+
+    def __init__(self, other: Registry) -> None:
+        super().__init__()
+        self._other, self._agents = other, other._agents
+        self._own: dict[str, AgentRuntime] = {}
+
+    def prefer(self, runtime: AgentRuntime) -> None:
+        """Answer with this agent here, for as long as one of its kind is registered under its key."""
+        self._own[key_of(runtime)] = runtime
+
+    def get(self, key: str) -> AgentRuntime | None:
+        there, mine = self._other.get(key), self._own.get(key)
+        return mine if mine is not None and type(mine) is type(there) else there
+
+
 #: The registry of the functions below and of every runner that is given no other.
 DEFAULT = Registry()
 

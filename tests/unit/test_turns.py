@@ -27,6 +27,7 @@ from agent_runtime_core.llm._breaker import Breakers
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, built_in_tools
 from agent_runtime_core.planning.base import BasePlanner
+from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus, StepStatus
 from agent_runtime_core.testing import MockLLMClient
@@ -179,6 +180,27 @@ async def test_the_same_turn_id_is_the_same_turn() -> None:
         with pytest.raises(IdempotencyConflict):
             await manager.start_turn({"text": "another", "turn_id": "t"})
         assert len(await house.runner.runs()) == 1
+
+
+async def test_two_managers_in_one_process_keep_and_tell_their_own_turns(tmp_path: Path) -> None:
+    registry = Registry()
+    one = AgentRunner.open(str(tmp_path / "one.db"), registry=registry)
+    two = AgentRunner.open(str(tmp_path / "two.db"), registry=registry)
+    async with one, two:
+        managers = TurnManager(one), TurnManager(two)
+        for manager in managers:
+            await manager.start_turn({"text": "add 1 and 2", "turn_id": "t"})
+            assert await manager.runner.run_once()
+            assert (await manager.wait("t")).response == "3"
+            assert (await manager.run_turn({"text": "add 1 and 3", "turn_id": "t2"})).response == "4"
+            late = await manager.start_turn({"text": "add 1 and 4"})
+            assert await manager.cancel(late.id)
+        for manager in managers:
+            assert actions(await trail(manager, AUDIT)).count("turn.succeeded") == 2
+            assert actions(await trail(manager, AUDIT)).count("turn.cancelled") == 1
+            assert len(await trail(manager, TURNS)) == 2
+        registry.unregister("turn")
+        assert one.registry.get("turn") is None
 
 
 async def test_an_unknown_turn_and_a_run_that_is_no_turn(place: Path | None) -> None:

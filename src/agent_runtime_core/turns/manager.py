@@ -20,6 +20,7 @@ from ..llm._breaker import Breakers
 from ..planning.agent import built_in_tools
 from ..planning.base import BasePlanner, checked_planner, registry_of
 from ..planning.rules import RuleBasedPlanner
+from ..registry import Preferring
 from ..runner.core import AgentRunner
 from ..runner.settings import RunInfo
 from ..status import TERMINAL, RunStatus, StepStatus
@@ -105,9 +106,13 @@ class TurnManager:
             tools=registry_of(tools), settings=lambda: self.settings, personality=self._personality, client=client,
             max_retries=runner.config.max_retries, step_tries=step_tries, backoff_base=backoff_base,
         )  # fmt: skip
+        # Runners share a registry: another one's manager answers for it, and this one for this runner.
+        known = runner.registry if isinstance(runner.registry, Preferring) else Preferring(runner.registry)
+        runner.registry = known
         for agent in (TurnAgent(self._parts), StepAgent(self._parts)):
-            runner.registry.unregister(agent.key)  # of a manager that was there before
-            runner.registry.register(agent)
+            known.unregister(agent.key)  # of a manager that was there before
+            known.register(agent)
+            known.prefer(agent)
 
     @property
     def settings(self) -> Settings:
