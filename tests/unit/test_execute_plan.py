@@ -503,6 +503,13 @@ async def test_it_works_over_a_context_without_a_journal() -> None:
     assert len(ctx.get_events("tool.call")) == 2
 
 
+async def test_another_plan_over_a_context_without_a_journal_is_not_answered_by_the_first() -> None:
+    said, ctx = Said(), MockRunContext()
+    for plan, result in ((Plan([say(1, "a")]), "a"), (Plan([say(1, "b")]), "b"), (Plan([say(1, "a")]), "a")):
+        assert (await execute_plan(ctx, plan, tools(said.tool))).result == result
+    assert len(ctx.get_events("tool.call")) == 2  # the first plan again goes on where it was: it is done
+
+
 async def test_a_mock_is_asked_for_confirmation_too() -> None:
     said, ctx = Said(requires_confirmation=True), MockRunContext()
     ctx.signal("tool:say", True)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from .._ids import step_id
-from .._json import MAX_BYTES, MAX_RESULT
+from .._json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._load import load
 from ..attempts import InDoubt
 from ..book import Book
@@ -133,7 +133,10 @@ class _Execution:
         self.tries = tries
         book = getattr(ctx, "book", None)
         self.book: Book | None = book if isinstance(book, Book) else None
-        number = self.book.occurrence("p", SCOPE) if self.book is not None else "p:0"
+        if self.book is not None:
+            number = self.book.occurrence("p", SCOPE)
+        else:  # nobody counts the plans of a run: one is known by what it says
+            number = f"p:{arguments_digest((plan.to_dict(),), {})[0]}"
         self.scope: str = f"{SCOPE}/{number}"
         self.executor = StepExecutor(ctx, checkpoint_key=self.scope, max_concurrency=max_concurrency)
         self.memory: ToolRegistry = memory_operations()
