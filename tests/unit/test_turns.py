@@ -253,6 +253,32 @@ async def test_what_steps_use_is_summed_on_the_turn() -> None:
         assert (await manager.get_turn(turn.id)).metrics == turn.metrics
 
 
+async def test_what_a_recorded_call_used_is_told_though_the_turn_was_cut_before_it_was_kept(
+    place: Path | None,
+) -> None:
+    inside = asyncio.Event()
+    async with House(place) as house:
+        client = MockLLMClient(["four"])
+        manager = house.manager(client=client, planner=Fixed(llm()))
+        save = manager.contexts.save_turn
+
+        async def stuck(turn: Turn) -> None:
+            if any(step.ended for step in turn.steps):
+                inside.set()
+                await asyncio.Event().wait()
+            await save(turn)
+
+        manager.contexts.save_turn = stuck  # type: ignore[method-assign]
+        cut = asyncio.ensure_future(manager.run_turn({"text": "x", "turn_id": "t"}))
+        await until(inside)
+        cut.cancel()
+        await asyncio.wait({cut})
+        manager.contexts.save_turn = save  # type: ignore[method-assign]
+        turn = await manager.run_turn({"text": "x", "turn_id": "t"})
+        assert (turn.response, client.get_call_count()) == ("four", 1)
+        assert (turn.metrics.prompt_tokens, turn.metrics.completion_tokens) == (10, 20)
+
+
 async def test_the_planners_model_calls_are_recorded_and_not_paid_for_twice(place: Path | None) -> None:
     said = (
         '{"final_goal": "g", "steps": [{"step_number": 1, "kind": "tool_call", "tool_name": "wait", "tool_input": {}}]}'

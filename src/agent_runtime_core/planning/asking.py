@@ -21,8 +21,8 @@ _ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
 class RecordedClient(LLMClient):
     """Another client within a run: call number n is known as `name` and n.
 
-    `count_recorded` first; from then on `budget` has what was used, and refuses what is too much. Over a context
-    without a journal the calls are just made.
+    `count_recorded` first; from then on `budget` has what was used, and refuses what is too much. A client with
+    `recalled(answer)` hears of an answer that was recorded. Over a context without a journal the calls are just made.
     """
 
     def __init__(self, ctx: Any, client: LLMClient, name: str, budget: Budget) -> None:
@@ -42,7 +42,11 @@ class RecordedClient(LLMClient):
         key, self._calls = f"{self.name}:{self._calls}", self._calls + 1
         record = _recorded(self.ctx, key)
         if record is not None:
-            return _response(record)
+            answer = _response(record)
+            recalled = getattr(self.client, "recalled", None)
+            if recalled is not None:
+                recalled(answer)
+            return answer
         self._need_price(self._model(given))
         doubted = self.ctx.in_doubt("model", key) if isinstance(self.ctx, Context) else None
         _count_doubted(self.budget, doubted)

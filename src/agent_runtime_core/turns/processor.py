@@ -214,6 +214,12 @@ class TurnClient(LLMClient):
             running.metrics += StepMetrics.of(0.0, {**response.usage, "cost_usd": self._cost(response, options)})
         return response
 
+    def recalled(self, answer: LLMResponse) -> None:
+        """Count an answer of an earlier life, unless the turn was saved with what it used."""
+        running = _RUNNING.get()
+        if running is not None and (running.state is None or running.state.metrics.prompt_tokens == 0):
+            running.metrics += StepMetrics.of(0.0, {**answer.usage, "cost_usd": answer.cost_usd})
+
     async def _guarded(self, sent: list[Any], options: dict[str, Any], running: Running | None) -> LLMResponse:
         """Behind a circuit breaker, which clients of ours have themselves."""
         if hasattr(self.client, "_breakers"):

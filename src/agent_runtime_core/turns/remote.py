@@ -20,7 +20,7 @@ from ..steps.model import Step
 from .instances import PersonalityInstance
 from .parts import Parts
 from .processor import Work
-from .turn import StepState, Turn
+from .turn import StepMetrics, StepState, Turn
 
 
 async def execute_elsewhere(
@@ -137,6 +137,8 @@ class StepAgent(AgentRuntime):
         state = turn.steps[0]
         state.status, state.result, state.attempt = StepStatus.COMPLETED, result, done.steps[0]["attempt"]
         state.step_id = state.step_id or str(ctx.run_id)
+        if state.metrics == StepMetrics():  # it was recorded in an earlier life, which did not come to tell of it
+            state.metrics = StepMetrics.of(0.0, done.usage)
         return RunResult(final_output={"result": result, "state": state.to_dict()}, usage=done.usage)
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
