@@ -58,6 +58,8 @@ TABLE: list[tuple[str, Wanted]] = [
     ("what is 20% of 50", [expr("20 / 100 * 50")]),
     ("-5 + 3", [op("add", -5, 3)]),
     ("minus five plus three", [op("add", -5, 3)]),
+    (".5 + 1", [op("add", 0.5, 1)]),
+    ("please .5 times 4.", [op("multiply", 0.5, 4)]),
     ("multiply negative 2.5 by 4", [op("multiply", -2.5, 4)]),
     ("three point one four times two", [op("multiply", 3.14, 2)]),
     ("twenty-one plus thirty four", [op("add", 21, 34)]),

@@ -30,7 +30,7 @@ _BREAK: Final = re.compile(
 _POLITE: Final = re.compile(
     r"(?:(?:please|kindly|(?:can|could|would|will) you|i want you to|i(?:'d| would) like (?:you )?to|i need you to|"
     r"i want to|let's|let us|now|next|also|and|then|first|firstly|secondly|finally|lastly|afterwards|so|ok|okay|hey|hi|"
-    r"hello|well|just|go ahead and)\b[\s,:!.]*)+",
+    r"hello|well|just|go ahead and)\b(?:[\s,:!]|\.(?![0-9]))*)+",
     re.IGNORECASE,
 )
 _SPACE: Final = re.compile(r"[ \t\f\v\u00a0]+")

@@ -19,6 +19,8 @@ _ASKED: Final = re.compile(
     r"(?:(?:what(?:'s| is| are| would be| do (?:i|you|we) get (?:if|when) (?:i|you|we))|how much (?:is|are)|calculate|"
     r"compute|work out|evaluate|solve|figure out|find out|find|tell me|give me|get|do|say)\b[\s:]*)+"
 )
+#: What stands around a sum; a point before a digit is its own.
+_AROUND: Final = re.compile(r"^(?:[\s!?:;,]|\.(?![0-9]))+|[\s.!?:;,]+$")
 _AFTER: Final = re.compile(r"(?:\s*=|\s+(?:equals?|together|too|as well|for me|please|now))+$")
 _PHRASES: Final = [
     (re.compile(rf"\b({'|'.join(sorted(TENS))})-(?=[a-z])"), r"\1 "),
@@ -96,7 +98,7 @@ def read_sum(text: str, last: int | None, *, apart: bool = True) -> dict[str, An
 
 def _words(text: str) -> list[str] | None:
     """Lower-case words and signs; None where there is anything else."""
-    text = text.lower().translate(_SAME).strip(" \t\r\n.!?:;,")
+    text = _AROUND.sub("", text.lower().translate(_SAME))
     text = _AFTER.sub("", _ASKED.sub("", text, count=1) if _ASKED.match(text) else text)
     for pattern, sign in _PHRASES:
         text = pattern.sub(sign, text)
