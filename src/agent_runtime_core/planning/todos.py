@@ -35,6 +35,12 @@ _VAGUE: Final = re.compile(
     rf"(?:all|every|everything|(?:all )?(?:my |the )?(?:{_LIST})|items?|(?:the )?(?:first|second|third|last|next)\b.*)",
     re.IGNORECASE,
 )
+#: What is left of a request without its text, and what means more than a to-do can hold.
+_NOTHING: Final = re.compile(
+    rf"(?:as|to|about|of|that|off|a|an|the|them|both|these|those|(?:(?:the|both|all)(?: the)? )?"
+    rf"(?:results|answers|sums|totals|numbers)|(?:to|on|onto|in|into) (?:{_LIST}))",
+    re.IGNORECASE,
+)
 _PAIRS: Final = ('""', "''", "“”", "‘’", "«»")  # noqa: RUF001
 
 
@@ -75,7 +81,7 @@ def _text_of(text: str) -> str:
 
 def _add(found: re.Match[str], known: str | None) -> dict[str, Any] | None:
     text = _text_of(found["text"])
-    return {"action": "add", "text": text} if text else None
+    return {"action": "add", "text": text} if text and not _NOTHING.fullmatch(text) else None
 
 
 def _list(found: re.Match[str], known: str | None) -> dict[str, Any]:
@@ -93,20 +99,22 @@ def _named(action: str, *, marked: bool = False) -> Callable[[re.Match[str], str
             return {"action": action, "todo_id": text}
         if text.lower() in ("it", "that", "this"):
             return None if known is None else {"action": action, "text": known}
-        if _VAGUE.fullmatch(text):
+        if _VAGUE.fullmatch(text) or _NOTHING.fullmatch(text):
             return None
-        inside = _MARKED.fullmatch(text) or _BEHIND.fullmatch(text)
+        called = _MARKED.fullmatch(text)
+        inside = called or _BEHIND.fullmatch(text)
         plain = _text_of(text)
         if inside is None and marked and plain == text:
             return None
         name = _text_of(inside[1]) if inside is not None else plain
-        name = re.sub(r"^(?:the|my) (?=\S)", "", name, flags=re.IGNORECASE) if name == text else name
+        if called is None and (inside is not None or name == text):  # "the milk", "the milk to-do"
+            name = _text_of(re.sub(r"^(?:the|my) (?=\S)", "", name, flags=re.IGNORECASE))
         return {"action": action, "text": name} if name else None
 
     return read
 
 
-_DONE: Final = r"(?:as )?(?:being )?(?:done|complete|completed|finished)"
+_DONE: Final = r"(?:as |to )?(?:being |be )?(?:done|complete|completed|finished)"
 _FROM: Final = rf"(?: (?:from|off|off of|on|in) (?:{_LIST}))?"
 _WRITE: Final = (
     r"(?:add|put|create|make|write down|write|note down|note|jot down|save|enter|append|place|store|keep|record)"
@@ -127,6 +135,7 @@ _RULES: Final = [
     _rule(r"(?:do not|don't|never) (?:let me )?forget (?:to |about |that )?(?P<text>.+)", _add),
     _rule(rf"(?:{_WRITE}|remember)(?: down)? (?P<text>.+?) as (?:a |an )?(?:new )?(?:{_NOUN})", _add),
     _rule(rf"{_WRITE}(?: down)? (?P<text>.+?) (?:to|on|onto|in|into) (?:{_LIST})", _add),
+    _rule(rf"{_WRITE}(?: down)? (?:to|on|onto|in|into) (?:{_LIST})(?:\s*:\s*| )(?P<text>.+)", _add),
     _rule(
         rf"(?:{_MAKE}(?: me)? )?(?:a |an |the |another )?(?:new )?(?:{_NOUN})"
         r"(?:\s*[:-]\s*| (?:to|called|named|titled|saying|that says|for|about) )(?P<text>.+)",
