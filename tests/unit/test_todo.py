@@ -84,6 +84,16 @@ async def test_a_text_means_the_one_that_is_left_to_do() -> None:
     assert (await do(tool, "complete", text="water the plants"))["number"] == 2
 
 
+async def test_none_is_no_number_of_one_that_another_hand_put_there() -> None:
+    tool, stores = TodoStoreTool(), PersistenceManager.open("memory://")
+    conversation = uuid4()
+    task = Task(name="by hand")
+    await stores.tasks.save(TaskList(name="list", conversation_id=conversation, tasks=[task]))
+    refused = await tool.execute("delete", todo_id="None", ctx=Ctx(stores, None, conversation))
+    assert (refused.success, refused.error) == (False, f"there is no to-do 'None': there is {task.id} 'by hand'")
+    await stores.close()
+
+
 async def test_registered_it_is_a_tool_like_others() -> None:
     registry = ToolRegistry()
     registry.register(TodoStoreTool())

@@ -176,8 +176,8 @@ class _Todos:
         raise _Refused(f"there is no to-do {wanted!r:.80}: {_near(wanted, tasks)}")
 
     def _by_id(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
-        number = wanted.removeprefix("#")
-        return [each for each in tasks if wanted.lower() == str(each.id) or number == str(each.metadata.get("number"))]
+        said = f"#{wanted.removeprefix('#')}"
+        return [each for each in tasks if wanted.lower() == str(each.id) or said == _short(each)]
 
     def _by_text(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
         """Those with that text, else those that contain it; of several, those not done yet."""
@@ -217,7 +217,13 @@ _ACTIONS: Final[dict[str, _Action]] = {
 
 
 def _names(tasks: Sequence[Any]) -> str:
-    return ", ".join(f"#{each.metadata.get('number')} {each.name!r:.60}" for each in tasks[:8])
+    return ", ".join(f"{_short(each)} {each.name!r:.60}" for each in tasks[:8])
+
+
+def _short(task: Any) -> str:
+    """Its number, or its id where another hand put it there without one."""
+    number = task.metadata.get("number")
+    return str(task.id) if number is None else f"#{number}"
 
 
 def _near(wanted: str, tasks: Sequence[Any]) -> str:
