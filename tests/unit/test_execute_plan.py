@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -141,6 +141,17 @@ async def test_a_result_becomes_text_where_a_tool_or_a_model_takes_nothing_else(
     assert done.steps[1]["tool_input"] == {"text": "0"}
     assert [messages[-1]["content"] for messages in client.asked] == ["0", "0"]
     assert done.steps[4]["tool_input"] == {"key": "0", "value": 0}
+
+
+async def test_a_result_becomes_text_where_a_tool_takes_text_or_nothing() -> None:
+    def note(text: str | None = None, other: Annotated[str, "more"] | None = None, value: int | str = 0) -> list[Any]:
+        """Notes it."""
+        return [text, other, value]
+
+    given = dict.fromkeys(("text", "other", "value"), "{{step_1.result}}")
+    async with Rig() as rig:
+        done = await carried(rig, Plan([calc(1, "6 * 7"), PlanStep(2, "note", given)]), tools(Tool.from_function(note)))
+    assert done.result == ["42", "42", 42]
 
 
 async def test_several_last_steps_give_a_list() -> None:

@@ -73,7 +73,14 @@ def fitted(given: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
 
 
 def _is_text_only(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "string"
+    """Whether nothing but text fits, or null in its place."""
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, options = schema.get("type"), schema.get("anyOf")
+    if kinds is None and isinstance(options, (list, tuple)):
+        left = [each for each in options if each != {"type": "null"}]
+        return bool(left) and all(map(_is_text_only, left))
+    return kinds in ("string", ["string"], ["string", "null"], ["null", "string"])
 
 
 def as_text(value: Any) -> Any:
