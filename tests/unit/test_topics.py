@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,10 @@ async def test_what_to_trim_is_said_in_one_way(options: dict[str, Any]) -> None:
     async with Rig() as rig:
         with pytest.raises(InvalidArgument, match="keep="):
             await _topics(rig).trim(**options)
+
+
+@pytest.mark.parametrize("before", [float("nan"), float("inf"), 1e18, True, "today", dt.datetime(2026, 1, 2)])  # noqa: DTZ001
+async def test_a_time_that_is_none_is_refused_by_name(before: Any) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match="before="):
+            await _topics(rig).trim(before=before)

@@ -862,6 +862,14 @@ async def test_the_trail_of_old_turns_is_deleted_and_goes_on(place: Path | None)
             await manager.vacuum(older_than=-1)
 
 
+async def test_a_trail_is_kept_for_as_long_as_one_says() -> None:
+    async with House() as house:
+        manager = house.manager()
+        await manager.run_turn(SUM)
+        for ever in (1e11, 1e18, float("inf")):
+            assert await manager.vacuum(ever) == 0
+
+
 async def test_a_turn_is_streamed_to_its_end() -> None:
     async with House() as house:
         manager = house.manager()

@@ -226,7 +226,8 @@ class TurnManager:
         """
         if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= 0:
             raise InvalidArgument(f"older_than={older_than!r} cannot be used: it is a number of seconds of at least 0")
-        gone = await self.topics.trim(before=self.runner.queue.clock.wall() - older_than)
+        # Nothing is older than the epoch, and no calendar goes back for ever.
+        gone = await self.topics.trim(before=max(self.runner.queue.clock.wall() - older_than, 0.0))
         compact = getattr(self.runner.event_bus.commits, "compact", None)
         if gone and compact is not None:
             await compact()

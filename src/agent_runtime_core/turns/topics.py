@@ -192,14 +192,15 @@ class EventPublisherSubscriber:
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
             raise InvalidArgument(f"keep={keep!r} cannot be used: it is a number of events of at least 0")
         topics = TOPICS if topic is None else (topic,)
-        return sum([await self._trimmed(self._log(each), before, keep) for each in topics])
+        moment = None if before is None else _moment(before)
+        return sum([await self._trimmed(self._log(each), moment, keep) for each in topics])
 
-    async def _trimmed(self, log_id: UUID, before: _dt.datetime | float | None, keep: int | None) -> int:
+    async def _trimmed(self, log_id: UUID, before: _dt.datetime | None, keep: int | None) -> int:
         first, head = await self._first(log_id), await self._bus.head(log_id)
         if before is None:
             end = head - (keep or 0)
         else:
-            end = await self._since(log_id, before if isinstance(before, _dt.datetime) else aware(before), first, head)
+            end = await self._since(log_id, before, first, head)
         gone = 0
         for start in range(first, end, _AT_ONCE):
             op = Op(TRIM, (str(log_id), min(start + _AT_ONCE, end)))
@@ -246,6 +247,17 @@ class EventPublisherSubscriber:
 
     def _place(self, topic: str, consumer: str) -> UUID:
         return uuid5(self._log(topic), f"consumer:{consumer}")
+
+
+def _moment(before: object) -> _dt.datetime:
+    if isinstance(before, _dt.datetime) and before.tzinfo is not None:
+        return before
+    if isinstance(before, (int, float)) and not isinstance(before, bool):
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            return aware(before)
+    raise InvalidArgument(
+        f"before={before!r:.60} cannot be used: it is an aware datetime, or seconds since the epoch that a calendar has"
+    )
 
 
 def _percentile(ordered: list[float], part: float) -> float | None:
