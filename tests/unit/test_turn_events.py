@@ -55,6 +55,7 @@ def test_an_envelope_has_the_fields_of_the_spec_and_no_others() -> None:
         ({"timestamp": "yesterday"}, "timestamp"),
         ({"timestamp": None}, "timestamp"),
         ({"event_id": ""}, "event_id"),
+        ({"event_id": None}, "event_id"),
         ({"event_id": "a\nb"}, "event_id"),
         ({"step_id": 7}, "step_id"),
         ({"payload": None}, "payload"),

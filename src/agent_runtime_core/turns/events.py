@@ -263,7 +263,7 @@ class EventEnvelope:
         _one_of("topic", data.get("topic"), TOPICS)
         _one_of("type", data.get("type"), tuple(PAYLOADS))
         ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
-        for name, value in {**ids, "event_id": data.get("event_id", "")}.items():
+        for name, value in {**ids, "event_id": data.get("event_id") or ""}.items():
             if value is not None and not isinstance(value, str):
                 raise InvalidTurn(name, f"is a text, not {value!r:.80}")
             _named(name, value)
