@@ -1018,6 +1018,23 @@ async def test_a_step_result_that_comes_by_event_is_taken_in_once() -> None:
         assert await manager.handle_step_result_event(unknown) is None
 
 
+async def test_a_late_result_changes_no_step_that_has_ended() -> None:
+    async with House() as house:
+        manager = house.manager()
+        turn = await manager.run_turn(SUM)
+        [first, _] = await trail(manager, RESULTS)
+        failed = EventEnvelope.from_dict(first.to_dict() | {"payload": first.payload.to_dict() | {"status": "failed"}})
+        for status, late, changes in (
+            (StepStatus.CANCELLED, first, False), (StepStatus.SKIPPED, first, False),
+            (StepStatus.FAILED, failed, False), (StepStatus.FAILED, first, True),
+        ):  # fmt: skip
+            turn.steps[0].status = status
+            await manager.contexts.save_turn(turn)
+            before = await manager.contexts.get_turn(turn.id)
+            assert (await manager.handle_step_result_event(late) != before) is changes
+            assert (await manager.contexts.get_turn(turn.id) != before) is changes
+
+
 async def test_turns_of_one_conversation_go_one_after_the_other_and_remember() -> None:
     async with House() as house:
         client = MockLLMClient(["one", "two"])

@@ -43,7 +43,7 @@ from .processor import StepProcessor
 from .remote import StepAgent
 from .settings import Settings, TurnSettings
 from .topics import EventPublisherSubscriber
-from .turn import StepMetrics, Turn
+from .turn import StepMetrics, StepState, Turn
 
 _INPUT = ("conversation_id", "user_id", "personality")
 
@@ -262,12 +262,12 @@ class TurnManager:
             raise InvalidTurn("payload", f"a step result of a turn is wanted, not {envelope.type!r}")
         turn = await self.contexts.get_turn(turn_id)
         state = None if turn is None else turn.step(chunk.step_number)
-        if turn is None or state is None or not chunk.final or state.status is StepStatus.COMPLETED:
+        if turn is None or state is None or not chunk.final or _is_told(state, chunk):
             return turn
 
         def take(turn: Turn) -> None:
             state = turn.step(chunk.step_number)
-            if state is None or state.status is StepStatus.COMPLETED or state.attempt > chunk.attempt:
+            if state is None or _is_told(state, chunk):
                 return
             state.status, state.result, state.error = StepStatus(chunk.status), chunk.result, chunk.error
             state.attempt, state.metrics = chunk.attempt, StepMetrics.from_dict(chunk.metrics)
@@ -314,6 +314,13 @@ class TurnManager:
                 AuditEvent(action="turn.refused", details=details), event_id=f"refused:{envelope.event_id}",
                 turn_id=envelope.turn_id, trace_id=envelope.trace_id,
             )  # fmt: skip
+
+
+def _is_told(state: StepState, chunk: StepResultChunk) -> bool:
+    """Whether a result is no news of a step: it has ended otherwise, or is further. One that failed is tried again."""
+    if state.status is StepStatus.FAILED:
+        return state.attempt > chunk.attempt or (chunk.status == "failed" and state.attempt == chunk.attempt)
+    return state.ended or state.attempt > chunk.attempt
 
 
 @contextlib.contextmanager
