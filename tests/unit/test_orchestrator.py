@@ -20,7 +20,7 @@ from agent_runtime_core.orchestrator import (
     RunResponse,
     RunStatus,
 )
-from agent_runtime_core.planning import RuleBasedPlanner
+from agent_runtime_core.planning import BasePlanner, Plan, PlanStep, RuleBasedPlanner
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
@@ -269,6 +269,23 @@ async def test_a_run_that_waits_for_a_person_is_running() -> None:
         await runner.approve(created.run_id, "tool:wait", True)
         done = await orchestrator.wait(created.run_id, timeout=10)
         assert (done.status, done.result) == (RunStatus.COMPLETED, "through")
+
+
+async def test_a_step_that_a_person_took_all_arguments_from_is_told_without_them() -> None:
+    async def greet(name: str = "world") -> str:
+        return f"hello {name}"
+
+    class Greeting(BasePlanner):
+        async def create_plan(self, prompt: str, available_tools: Any) -> Plan:
+            return Plan([PlanStep(1, "greet", {"name": "Bob"})])
+
+    tools = [Tool.from_function(greet, requires_confirmation=True)]
+    async with Orchestrator(Greeting(), tools) as orchestrator:
+        created = await orchestrator.create_run(prompt="greet")
+        await orchestrator.runner.approve(created.run_id, "tool:greet", {"approved": True, "arguments": {}})
+        done = await orchestrator.wait(created.run_id, timeout=10)
+        assert done.result == "hello world"
+        assert [each["tool_input"] for each in done.steps] == [{}]
 
 
 async def test_one_key_is_one_run() -> None:

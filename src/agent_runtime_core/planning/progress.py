@@ -42,8 +42,10 @@ class _Reading:
             plan = Plan.from_dict(cast("dict[str, Any]", decode(record.result or "{}")))
             self.steps = {step_name(step): step for step in plan.steps}
         elif record.kind == DONE and record.name.startswith("signal:tool:"):
-            answer = decode(record.result or "null")
-            self.approved[f"step_{record.key.rpartition(':')[2]}"] = approved_input(answer, {})
+            asked: dict[str, Any] = {}
+            given = approved_input(decode(record.result or "null"), asked)
+            if given is not asked:  # other arguments, which may be none at all
+                self.approved[f"step_{record.key.rpartition(':')[2]}"] = given
         elif record.kind in (DONE, RETRYING, FAILED) and record.key.startswith(_STEPS) and record.name in self.steps:
             self._tried(record, self.steps[record.name])
 
@@ -65,8 +67,8 @@ class _Reading:
         )
 
     def _input(self, name: str, step: PlanStep) -> dict[str, Any]:
-        if approved := self.approved.get(name):
-            return approved
+        if name in self.approved:
+            return self.approved[name]
         try:
             return step_input(step, self.results, self.tools)
         except InvalidArgument:
