@@ -923,7 +923,7 @@ async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatc
         pid = os.getpid()
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: pid + 1)
-            with pytest.raises(StorageClosed, match="before a fork; open it again in this process"):
+            with pytest.raises(StorageClosed, match="before a fork: open it again in this process"):
                 await get(engine, "a")
             with one(redis_url) as own:
                 assert own is not engine

@@ -8,6 +8,7 @@ its run and closes the file. "abandoned": a loop is closed in the middle of ever
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 from typing import Any
@@ -66,6 +67,7 @@ def abandon(db: str, run_id: str) -> None:
 
 
 def main(how: str, db: str, run_id: str) -> None:
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # that a machine is busy is no fault of ours
     match how:
         case "left":
             asyncio.run(leave(db, run_id))
