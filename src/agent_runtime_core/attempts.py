@@ -13,6 +13,7 @@ from types import MethodType
 from typing import Any, cast
 from weakref import ReferenceType, ref
 
+from ._contexts import restore
 from ._forms import codec_for
 from ._hints import returns_of
 from ._json import MAX_RESULT, decode, encode
@@ -284,7 +285,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
             book.done[work.name, work.key] = records[-1]
     finally:
         book.step_left()
-        FRAME.reset(token)
+        restore(FRAME, token)
     return handed
 
 
@@ -405,7 +406,7 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
             answer = await call(policy, callee(policy), (), book.owner())
         finally:
             book.step_left()
-            FRAME.reset(token)
+            restore(FRAME, token)
     if answer is None or isinstance(answer, Happened):
         return answer
     raise InvalidArgument(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -343,6 +345,39 @@ async def test_a_client_may_tell_no_usage(tmp_path: Path) -> None:
     async with context("memory", tmp_path) as ctx:
         done = await run_turn_loop(ctx, Scripted(silent))
     assert (done.text, done.usage) == ("hi", {"turns": 1, "tool_calls": 0})
+
+
+async def test_a_loop_that_outlives_its_run_is_collected_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it asks of the run then never returns: one day it is closed, in a context that is not its own."""
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: said.append(about.exc_value))
+    answered, left = asyncio.Event(), asyncio.Event()
+
+    class Late(Scripted):
+        async def stream(self, messages: Any, **options: Any) -> AsyncIterator[LLMStreamChunk]:
+            await answered.wait()
+            left.set()
+            yield LLMStreamChunk("hello")
+
+    class Agent(AgentRuntime):
+        key = "both"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            async def fail() -> None:
+                raise ValueError("one of them")
+
+            await asyncio.gather(fail(), run_turn_loop(ctx, Late(), stream=True))
+            return RunResult()
+
+    async with AgentRunner.open(tmp_path / "runs.db", config=RunnerConfig(max_retries=1)) as runner:
+        assert (await runner.execute(Agent(), "r", {"messages": HELLO})).status is RunStatus.FAILED
+        answered.set()
+        await left.wait()
+        await asyncio.sleep(0.05)
+        gc.collect()
+    assert said == []
 
 
 @pytest.mark.parametrize("messages", ["hello", b"hello", {"role": "user"}, ["hello"], [1]], ids=repr)

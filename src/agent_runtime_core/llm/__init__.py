@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from .._contexts import restore
 from .._load import lazily, pick
 from ..config import get_config
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
@@ -75,7 +76,7 @@ def use_llm_client(client: LLMClient) -> Iterator[LLMClient]:
     try:
         yield client
     finally:
-        _used.reset(token)
+        restore(_used, token)
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .._contexts import restore
 from .._json import encode
 from ..errors import InvalidArgument, LimitExceeded, OutputMismatch
 from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
@@ -65,7 +66,7 @@ async def run_turn_loop(
     try:
         return await _Loop(talk, asking, output).run()
     finally:
-        RETRY_BUDGET.reset(token)
+        restore(RETRY_BUDGET, token)
 
 
 class _Loop:

@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._clock import Clock
+from .._contexts import restore
 from ..book import FRAME
 from ..config import get_config
 from ..context import Context
@@ -267,4 +268,4 @@ def _as(running: Running) -> Iterator[None]:
     try:
         yield
     finally:
-        _RUNNING.reset(token)
+        restore(_RUNNING, token)
