@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / ROOT
 # of one row are siblings and never import each other.
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"_alarms"},
+    {"_alarms", "_contexts"},
     {"_clock"},
     {"_refusals", "_hints"},
     {"_tags"},
