@@ -204,6 +204,11 @@ class SimSQLiteEngine(Bells, SQLiteEngine):
     def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         return self.start_beat(fn, interval)
 
+    async def close(self) -> None:
+        """Without a thread, which would come between at a moment of its own."""
+        if self._let_go():
+            await asyncio.get_running_loop().run_in_executor(None, self._shut)
+
     def _shut(self) -> None:
         self.wire.end()
         if self._reader is not None:
