@@ -63,6 +63,16 @@ async def test_a_file_that_was_closed_before_the_fork_can_be_opened_in_the_child
         assert await child.aended() == 0
 
 
+@pytest.mark.parametrize("how", ["half-open", "half-closed"])
+async def test_a_file_that_another_thread_opens_or_closes_at_the_fork_is_refused_in_the_child(
+    tmp_path: Path, how: str
+) -> None:
+    # The parent's connection would take this child's log away when it is closed.
+    with Child("forks", tmp_path / "jobs.db", RUN, how) as child:
+        assert await child.aline() == "again: StorageClosed"
+        assert await child.aended() == 0
+
+
 async def test_a_child_that_outlives_its_parent_keeps_neither_its_run_nor_the_file(tmp_path: Path) -> None:
     db = tmp_path / "jobs.db"
     with Child("forks", db, RUN, "inside") as child:

@@ -52,9 +52,10 @@ class CommitLock:
         self.let_go()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Forgotten first: a child that is forked off meanwhile closes what it finds here.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class Presence:
@@ -169,11 +170,11 @@ class Presence:
 
     def close(self, *, forked: bool = False) -> None:
         """Let go; a forked child closes its copies and leaves the parent's files alone."""
-        for fd in [*self._peers.values(), *([self.bell] if self.bell is not None else [])]:
+        peers, bell, lock = self._peers, self.bell, self._lock_fd
+        self._peers, self.bell, self._lock_fd = {}, None, -1
+        for fd in [*peers.values(), *([bell] if bell is not None else [])]:
             os.close(fd)
-        self._peers, self.bell = {}, None
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        if lock >= 0:
+            os.close(lock)
             if not forked:
                 self._clear(self.holder)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
@@ -56,6 +57,8 @@ class SQLiteEngine(SharedEngine):
     # Files that were open when this process was forked off. SQLite keeps one note of its locks for all connections to a
     # file: with the parent's in it, it would take none here, and the parent's last connection would delete the log.
     _carried: ClassVar[set[FileId]] = set()
+    # Those with connections, also while they are being opened or closed, when they are not in the table.
+    _connected: ClassVar[WeakSet[SQLiteEngine]] = WeakSet()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, durability: str = "full", clock: Clock = SYSTEM) -> SQLiteEngine:
@@ -104,6 +107,8 @@ class SQLiteEngine(SharedEngine):
         with contextlib.ExitStack() as undo:
             undo.callback(self._commit_lock.close)
             undo.callback(self._presence.close)
+            self._connected.add(self)
+            undo.callback(self._connected.discard, self)
             try:
                 self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE / 2)
                 undo.callback(self.file.writing.close)
@@ -260,12 +265,15 @@ class SQLiteEngine(SharedEngine):
         # What another thread is still using is left to it: a connection that is closed under it ends the process.
         if written:
             self.file.disconnect(self.file.writing)
+            self._connected.discard(self)
         self._presence.close()
         if written:
             self._commit_lock.close()
 
     def _after_fork(self) -> None:
-        self._carried.add(self.file.ids[self.path])
+        file: DatabaseFile | None = getattr(self, "file", None)  # none while it is being opened
+        if (there := file.ids[self.path] if file else file_id(self.path)) is not None:
+            self._carried.add(there)
         # A copy of a lock's descriptor holds the lock, for as long as this child lives.
         self._presence.close(forked=True)
         self._commit_lock.close()
@@ -296,7 +304,7 @@ def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | Non
 
 
 def _forked() -> None:
-    for engine in SQLiteEngine._open.values():
+    for engine in tuple(SQLiteEngine._connected):
         engine._after_fork()
 
 

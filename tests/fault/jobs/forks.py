@@ -1,9 +1,10 @@
 """A process that forks while it holds a run, and what its child can do: forks.py DB RUN_ID
-[inside | closed | opening].
+[inside | closed | opening | half-open | half-closed].
 
 The child says what became of each thing it tried and ends; the parent says "parent went on" when it has
 taken another step. With "inside", it forks while a commit is under way, and dies while its child lives on; with
-"closed", it forks when it has closed what it had opened, and with "opening" while another thread is opening something.
+"closed", it forks when it has closed what it had opened, and with "opening" while another thread is opening something;
+with "half-open" and "half-closed", while another thread opens or closes this very file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import os
 import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -57,6 +60,36 @@ def closed(db: str, *, opening: bool = False) -> None:
             say(f"again: {asyncio.run(opened(db))}")
             os._exit(0)
     os.waitpid(pid, 0)
+
+
+def half(db: str, how: str) -> None:
+    there, forked = threading.Event(), threading.Event()
+
+    def stands(*_: Any) -> None:
+        there.set()
+        forked.wait()
+
+    asyncio.run(opened(db))
+    if how == "half-open":
+        SQLiteEngine.add = stands  # type: ignore[method-assign, assignment]
+        threading.Thread(target=SQLiteEngine.open, args=[db]).start()
+    else:
+        engine = SQLiteEngine.open(db)
+        engine.writer.hand([stands])
+        there.wait()
+        threading.Thread(target=engine.close_now).start()
+        while SQLiteEngine._open:
+            time.sleep(0.001)
+    there.wait()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            say(f"again: {asyncio.run(opened(db))}")
+        except Exception as error:  # noqa: BLE001 - told to the test
+            say(f"again: {type(error).__name__}")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    forked.set()
 
 
 def main(db: str, run_id: str) -> None:
@@ -108,7 +141,9 @@ async def inside(db: str, run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3:] in (["closed"], ["opening"]):
+    if sys.argv[3:] in (["half-open"], ["half-closed"]):
+        half(sys.argv[1], sys.argv[3])
+    elif sys.argv[3:] in (["closed"], ["opening"]):
         closed(sys.argv[1], opening=sys.argv[3] == "opening")
     elif sys.argv[3:]:
         asyncio.run(inside(sys.argv[1], sys.argv[2]))
