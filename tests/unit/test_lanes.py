@@ -18,6 +18,7 @@ from agent_runtime_core.errors import InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.queue import InMemoryQueue, Moved, SQLiteQueue
 from agent_runtime_core.queue import sqlite as sqlite_queue
 from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.queue.rows import PLACE
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
@@ -282,6 +283,25 @@ async def test_a_crashed_execute_gives_up_its_turn(place: Path | None) -> None:
         result = await rig.runner.execute(Script(body), "a", TALK)
         info = await rig.runner.get_run("a")
         assert (result.status, info.attempt) == ("succeeded", 2)
+
+
+async def test_who_waited_for_its_turn_when_the_machine_went_down_gives_it_up(tmp_path: Path) -> None:
+    path, before, after = tmp_path / "jobs.db", VirtualClock(), VirtualClock()
+    before.advance(1e6)
+    queue = SQLiteQueue(path, clock=before)
+    await queue.enqueue("first", "a", {}, concurrency_key="k")
+    assert await queue.claim_rows("w")
+    row = queue.new_row("in place", "a", {}, concurrency_key="k", origin="inline")
+    assert (await queue.take(row, "w", 60.0, insert=True, reopen=False, wait=True))[0] == "behind"
+    await queue.enqueue("last", "a", {}, concurrency_key="k")
+    await queue.close()
+    # Boot time begins at 0 again.
+    queue = SQLiteQueue(path, clock=after)
+    [first] = await queue.claim_rows("w")
+    await queue.settle(first.run_id, queue.keep(first, first.claim_id)._replace(status="succeeded"))
+    after.advance(PLACE + 1)
+    assert [(await queue.must_get(row.run_id)).run_key for row in await queue.claim_rows("w")] == ["last"]
+    await queue.close()
 
 
 async def test_open_run_does_not_wait(tmp_path: Path) -> None:

@@ -66,8 +66,16 @@ _EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? 
 _EXPIRED_OF = (
     "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' AND agent = ? LIMIT ?"
 )
-_HOLDERS = "SELECT DISTINCT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
-_FREE = "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?"
+_IN_PLACE = "lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
+_HOLDERS = (
+    "SELECT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
+    f" UNION SELECT holder FROM arc_runs WHERE {_IN_PLACE} AND holder <> ''"
+)
+_FREE = (
+    "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?",
+    # One that waited for its turn may have it by now; boot time begins anew where the machine does.
+    f"UPDATE arc_runs SET lease_until = -1 WHERE {_IN_PLACE} AND holder = ?",
+)
 _READY = (
     "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
     " ORDER BY priority DESC, n LIMIT ?"
@@ -78,10 +86,7 @@ _NEXT_AGENT = (
 )
 _HEAD = "SELECT * FROM arc_runs WHERE lane = ? AND held = 0 AND ended_at IS NULL"
 _BEHIND = "SELECT * FROM arc_runs WHERE lane = ? AND held = 1 AND due_at = 0 ORDER BY priority DESC, n LIMIT 1"
-_LAPSED = (
-    "SELECT * FROM arc_runs WHERE lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
-    " AND lease_until < ?"
-)
+_LAPSED = f"SELECT * FROM arc_runs WHERE {_IN_PLACE} AND lease_until < ?"
 _BEAT = (
     "UPDATE arc_runs SET lease_until = ? WHERE run_id = ? AND claim_id = ? AND status = 'running' RETURNING cancel_at"
 )
@@ -165,7 +170,8 @@ class SQLiteRows(Rows):
             return
         engine.dead_looked_at = now
         for holder in engine.dead_holders([row[0] for row in self.tx.execute(_HOLDERS)]):
-            self.tx.execute(_FREE, (holder,))
+            for free in _FREE:
+                self.tx.execute(free, (holder,))
             self.tx.rows.clear()
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
