@@ -233,3 +233,29 @@ async def test_a_worker_stopped_inside_a_commit_costs_others_time_and_nothing_el
         await runner.submit("noop", {}, run_id="again")
         assert len(await runner.runs(agent="noop")) == 1, "repeating what was not answered is safe"
         assert (await runner.queue.claim_rows("new", 60, agent_keys=["writer"]))[0].run_id == str(run)
+
+
+async def test_a_process_that_stands_still_in_a_commit_makes_others_busy_until_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "all.db"
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.PATIENCE", 0.5)
+    here = open_runner([str(db)] * 3)
+    run_id = await here.submit("noop", {})
+    with Child("standing", db) as child:
+        assert child.line() == "inside"
+        engine: Any = here.queue.commits
+        engine.writer.patience = 0.5
+        async with asyncio.timeout(20):
+            with pytest.raises(StorageBusy):
+                await here.submit("noop", {})
+            assert (await here.get_run(run_id)).status == RunStatus.PENDING, "it can be read"
+            await here.close()
+        with pytest.raises(StorageBusy, match="was it stopped"):
+            open_runner([str(db)] * 3)
+        child.process.kill()
+        child.process.wait()
+    async with open_runner([str(db)] * 3) as again:
+        await again.submit("noop", {})
+        assert await again.run_once()
+        assert await again.run_once()

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,6 +157,30 @@ def test_one_may_wake_oneself(one: Presence) -> None:
 def test_without_fifos_there_is_no_bell(one: Presence, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "mkfifo")
     assert not one.hang_bell()
+
+
+def test_what_is_done_beside_commits_keeps_those_of_this_process_out_too(tmp_path: Path) -> None:
+    lock = CommitLock(tmp_path)
+    with lock.beside(5.0) as had:
+        assert had
+        assert not lock.take_now()
+    with lock, lock.beside(0.01) as had:
+        assert not had, "there is a commit"
+    # Given up, it is let go when it comes at last.
+    end = time.monotonic() + 5
+    while lock._beside or not lock.take_now():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    lock.let_go()
+    with lock:
+        timer = threading.Timer(0.05, lock.let_go)
+        timer.start()
+        with lock.beside(5.0) as had:
+            assert had
+            assert not lock.take_now()
+        timer.join()
+    assert lock._beside == set()
+    lock.close()
 
 
 def test_the_commit_lock_lets_one_in_at_a_time(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .._clock import Clock
@@ -30,6 +31,7 @@ class CommitLock:
     def __init__(self, directory: Path) -> None:
         self.path: str = str(directory / "commit.lock")
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._beside: set[int] = set()
 
     def take_now(self) -> bool:
         """Take it unless another process has it."""
@@ -51,11 +53,70 @@ class CommitLock:
     def __exit__(self, *_: object) -> None:
         self.let_go()
 
-    def close(self) -> None:
+    @contextlib.contextmanager
+    def beside(self, seconds: float) -> Iterator[bool]:
+        """Keep all commits out, those of this process too; False where whoever has it does not let go in that time, as
+        one that was stopped in a commit."""
+        if fcntl is None:  # pragma: no cover - Windows
+            yield True
+            return
+        # Another descriptor: what this process locks twice on one is unlocked by the first to let go.
+        fd = os.open(self.path, os.O_RDWR)
+        self._beside.add(fd)
+        wait = _Wait(fd, self._done)
+        try:
+            yield wait.over(seconds)
+        finally:
+            wait.end()
+
+    def _done(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        self._beside.discard(fd)
+        os.close(fd)
+
+    def close(self, *, forked: bool = False) -> None:
         # Forgotten first: a child that is forked off meanwhile closes what it finds here.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+        while forked and self._beside:
+            os.close(self._beside.pop())
+
+
+class _Wait:
+    """One wait for a lock, which may be given up; `done(fd)` is called once, when the lock is not needed any more."""
+
+    def __init__(self, fd: int, done: Callable[[int], None]) -> None:
+        self._fd = fd
+        self._done = done
+        self._lock = threading.Lock()
+        self._had = threading.Event()
+        self._waiting = self._ended = False
+
+    def over(self, seconds: float) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        # The system's own queue is fair, and knows no time limit.
+        self._waiting = True
+        threading.Thread(target=self._run, name="agent-runtime-lock", daemon=True).start()
+        return self._had.wait(seconds)
+
+    def _run(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        with self._lock:
+            self._waiting = False
+            self._had.set()
+            late = self._ended
+        if late:
+            self._done(self._fd)
+
+    def end(self) -> None:
+        with self._lock:
+            self._ended = True
+            left = self._waiting
+        if not left:
+            self._done(self._fd)
 
 
 class Presence:

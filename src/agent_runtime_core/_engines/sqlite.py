@@ -110,7 +110,7 @@ class SQLiteEngine(SharedEngine):
             self._connected.add(self)
             undo.callback(self._connected.discard, self)
             try:
-                self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE / 2)
+                self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE)
                 undo.callback(self.file.writing.close)
                 self.log: Log = Log(path, self.file.writing, flushes=flushes)
             except DRIVER_ERRORS as error:
@@ -276,7 +276,7 @@ class SQLiteEngine(SharedEngine):
             self._carried.add(there)
         # A copy of a lock's descriptor holds the lock, for as long as this child lives.
         self._presence.close(forked=True)
-        self._commit_lock.close()
+        self._commit_lock.close(forked=True)
 
 
 def _made(directory: Path) -> bool:

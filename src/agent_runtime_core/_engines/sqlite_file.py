@@ -6,10 +6,11 @@ import contextlib
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from .._ids import is_path
-from ..errors import InvalidArgument, StorageError, StorageTooNew
+from ..errors import InvalidArgument, StorageBusy, StorageError, StorageTooNew
 from .base import Concern
 from .presence import CommitLock
 from .sqlite_tx import DRIVER_ERRORS, translate
@@ -62,7 +63,7 @@ class DatabaseFile:
         self._patience = patience
         self._synchronous = "FULL" if flushes else "NORMAL"
         self._looked = time.monotonic()
-        with lock:
+        with self._alone():
             self._create()
             self.writing: sqlite3.Connection = self.connect()
             try:
@@ -80,6 +81,19 @@ class DatabaseFile:
             except BaseException:
                 self.writing.close()
                 raise
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            try:
+                had = stack.enter_context(self._lock.beside(self._patience))
+            except OSError as error:
+                raise StorageError(f"cannot keep {self.path} here: {error}") from error
+            if not had:
+                raise StorageBusy(
+                    f"{self.path}: another process is in a commit for {self._patience:g} s already; was it stopped?"
+                )
+            yield
 
     def _create(self) -> None:
         # Only a file that was not there yet is opened here: closing another descriptor would drop SQLite's locks.
@@ -105,7 +119,7 @@ class DatabaseFile:
     def connect(self) -> sqlite3.Connection:
         """A connection that waits for programs outside this library, but not for ever."""
         conn = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=self._patience, cached_statements=256
+            self.path, isolation_level=None, check_same_thread=False, timeout=self._patience / 2, cached_statements=256
         )
         try:
             conn.execute(f"PRAGMA synchronous={self._synchronous}")
@@ -117,8 +131,11 @@ class DatabaseFile:
         return conn
 
     def disconnect(self, conn: sqlite3.Connection) -> None:
-        # The last connection to close checkpoints, which must not meet another process's commit.
-        with contextlib.suppress(OSError, sqlite3.Error), self._lock:
+        # The last connection to close checkpoints, which must not meet another process's commit. One that does not end
+        # is of a process that is connected too.
+        with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error):
+            with contextlib.suppress(OSError):
+                stack.enter_context(self._lock.beside(self._patience / 2))
             conn.close()
 
     def migrate(self, concern: Concern) -> None:
@@ -126,7 +143,7 @@ class DatabaseFile:
         if self._versions.get(concern.name, 0) == len(concern.migrations):
             return
         try:
-            with self._lock:
+            with self._alone():
                 self._migrate(concern)
         except DRIVER_ERRORS as error:
             raise translate(error, self.path) from error
