@@ -17,10 +17,6 @@ from tests.fault.test_kill_plan import PlanOrdeal
 class TurnOrdeal(PlanOrdeal):
     job = "turned"
 
-    def __init__(self, kind: str, where: Path, number: int, kills: int, life: float, pause: float) -> None:
-        # Each step of a turn tells of itself before it is recorded: with longer lives more of the kills hit one.
-        super().__init__(kind, where, number, kills, life * 3, pause)
-
     def go(self) -> Any:
         """Status, answer, every step with its result, and how many events of each kind were told."""
         return Ordeal.go(self)

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from agent_runtime_core import Step, StepExecutor, open_run
-from tests.fault.jobs.effects import effect, ready, say
+from agent_runtime_core import Step, StepExecutor
+from tests.fault.jobs.effects import effect, say
+from tests.fault.jobs.twenty import taken
 
 STEPS = 30
 AT_ONCE = 4
@@ -45,8 +46,7 @@ def step(name: str, effects: str, pause: float) -> Callable[..., Any]:
 
 
 async def main(db: str, run_id: str, effects: str, pause: float) -> None:
-    ready()
-    async with open_run(db, run_id) as ctx:
+    async with taken(db, run_id) as ctx:
         steps = [Step(name, step(name, effects, pause), depends_on=needs) for name, needs in EDGES.items()]
         results = await StepExecutor(ctx, max_concurrency=AT_ONCE).run(steps)
     say("done " + json.dumps(results))
