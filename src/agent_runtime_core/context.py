@@ -56,6 +56,8 @@ class Context:
         self.attempt: int = row.attempt
         #: Whether what this run says becomes part of its conversation.
         self.remembered: bool = True
+        #: What was said before in the run's conversation and its own messages, once that was read.
+        self.heard: list[Any] | None = None
         self._budget: Budget | None = None
         self.tools: ToolRegistry = services.tools
         self.waits: Waits = Waits(book, row, services, place)
@@ -67,6 +69,13 @@ class Context:
     @property
     def clock(self) -> Clock:
         return self._clock
+
+    @property
+    def given(self) -> list[Any]:
+        """The messages that the run began with, whatever its agent has made of `input_messages` since."""
+        if self.heard is not None:
+            return self.heard
+        return cast("dict[str, Any]", decode(self._row.input)).get("messages") or []
 
     @property
     def persistence(self) -> PersistenceManager:

@@ -152,7 +152,7 @@ class Asking:
         """What of the request does not follow from the records before it, so that it can be told from the journal."""
         talk = self.talk
         if talk.said is talk.messages:
-            given = getattr(talk.ctx, "input_messages", None) or []
+            given = getattr(talk.ctx, "given", None) or []
             own = len(talk.messages) - len(given)
             asked: dict[str, Any] = (
                 {"said": talk.messages[:own], "input": len(given)}

@@ -62,14 +62,9 @@ class History:
         leaf = self._pin["leaf"]
         kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
         self._leaf = kept[-1] if kept else None
-        before, there = _split([chat_of(each) for each in kept])
-        prompts, said = _split(ctx.input_messages)
-        self._given = _beyond(said, there)
-        self._loaded = paired(there, self._given)
-        if self._given is said:
-            self._given = _beyond(said, self._loaded)
-        prompts += [each for each in before if not any(same_chat(each, one) for one in prompts)]
+        prompts, self._loaded, self._given = _joined(kept, ctx.input_messages)
         ctx.input_messages = [*prompts, *self._loaded, *self._given]
+        ctx.heard = list(ctx.input_messages)
 
     async def keep(self, result: RunResult) -> None:
         """Append what this run said and heard beyond what was loaded."""
@@ -120,6 +115,33 @@ class History:
     def _message(self, chat: Mapping[str, Any], number: int, branch: UUID | None) -> ConversationMessage:
         when = aware(self.clock.wall())
         return message_of(chat, uuid5(self.run_id, f"message:{number}"), timestamp=when, branch_id=branch)
+
+
+async def heard(store: ConversationStore, conversation_id: UUID, leaf: str | None, messages: list[Any]) -> list[Any]:
+    """The messages that a run began with: these of its input, behind its conversation up to the message `leaf`.
+
+    InvalidArgument: the conversation is not there any more.
+    """
+    stored = None if leaf is None else await store.get(conversation_id)
+    if leaf is not None and stored is None:
+        raise InvalidArgument(f"the conversation {conversation_id} is not there any more")
+    kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
+    prompts, loaded, given = _joined(kept, messages)
+    return [*prompts, *loaded, *given]
+
+
+def _joined(
+    kept: Sequence[ConversationMessage], messages: Sequence[Any]
+) -> tuple[list[Any], list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The prompts, what was said before, and what of a run's own messages is not said there yet."""
+    before, there = _split([chat_of(each) for each in kept])
+    prompts, said = _split(messages)
+    given = _beyond(said, there)
+    loaded = paired(there, given)
+    if given is said:
+        given = _beyond(said, loaded)
+    prompts += [each for each in before if not any(same_chat(each, one) for one in prompts)]
+    return prompts, loaded, given
 
 
 async def recall(store: ConversationStore, result: RunResult, before: Before) -> RunResult:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from .._json import decode
+from ..context import conversation_id
 from ..errors import InvalidArgument
 from ..journal.record import DONE, Record
+from ..runner.history import heard
 from .cassettes import Cassette
 
 if TYPE_CHECKING:
     from ..runner.core import AgentRunner
+    from ..runner.settings import RunInfo
 
 __all__ = ["record"]
 
@@ -21,20 +25,32 @@ __all__ = ["record"]
 async def record(runner: AgentRunner, run_id: UUID | str, path: str | os.PathLike[str] | None = None) -> Cassette:
     """The calls of the model that a run's agent loops made, as a cassette, written to `path` if there is one.
 
-    A ReplayLLMClient answers from it: the same agent with the same input takes the same way again, with no
-    network. See Cassette for what such a file shows. UnknownRun: there is no such run. InvalidArgument: it has
-    no recorded call of a model.
+    A ReplayLLMClient answers from it: the same agent with the same input, and the same messages before it in its
+    conversation, takes the same way again, with no network. See Cassette for what such a file shows. UnknownRun:
+    there is no such run. InvalidArgument: it has no recorded call of a model, or its conversation is not there any
+    more.
     """
     info = await runner.get_run(run_id)
     records = await runner.state_store.records(str(info.run_id))
-    cassette = Cassette()
-    for name, turns in _loops(records).items():
-        _play(name, turns, _answers(records), info.input.get("messages") or [], cassette)
+    loops, answers, cassette = _loops(records), _answers(records), Cassette()
+    given = await _given(runner, info, records) if loops else []
+    for name, turns in loops.items():
+        _play(name, turns, answers, given, cassette)
     if not cassette.exchanges:
         raise InvalidArgument(f"run {run_id!s} has no recorded call of a model: there is nothing to replay")
     if path is not None:
         cassette.save(path)
     return cassette
+
+
+async def _given(runner: AgentRunner, info: RunInfo, records: Sequence[Record]) -> list[Any]:
+    """The messages that the run began with: those of its input, behind what its conversation had."""
+    messages, named = info.input.get("messages") or [], conversation_id(info.input.get("conversation_id"))
+    pins = [each for each in records if each.kind == DONE and each.name == "history" and each.key.startswith("v:")]
+    if named is None or not pins:
+        return messages
+    pin = cast("dict[str, str | None]", decode(pins[0].result or "{}"))
+    return await heard(runner.persistence.conversations, named, pin.get("leaf"), messages)
 
 
 def _loops(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
@@ -50,7 +66,8 @@ def _loops(records: Sequence[Record]) -> dict[str, list[dict[str, Any]]]:
 def _answers(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """The answers of tools, by the keys of their steps."""
     return {
-        each.key: cast("dict[str, Any]", decode(each.result))
+        # What a tool returned may be of a type that is not known here: its text was sent to the model.
+        each.key: json.loads(each.result)
         for each in records
         if each.kind == DONE and each.name == "tool" and each.result is not None
     }
@@ -63,6 +80,8 @@ def _play(
     for number, turn in enumerate(turns):
         asked = turn.get("asked") or {}
         messages += asked.get("said") or []
+        if asked.get("input", 0) not in (0, len(given)):
+            raise InvalidArgument(f"the run was given {asked['input']} messages, and {len(given)} of them are known")
         messages += given[: asked.get("input", 0)]
         sent = asked.get("sent")
         if sent is None:
