@@ -130,3 +130,35 @@ def test_messages_are_the_same_by_what_was_said() -> None:
     assert not same_chat(
         {"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "tool_calls": [{**CALL, "id": "c2"}]}
     )
+
+
+CONTENTS: list[Any] = ["said", [{"type": "text", "text": "see"}], {"in": "content"}, {"a": {"b": 1}}, "", None, [], 5]
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=repr)
+def test_the_content_of_a_message_with_more_fields_is_kept_once(content: Any) -> None:
+    chat = {"role": "assistant", "content": content, "provider_fields": {"x": {"y": 1}}}
+    stored = model_of(ConversationMessage, text_of(message_of(chat, new_id())))
+    assert chat_of(stored) == chat
+    assert list(chat_of(stored)) == list(chat)
+    if content and content != 5:
+        assert stored.metadata[RAW]["content"] == {"in": "content"}
+    for other in ("", "changed", [{"type": "text", "text": "changed"}]):
+        stored.content = other
+        if other or (content and content != 5):
+            assert chat_of(stored) == {**chat, "content": other}
+
+
+def test_an_answer_of_ten_mebibytes_with_more_fields_can_be_kept() -> None:
+    chat = {"role": "assistant", "content": "x" * (10 << 20), "provider_fields": {"x": {"reasoning": "so"}}}
+    assert chat_of(model_of(ConversationMessage, text_of(message_of(chat, new_id())))) == chat
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=repr)
+def test_a_message_of_an_earlier_version_which_has_its_content_twice_is_read(content: Any) -> None:
+    chat = {"role": "assistant", "content": content, "provider_fields": {"x": {"y": 1}}}
+    here = content if isinstance(content, str | list | dict) else ""
+    stored = ConversationMessage(role="assistant", content=here, metadata={RAW: chat})
+    assert chat_of(stored) == chat
+    stored.content = "changed"
+    assert chat_of(stored) == {**chat, "content": "changed"}

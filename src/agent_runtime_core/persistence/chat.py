@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -17,6 +18,8 @@ from .models import ConversationMessage, ToolCall
 RAW = "chat"  # in a message's metadata: the chat message, where the fields of the model do not say all of it
 
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id")
+#: In its place there, what is the content of the message itself: an answer of 10 MiB fits into a message once.
+_ABOVE = {"in": "content"}
 
 
 def chat_of(message: ConversationMessage) -> dict[str, Any]:
@@ -26,6 +29,8 @@ def chat_of(message: ConversationMessage) -> dict[str, Any]:
     if not isinstance(raw, dict) or str(raw.get("role", "")) != message.role:  # something of the caller's own
         return chat
     kept = cast("dict[str, Any]", decode(encode(raw)))
+    if kept.get("content") == _ABOVE:
+        kept["content"] = copy.deepcopy(message.content)
     was = _chat_of(_message_of(kept, message.id))
     for name in _FIELDS:
         if chat.get(name) != was.get(name):  # it was changed since
@@ -53,7 +58,8 @@ def message_of(chat: Mapping[str, Any], message_id: UUID, **fields: Any) -> Conv
     """The chat message under that id. What the model has no field for is kept, and `chat_of` gives it back."""
     message = _message_of(chat, message_id, **fields)
     if _chat_of(message) != dict(chat):
-        message.metadata = {**message.metadata, RAW: dict(chat)}
+        above = {"content": dict(_ABOVE)} if message.content else {}
+        message.metadata = {**message.metadata, RAW: {**chat, **above}}
     return message
 
 
