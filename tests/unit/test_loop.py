@@ -563,6 +563,24 @@ async def test_what_was_said_before_is_no_answer_of_a_loop_that_a_limit_ended(tm
     assert (partial.final_output, partial.final_messages) == ({"response": None}, before)
 
 
+async def test_a_loop_inside_a_tool_that_a_limit_ended_leaves_the_outer_one_what_it_has(tmp_path: Path) -> None:
+    async def inside(ctx: RunContext) -> str | None:
+        asked = [{"role": "user", "content": "inner"}]
+        return (
+            await run_turn_loop(ctx, Scripted(), registry(), {"max_turns": 1, "max_tokens": 0}, messages=asked)
+        ).text
+
+    async with context("mock", tmp_path) as ctx:
+        with pytest.raises(LimitExceeded, match="max_tokens=0") as caught:
+            await run_turn_loop(ctx, Scripted(asks(call("inside"), content="so far")), registry(inside), messages=HELLO)
+    partial = caught.value.result
+    assert isinstance(partial, RunResult)
+    assert partial.final_output == {"response": "so far"}
+    assert [each["role"] for each in partial.final_messages] == ["user", "assistant", "tool"]
+    assert (partial.usage["turns"], partial.usage["total_tokens"]) == (1, 120)
+    assert in_pairs(partial.final_messages)
+
+
 async def test_a_turn_that_takes_too_long_is_broken_off(tmp_path: Path) -> None:
     async with context("sqlite", tmp_path) as ctx:
         with pytest.raises(LimitExceeded, match=r"turn_timeout=0\.05"):

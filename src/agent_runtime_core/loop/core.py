@@ -89,8 +89,7 @@ class _Loop:
                     return ended
         except LimitExceeded as limit:
             self.talk.state(TurnState.LIMITED)
-            if limit.result is None:
-                limit.result = self._partial()
+            limit.result = self._partial()  # also where the limit was one of a loop inside a tool of this one
             raise
         except Cancelled:
             return self._ended(TurnState.CANCELLED, None)
