@@ -581,6 +581,23 @@ async def test_a_loop_inside_a_tool_that_a_limit_ended_leaves_the_outer_one_what
     assert in_pairs(partial.final_messages)
 
 
+async def test_a_call_that_a_token_broke_off_has_used_what_was_reserved_for_it(tmp_path: Path) -> None:
+    token = CancellationToken()
+
+    class Broken(Scripted):
+        async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+            token.cancel()
+            await asyncio.sleep(30)
+            raise AssertionError
+
+    async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO, "limits": {"max_tokens": 4000}}) as ctx:
+        done = await run_turn_loop(ctx, Broken(), registry(), cancellation=token)
+        assert done.state is TurnState.CANCELLED
+        assert done.usage["total_tokens"] > 4096
+        with pytest.raises(LimitExceeded, match="max_tokens=4000"):
+            await run_turn_loop(ctx, Scripted("more"), registry())
+
+
 async def test_a_turn_that_takes_too_long_is_broken_off(tmp_path: Path) -> None:
     async with context("sqlite", tmp_path) as ctx:
         with pytest.raises(LimitExceeded, match=r"turn_timeout=0\.05"):

@@ -16,7 +16,7 @@ from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import tokens_of
 from ..llm._prices import cost_usd, price_of
 from .state import TurnState
-from .talk import Talk
+from .talk import Cancelled, Talk
 
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
 CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
@@ -75,7 +75,7 @@ class Asking:
                 recorded = await talk.in_time(
                     talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
                 )
-            except (asyncio.CancelledError, LimitExceeded):
+            except (asyncio.CancelledError, LimitExceeded, Cancelled):
                 # Cut off in the middle: nobody knows what it came to.
                 self._doubted(reserve or {})
                 raise
