@@ -15,14 +15,17 @@ import pytest
 
 from agent_runtime_core.errors import AgentRuntimeError, InvalidArgument, RateLimited
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk, ToolCallDict
+from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.testing import (
     Cassette,
     CassetteMiss,
     MockLLMClient,
+    MockRunContext,
     MockTool,
     RecordingLLMClient,
     ReplayLLMClient,
 )
+from agent_runtime_core.tools import Tool, ToolRegistry
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 TOOLS = [MockTool("add").to_openai_format()]
@@ -331,6 +334,54 @@ async def test_a_stream_without_a_whole_answer_is_put_together(tmp_path: Path) -
     (kept,) = client.cassette.exchanges
     assert kept.response["message"] == {"role": "assistant", "content": "one two", "tool_calls": [CALL]}
     assert kept.response["usage"] == {"total_tokens": 3}
+
+
+SUM = {"id": "s", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+USED = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("asks", "answers"),
+    [
+        ([LLMStreamChunk(tool_calls=[SUM], finish_reason="tool_calls")], [LLMStreamChunk("3", finish_reason="stop")]),
+        ([LLMStreamChunk(tool_calls=[SUM]), LLMStreamChunk(finish_reason="tool_calls")], [LLMStreamChunk("3")]),
+        (
+            [LLMStreamChunk("so", finish_reason="tool_calls"), LLMStreamChunk(tool_calls=[SUM], usage=USED)],
+            [LLMStreamChunk("3"), LLMStreamChunk(finish_reason="stop"), LLMStreamChunk(usage=USED)],
+        ),
+    ],
+)
+async def test_a_loop_goes_the_same_way_over_what_was_recorded_of_a_client_of_ones_own(
+    asks: list[LLMStreamChunk], answers: list[LLMStreamChunk], tmp_path: Path
+) -> None:
+    class Own(LLMClient):
+        async def generate(self, messages: list[Any], **kwargs: Any) -> LLMResponse:
+            raise NotImplementedError
+
+        async def stream(self, messages: list[Any], **kwargs: Any) -> AsyncIterator[LLMStreamChunk]:
+            for chunk in asks if len(messages) == 1 else answers:
+                yield chunk
+
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    tools = ToolRegistry()
+    tools.register(Tool.from_function(add))
+    first = await run_turn_loop(
+        MockRunContext(user("1 + 2")), RecordingLLMClient(Own(), tmp_path / "a.json"), tools, stream=True
+    )
+    again = await run_turn_loop(MockRunContext(user("1 + 2")), ReplayLLMClient(tmp_path / "a.json"), tools, stream=True)
+    assert first == again
+    assert (first.text, first.tool_calls) == ("3", 1)
+
+
+async def test_a_stream_that_is_left_behind_its_end_is_recorded(tmp_path: Path) -> None:
+    client = RecordingLLMClient(Foreign(), tmp_path / "a.json")
+    stream: Any = client.stream(user("a"))
+    while (await anext(stream)).finish_reason is None:
+        pass
+    await stream.aclose()
+    assert [each.response["message"]["content"] for each in client.cassette.exchanges] == ["one two"]
 
 
 async def test_a_stream_that_is_left_is_closed_and_not_recorded(tmp_path: Path) -> None:

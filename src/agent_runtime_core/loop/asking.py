@@ -244,18 +244,11 @@ async def _poured(
     pieces: AsyncIterator[LLMStreamChunk], tell: Callable[[str], Awaitable[None]], clock: Clock, model: str | None
 ) -> LLMResponse:
     buffered, told = "", clock.boot()
-    texts: list[str] = []
-    last = LLMStreamChunk()
-    calls: list[Any] = []
-    usage = dict[str, Any]()
+    heard = Heard()
     try:
         async for piece in pieces:
             buffered += piece.delta
-            texts.append(piece.delta)
-            calls += piece.tool_calls or ()
-            usage = piece.usage or usage
-            if piece.finish_reason is not None:
-                last = piece
+            heard.take(piece)
             if buffered and (piece.finish_reason is not None or clock.boot() - told >= DELTA_EVERY):
                 await tell(buffered)
                 buffered, told = "", clock.boot()
@@ -264,14 +257,36 @@ async def _poured(
     finally:
         if close := getattr(pieces, "aclose", None):
             await close()
-    if last.response is not None:
-        return last.response
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
-    if calls:
-        if last.finish_reason is None:
-            raise StreamCut("the stream asked for tools and ended without a finish_reason; nothing of it counts")
-        message["tool_calls"] = [dict(call) for call in calls]
-    return LLMResponse(message, usage, model or "", last.finish_reason or "")
+    return heard.whole(model)
+
+
+class Heard:
+    """A streamed answer so far, by whichever client."""
+
+    def __init__(self) -> None:
+        self.last: LLMStreamChunk = LLMStreamChunk()  # of those with a finish_reason
+        self._texts: list[str] = []
+        self._calls: list[Any] = []
+        self._usage: dict[str, Any] = {}
+
+    def take(self, piece: LLMStreamChunk) -> None:
+        self._texts.append(piece.delta)
+        self._calls += piece.tool_calls or ()
+        self._usage = piece.usage or self._usage
+        if piece.finish_reason is not None:
+            self.last = piece
+
+    def whole(self, model: str | None) -> LLMResponse:
+        """The answer, where no more comes; StreamCut if it asks for tools and was not finished."""
+        last = self.last
+        if last.response is not None:
+            return last.response
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts) or None}
+        if self._calls:
+            if last.finish_reason is None:
+                raise StreamCut("the stream asked for tools and ended without a finish_reason; nothing of it counts")
+            message["tool_calls"] = [dict(call) for call in self._calls]
+        return LLMResponse(message, self._usage, model or "", last.finish_reason or "")
 
 
 def _tokens_in(message: Mapping[str, Any]) -> int:

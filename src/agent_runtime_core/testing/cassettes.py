@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import AgentRuntimeError, InvalidArgument
+from ..errors import AgentRuntimeError, InvalidArgument, StreamCut
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..loop.asking import Heard
 from ..portal import in_thread
 from .models import chunks_of
 
@@ -230,14 +231,23 @@ class RecordingLLMClient(LLMClient):
         **kwargs: Any,
     ) -> AsyncIterator[LLMStreamChunk]:
         request = _plain({"messages": messages, "model": model, "tools": tools or None}, "the request")
-        text, kept = "", False
+        heard, kept = Heard(), False
         async with _closing(self._client.stream(messages, model=model, tools=tools, **kwargs)) as chunks:
-            async for chunk in chunks:
-                text += chunk.delta
-                if not kept and (chunk.response is not None or chunk.finish_reason):
-                    kept = True
-                    await in_thread(self._keep, request, chunk.response or _assembled(text, chunk, model))
-                yield chunk
+            try:
+                async for chunk in chunks:
+                    heard.take(chunk)
+                    if not kept and chunk.response is not None:
+                        kept = True
+                        await in_thread(self._keep, request, chunk.response)
+                    yield chunk
+            except GeneratorExit:
+                if not kept and heard.last.finish_reason is not None:  # it was left behind its end
+                    await in_thread(self._keep, request, heard.whole(model))
+                raise
+        if not kept:
+            # What somebody's own client tells may come in any of its chunks; an answer that was cut is none.
+            with contextlib.suppress(StreamCut):
+                await in_thread(self._keep, request, heard.whole(model))
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         return await self._client.embed(texts, model=model)
@@ -263,14 +273,6 @@ async def _closing(chunks: AsyncIterator[LLMStreamChunk]) -> AsyncIterator[Async
         # Somebody's own client may give an iterator that is no generator.
         if close := getattr(chunks, "aclose", None):
             await close()
-
-
-def _assembled(text: str, last: LLMStreamChunk, model: str | None) -> LLMResponse:
-    """The answer of a client whose last chunk does not have it whole."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if last.tool_calls:
-        message["tool_calls"] = last.tool_calls
-    return LLMResponse(message, last.usage or {}, model or "", last.finish_reason or "")
 
 
 def _told(response: LLMResponse) -> dict[str, Any]:
