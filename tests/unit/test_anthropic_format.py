@@ -294,6 +294,15 @@ def test_thoughts_at_the_end_are_left_out() -> None:
     assert turns(kept)[0]["content"] == [unsigned, {"type": "text", "text": "a"}]
 
 
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_thoughts_before_a_text_that_says_nothing_are_not_sent_back_without_it(blank: str) -> None:
+    message = answered([{"type": "text", "text": "a"}, THOUGHT, {"type": "text", "text": blank}])
+    assert message["content"] == "a" + blank
+    assert turns(message)[0]["content"] == "a"
+    message = answered([THOUGHT, {"type": "text", "text": blank}], "max_tokens")
+    assert turns({"role": "user", "content": "hello"}, message) == [HELLO]
+
+
 @pytest.mark.parametrize("block", [{**USE, "id": ""}, {"type": "tool_use", "id": "a", "input": {}}])
 def test_a_call_nobody_could_answer_is_the_providers_fault(block: dict[str, Any]) -> None:
     with pytest.raises(ProviderUnavailable, match="without an id and a name"):

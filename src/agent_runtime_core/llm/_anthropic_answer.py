@@ -9,7 +9,7 @@ from typing import Any
 
 from .._ids import HALF
 from ..errors import ProviderUnavailable
-from ._anthropic_format import PROVIDER, UNREADABLE, Block, message_of, object_of
+from ._anthropic_format import PROVIDER, UNREADABLE, Block, message_of, object_of, without_last_thoughts
 
 _FINISH = {
     "end_turn": "stop",
@@ -23,7 +23,6 @@ _FINISH = {
 _CUTS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal", "stop_sequence"})
 # Levels of nesting: what is kept of an answer has an input several levels deeper, and 100 is the most.
 _DEEPEST = 64
-_THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
 def answer_of(whole: Mapping[str, Any], *, call_is_whole: bool = False) -> tuple[dict[str, Any], dict[str, int], str]:
@@ -44,10 +43,7 @@ def answer_of(whole: Mapping[str, Any], *, call_is_whole: bool = False) -> tuple
         content = [block for block in content if block.get("type") != "tool_use"]
     if stop in _CUTS and content and _is_cut(content[-1], call_is_whole):
         content.pop()
-    # Anthropic refuses a message that ends with its thoughts.
-    while content and content[-1].get("type") in _THINKING:
-        content.pop()
-    return message_of(content), usage_of(whole.get("usage") or {}), _FINISH.get(stop, stop)
+    return message_of(without_last_thoughts(content)), usage_of(whole.get("usage") or {}), _FINISH.get(stop, stop)
 
 
 def usage_of(told: Mapping[str, Any]) -> dict[str, int]:

@@ -16,6 +16,7 @@ Block = dict[str, Any]
 
 # Anthropic's own advice for arguments that a model wrote and nobody can parse.
 UNREADABLE = "INVALID_JSON"
+_THINKING = frozenset({"thinking", "redacted_thinking"})
 _NOT_IN_AN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 _DATA_URL = re.compile(r"data:([^;,]+)(?:;[^;,]*)*;base64,(.*)", re.DOTALL)
 
@@ -120,10 +121,17 @@ def _assistant(message: Mapping[str, Any], where: str) -> list[Block]:
     if said and _is_same(said, message):
         return [
             {**block, "id": _id(block.get("id"), where)} if block.get("type") == "tool_use" else block
-            for block in said
-            if not _is_blank(block)
+            for block in without_last_thoughts([block for block in said if not _is_blank(block)])
         ]
     return _made(message, where)
+
+
+def without_last_thoughts(content: Sequence[Block]) -> list[Block]:
+    """The blocks up to the last one that is no thought: Anthropic refuses a message that ends with its thoughts."""
+    kept = list(content)
+    while kept and kept[-1].get("type") in _THINKING:
+        kept.pop()
+    return kept
 
 
 def _made(message: Mapping[str, Any], where: str) -> list[Block]:
