@@ -33,7 +33,7 @@ from agent_runtime_core.loop import CancellationToken, Hooks, LoopResult, TurnSt
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import RunStatus
-from agent_runtime_core.testing import MockRunContext
+from agent_runtime_core.testing import MockRunContext, run_agent_test
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 
@@ -966,6 +966,10 @@ async def test_a_child_that_used_up_its_part_leaves_the_rest_to_its_parent(tmp_p
     assert result.final_output == {"response": "it ran out, I go on"}
     assert "max_tokens=300 is reached" in result.final_messages[2]["content"]
     assert result.usage["total_tokens"] == 2 * 120 + 3 * 120
+    tested = await run_agent_test(Parent(), MockRunContext(list(HELLO)))
+    assert tested.final_output == result.final_output
+    assert "max_tokens=300 is reached" in tested.final_messages[2]["content"]
+    assert tested.usage == result.usage
 
 
 async def test_a_handoff_ends_the_loop_with_the_other_agents_answer(tmp_path: Path) -> None:

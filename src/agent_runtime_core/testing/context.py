@@ -17,6 +17,7 @@ from .._ids import run_uuid, trace_id
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
 from ..event_types import EventType
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
+from ..limits import Budget, RunLimits
 from ..llm import _used, use_llm_client
 from ..llm._chat import forbid_remote
 from ..persistence.manager import PersistenceManager
@@ -61,6 +62,8 @@ class MockRunContext:
         self.attempt = 1
         self.step_id: str | None = None
         self.idempotency_key: str | None = None
+        #: What all agent loops over this context may use together, where a caller said so.
+        self.budget: Budget | None = None
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.checkpoints: list[dict[str, Any]] = []
         self.sleeps: list[float] = []
@@ -145,6 +148,8 @@ class MockRunContext:
             tool_registry=_tools_of(found),
             clock=self._clock,
         )
+        if input.get("limits") is not None:
+            child.budget = Budget(RunLimits.of(input["limits"]))
         try:
             result = await found.run(child)
         except Exception as error:  # noqa: BLE001 - it is what ends the child, as in a real run
