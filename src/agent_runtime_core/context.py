@@ -108,6 +108,11 @@ class Context:
         frame = self._frame
         return None if frame is None else frame.step_id
 
+    def where(self) -> dict[str, Any]:
+        """What an event says of the step this code runs in; nothing between steps."""
+        frame = self._frame
+        return {} if frame is None else {"step_id": frame.step_id, "trace_id": self.trace_id}
+
     @property
     def idempotency_key(self) -> str | None:
         """`run_id:step_id`, the same on every attempt of the step this code runs in; None between steps."""
@@ -182,7 +187,7 @@ class Context:
     def _event(self, kind: str, payload: dict[str, Any]) -> tuple[str, str, str, float] | None:
         frame, book = self._frame, self.book
         if frame is not None:
-            payload = {"step_id": frame.step_id, "trace_id": self.trace_id, **payload}
+            payload = {**self.where(), **payload}
             mark = f"s:{frame.step_id}:{self._row.generation}.{self.attempt}.{frame.attempt}:{frame.emitted}"
             frame.emitted += 1
         elif book.ahead:

@@ -137,10 +137,6 @@ class Waits:
         self._rest = asyncio.Event()  # something that went on beside the waits has ended
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
-    def _emit(self, event_type: str, payload: dict[str, Any]) -> Awaitable[None]:
-        told: Awaitable[None] = self._book.owner().emit(event_type, payload)
-        return told
-
     # -- what agents wait for
 
     async def sleep(self, seconds: float) -> None:
@@ -160,10 +156,13 @@ class Waits:
     async def approve(
         self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, known_by: str | None
     ) -> Any:
-        request = {"name": name, "details": details, "schema": schema}
-        return await self._message(
-            "signal", name, timeout, f"approval {name}", lambda: self._emit("approval.requested", request), known_by
-        )
+        request = {**self._book.owner().where(), "name": name, "details": details, "schema": schema}
+
+        def ask(wait: str) -> Awaitable[Any]:
+            # Known by the wait, and told also where records lie ahead: a step beside it may have ended since.
+            return self._ledger.emit([(f"asked:{wait}", "approval.requested", encode(request), self._clock.wall())])
+
+        return await self._message("signal", name, timeout, f"approval {name}", ask, known_by)
 
     async def review(self, name: str, key: str, start: int) -> Happened | None:
         """Park until somebody says what became of a step in doubt; the answer is about that start and no other."""
@@ -172,7 +171,7 @@ class Waits:
         # Known by the start, and told also where records lie ahead: a step beside it may have ended since.
         row = (f"doubt:{step}:{start}", "step.in_doubt", encode(request), self._clock.wall())
         answer = await self._message(
-            "signal", f"in_doubt:{name}", None, "in_doubt", lambda: self._ledger.emit([row]), f"{step}:{start}"
+            "signal", f"in_doubt:{name}", None, "in_doubt", lambda _: self._ledger.emit([row]), f"{step}:{start}"
         )
         outcome = answer.get("outcome") if isinstance(answer, dict) else answer
         if outcome == "retry":
@@ -313,7 +312,7 @@ class Waits:
         wanted: str,
         timeout: float | None,
         reason: str,
-        ask: Callable[[], Awaitable[Any]] | None = None,
+        ask: Callable[[str], Awaitable[Any]] | None = None,
         known_by: str | None = None,
     ) -> Any:
         unbroken("a signal's name", wanted)
@@ -324,7 +323,7 @@ class Waits:
         record = self._replayed(name, key)
         if record is None:
             if ask is not None and (name, key) not in self._book.begun:
-                await ask()
+                await ask(step_id(self._row.run_id, name, key))
             until = await self._begin(name, key, timeout)
             mail = await self._wait(lambda: self._find(kind, wanted), until, reason)
             if mail is _LATE:

@@ -1365,6 +1365,38 @@ async def test_a_bad_wait_is_named(name: Any, timeout: Any) -> None:
         await rig.value(body)
 
 
+async def test_an_approval_beside_other_code_is_asked_for_though_records_lie_ahead(place: Path | None) -> None:
+    lives, recorded, asked = list[int](), asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        lives.append(1)
+
+        async def fetched() -> None:
+            if len(lives) > 1:
+                await asked.wait()  # it comes to its record later than it did in the first life
+            await ctx.step("sum", int)
+            recorded.set()
+
+        async def released() -> Any:
+            if len(lives) == 1:
+                await asyncio.sleep(60)
+            return await ctx.approve("go", {"what": "all"})
+
+        answer, _ = await asyncio.gather(released(), fetched())
+        return answer
+
+    async with Rig(place, VirtualClock()) as rig:
+        await rig.cut(body, recorded)
+        running = asyncio.ensure_future(rig.value(body))
+        async with asyncio.timeout(10):
+            while not await rig.told("approval.requested"):  # noqa: ASYNC110 - nobody rings for it
+                await asyncio.sleep(0.001)
+        asked.set()
+        await rig.runner.approve("r", "go", "yes")
+        assert await running == "yes"
+        assert len(await rig.told("approval.requested")) == 1
+
+
 async def test_an_approval_asks_once_and_its_answer_fits(place: Path | None) -> None:
     schema = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}}
     async with Rig(place) as rig:
