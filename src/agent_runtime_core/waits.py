@@ -339,8 +339,13 @@ class Waits:
 
     async def _look(self) -> None:
         async with self._looking:  # who came first looks first, and nothing is read twice
-            self._place.mail.clear()
-            new = await self._ledger.queue.mail(self._row.run_id, self._cursor)
+            heard, new = self._place.mail, None
+            heard.clear()
+            try:
+                new = await self._ledger.queue.mail(self._row.run_id, self._cursor)
+            finally:
+                if new is None or new:  # another wait may just have looked in vain, and is about to listen
+                    heard.set()
             for mail in new:
                 self._mail.setdefault((mail.kind, mail.name), []).append(mail)
                 self._cursor = mail.seq

@@ -35,7 +35,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Rig, Script, soon
+from tests.unit.rig import Rig, Script, soon, until
 
 
 class Size(enum.Enum):
@@ -1363,6 +1363,48 @@ async def test_a_bad_wait_is_named(name: Any, timeout: Any) -> None:
                 await ctx.wait_for_signal(name, timeout=timeout)
 
         await rig.value(body)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_message_that_comes_while_several_waits_look_is_heard(
+    place: Path | None, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, read, looks = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def body(ctx: Any) -> Any:
+        async def other() -> Any:
+            async with asyncio.timeout(None) as limit:
+                limits.append(limit)
+                return await ctx.wait_for_signal("other")
+
+        return (await asyncio.gather(ctx.wait_for_signal("first"), other(), return_exceptions=True))[0]
+
+    async with Rig(place, VirtualClock()) as rig:
+        limits = list[asyncio.Timeout]()
+        mail = rig.runner.queue.mail
+
+        async def slow(*about: Any) -> Any:
+            looks.append(1)
+            found = await mail(*about)
+            if len(looks) == 1:
+                reading.set()
+                await read.wait()
+            elif len(looks) == 2 and given_up:
+                limits[0].reschedule(0)
+                await asyncio.sleep(60)
+            return found
+
+        monkeypatch.setattr(rig.runner.queue, "mail", slow)
+        running = asyncio.ensure_future(rig.value(body))
+        await until(reading)
+        await rig.runner.signal("r", "first", 1)
+        held = next(iter(rig.runner.heart._held.values()))
+        await soon(held.place.mail.is_set)
+        read.set()
+        await soon(lambda: len(looks) > 2)
+        await rig.runner.signal("r", "other", 2)
+        async with asyncio.timeout(10):
+            assert await running == 1
 
 
 async def test_an_approval_beside_other_code_is_asked_for_though_records_lie_ahead(place: Path | None) -> None:
