@@ -533,6 +533,48 @@ async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) ->
         assert len(await rig.told("approval.requested")) == 1
 
 
+@pytest.mark.parametrize("kind", ["signal", "approval", "child", "sleep"])
+async def test_a_wait_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None, kind: str) -> None:
+    clock, tries = VirtualClock(), list[int]()
+
+    async def body(ctx: Any) -> Any:
+        async def fails_once() -> None:
+            await asyncio.sleep(0.02)
+            tries.append(1)
+            if len(tries) == 1:
+                raise ValueError("down")
+
+        async def waits() -> Any:
+            if kind == "child":
+                return (await ctx.call("other", {})).final_output["value"]
+            if kind == "sleep":
+                return await ctx.sleep(50)
+            return await (ctx.wait_for_signal("go") if kind == "signal" else ctx.approve("go"))
+
+        async def both() -> Any:
+            return (await asyncio.gather(waits(), fails_once()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async def other(ctx: Any) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    async with Rig(place, clock) as rig:
+        rig.register(other, "other")
+        running = asyncio.ensure_future(rig.value(body))
+        await soon(lambda: len(tries) == 2)
+        runs = await rig.runner.runs()
+        await rig.runner.signal(
+            next(run.run_id for run in runs if (run.agent_key == "other") == (kind == "child")), "go", 1
+        )
+        clock.advance(50)
+        async with asyncio.timeout(10):
+            assert await running == (None if kind == "sleep" else 1)
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == "done"]
+        assert len(done) == len(set(done)) == 2
+        assert len(await rig.told("approval.requested")) == (kind == "approval")
+
+
 @pytest.mark.parametrize("instead", ["list", "graph", "map", "now"])
 async def test_a_step_that_was_gone_on_without_fails_again_whatever_came_instead(
     place: Path | None, instead: str
