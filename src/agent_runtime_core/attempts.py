@@ -248,7 +248,8 @@ async def _resolved(book: Book, work: Work, seal: Seal, start: int) -> Any:
 async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     ledger, timeout = book.ledger, work.policy.timeout
     boot = ledger.clock.boot
-    frame = Frame(book, work.name, work.key, 1)
+    outer = FRAME.get()
+    frame = Frame(book, work.name, work.key, 1, outer)
     book.running += 1
     token = FRAME.set(frame)
     try:
@@ -269,8 +270,10 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 break
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
                 await _failed(book, work, attempt, error)
-                # What is recorded inside answers for the next try as well, as it would on a resume.
-                frame.attempt, frame.emitted, frame.counts = attempt + 1, 0, None
+                # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
+                # tasks that this try left behind go on counting in theirs.
+                frame = Frame(book, work.name, work.key, attempt + 1, outer)
+                FRAME.set(frame)
                 await _begin(book, work, attempt + 1, doubtful)
         work.noted = None
         if records:
@@ -401,7 +404,7 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
     else:
         assert callable(policy)
         book.running += 1
-        token = FRAME.set(Frame(book, work.name, work.key, 1))
+        token = FRAME.set(Frame(book, work.name, work.key, 1, FRAME.get()))
         try:
             answer = await call(policy, callee(policy), (), book.owner())
         finally:

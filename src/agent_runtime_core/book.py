@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Final, Protocol, cast
@@ -39,9 +41,10 @@ class Performed(Protocol):
 class Frame:
     """The step that code is running in."""
 
-    __slots__ = ("attempt", "book", "counts", "emitted", "key", "name")
+    __slots__ = ("attempt", "book", "counts", "emitted", "key", "name", "outer")
 
-    def __init__(self, book: Book, name: str, key: str, attempt: int) -> None:
+    def __init__(self, book: Book, name: str, key: str, attempt: int, outer: Frame | None = None) -> None:
+        self.outer: Frame | None = outer
         self.book: Book = book
         self.name: str = name
         self.key: str = key
@@ -109,6 +112,7 @@ class Book:
         #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
         #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
+        self._alone: dict[Identity, asyncio.Event] = {}  # what goes on and is not recorded yet: see `only`
         self.unsure: dict[Identity, Record] = {}  # transactions of which nobody here has heard whether they landed
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
@@ -274,6 +278,25 @@ class Book:
         space, _, use = key.partition("@")[0].partition(":")
         if counts is not None and use.isdecimal() and counts.get((space, name)) == int(use) + 1:
             counts[space, name] = int(use)
+
+    @asynccontextmanager
+    async def only(self, name: str, key: str) -> AsyncIterator[None]:
+        """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
+        frame, around = FRAME.get(), set[Identity]()
+        while frame is not None:
+            around.add((frame.name, frame.key))
+            frame = frame.outer
+        if (name, key) in around:  # it calls itself
+            yield
+            return
+        while (earlier := self._alone.get((name, key))) is not None:
+            await earlier.wait()
+        ended = self._alone[name, key] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._alone[name, key]
+            ended.set()
 
     def within(self) -> str:
         """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""

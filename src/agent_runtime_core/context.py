@@ -13,7 +13,7 @@ from weakref import ref
 from ._clock import Clock, aware
 from ._ids import known_uuid, step_id, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
-from .attempts import PLAIN_POLICY, InDoubt, Policy, RetryOn, Work, call, callee, perform
+from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import BESIDE, FRAME, Book, Frame
 from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError, text_of
 from .event_types import EventType
@@ -254,9 +254,21 @@ class Context:
         how = callee(fn, returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, key)
+        if record is None and self._frame is not None:
+            async with self.book.only(name, place):
+                if (record := self.book.recorded(name, place)) is None:
+                    return await self._performed(name, place, fn, args, how, policy, mark, description)
+                self.book.passed(record)
         if record is not None:
             await self._reuse(record, mark, on_changed_input)
             return None if record.result is None else how.decode(record.result)
+        return await self._performed(name, place, fn, args, how, policy, mark, description)
+
+    async def _performed(
+        self, name: str, place: str, fn: Callable[..., Any], args: tuple[Any, ...], how: Callee, policy: Policy,
+        mark: str | None, description: str | None,
+    ) -> Any:  # fmt: skip
+        """The result of a step that has no record yet."""
         if self.place.cancelled:
             raise StepCancelledError(name)
         beside = self.book.is_beside()

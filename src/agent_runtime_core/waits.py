@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -135,7 +135,6 @@ class Waits:
         self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
         self._writing = 0  # ends of waits, and parks, that are being committed
         self._rest = asyncio.Event()  # something that went on beside the waits has ended
-        self._alone: dict[tuple[str, str], asyncio.Event] = {}  # waits that go on, by name and key: see `_only`
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     # -- what agents wait for
@@ -144,7 +143,7 @@ class Waits:
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
             raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {seconds!r}")
         name, key = "sleep", self._book.occurrence("w", "sleep")
-        async with self._only(name, key):
+        async with self._book.only(name, key):
             if self._replayed(name, key) is not None:
                 return
             until = await self._begin(name, key, seconds)
@@ -187,7 +186,7 @@ class Waits:
         book = self._book
         place = f"k:{key}" if key is not None else book.occurrence("c", agent_key)
         name = f"call:{agent_key}"
-        async with self._only(name, place):
+        async with self._book.only(name, place):
             record = self._replayed(name, place)
             if record is None:
                 record = await self._child(name, place, agent, agent_key, input)
@@ -256,18 +255,6 @@ class Waits:
 
     # -- records of waits
 
-    @asynccontextmanager
-    async def _only(self, name: str, key: str) -> AsyncIterator[None]:
-        """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
-        while (earlier := self._alone.get((name, key))) is not None:
-            await earlier.wait()
-        ended = self._alone[name, key] = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self._alone[name, key]
-            ended.set()
-
     def _replayed(self, name: str, key: str) -> Record | None:
         record = self._book.done.get((name, key))
         if record is not None:
@@ -335,7 +322,7 @@ class Waits:
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
         name = f"{kind}:{wanted}"
         key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"
-        async with self._only(name, key):
+        async with self._book.only(name, key):
             record = self._replayed(name, key)
             if record is None:
                 if ask is not None and (name, key) not in self._book.begun:

@@ -533,6 +533,38 @@ async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) ->
         assert len(await rig.told("approval.requested")) == 1
 
 
+async def test_a_step_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None) -> None:
+    ran, tries, go = list[str](), list[int](), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        async def slow(name: str) -> str:
+            ran.append(name)
+            await go.wait()
+            return name
+
+        async def fails_once() -> None:
+            tries.append(1)
+            while not ran:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if len(tries) == 1:
+                raise ValueError("down")
+            go.set()
+
+        async def chain() -> list[str]:
+            return [await ctx.step("slow", slow, "first"), await ctx.step("slow", slow, "second")]
+
+        async def both() -> Any:
+            return (await asyncio.gather(chain(), ctx.step("key", slow, "key", key="k"), fails_once()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        assert await rig.value(body) == ["first", "second"]
+        assert sorted(ran) == ["first", "key", "second"]
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == "done"]
+        assert len(done) == len(set(done)) == 4
+
+
 @pytest.mark.parametrize("kind", ["signal", "approval", "child", "sleep"])
 async def test_a_wait_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None, kind: str) -> None:
     clock, tries = VirtualClock(), list[int]()
