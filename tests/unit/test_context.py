@@ -565,6 +565,45 @@ async def test_a_step_that_a_failed_try_left_behind_answers_for_the_next_try(pla
         assert len(done) == len(set(done)) == 4
 
 
+@pytest.mark.parametrize("kind", ["list", "graph", "map", "keyed map"])
+async def test_a_list_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None, kind: str) -> None:
+    ran, tries, go = list[str](), list[int](), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        async def slow(name: str) -> str:
+            ran.append(name)
+            await go.wait()
+            return name
+
+        def step(name: str, *before: str) -> Step:
+            return Step(name, lambda ctx, state: slow(name), depends_on=before if kind == "graph" else ())
+
+        async def all_of_them() -> list[Any]:
+            if kind.endswith("map"):
+                key = None if kind == "map" else str
+                return await StepExecutor(ctx).map("each", slow, ["a", "b"], key=key)
+            return list((await StepExecutor(ctx).run([step("a"), step("b", "a")])).values())
+
+        async def fails_once() -> None:
+            tries.append(1)
+            while not ran:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if len(tries) == 1:
+                raise ValueError("down")
+            go.set()
+
+        async def both() -> Any:
+            return (await asyncio.gather(all_of_them(), fails_once()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        assert await rig.value(body) == ["a", "b"]
+        assert sorted(ran) == ["a", "b"]
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == "done"]
+        assert len(done) == len(set(done)) == 3
+
+
 @pytest.mark.parametrize("kind", ["signal", "approval", "child", "sleep"])
 async def test_a_wait_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None, kind: str) -> None:
     clock, tries = VirtualClock(), list[int]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from .._ids import unbroken
@@ -91,14 +92,17 @@ class StepExecutor:
         if initial_state is not None and not isinstance(initial_state, Mapping):
             raise InvalidArgument(f"initial_state is a dict, not {type(initial_state).__name__}: {initial_state!r:.80}")
         book = self._book
-        if is_graph(steps):
-            graph = Graph(steps)
-            if book is None:
-                return await PlainDag(self).run(graph, initial_state, resume)
-            return await Dag(self, book, self._scope).run(graph, initial_state, resume)
+        graph = Graph(steps) if is_graph(steps) else None
         if book is None:
+            if graph is not None:
+                return await PlainDag(self).run(graph, initial_state, resume)
             return await PlainChain(self).run(steps, initial_state, resume)
-        return await Chain(self, book, self._scope).run(steps, initial_state, resume)
+        around = book.within()
+        names = "\0".join(step.name for step in steps)
+        async with book.only(names, f"x:{self._scope}{around}") if around else nullcontext():
+            if graph is not None:
+                return await Dag(self, book, self._scope).run(graph, initial_state, resume)
+            return await Chain(self, book, self._scope).run(steps, initial_state, resume)
 
     async def map(
         self,
@@ -136,4 +140,6 @@ class StepExecutor:
         if book is None:
             return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)
         fan_out = FanOut(self, book, self._scope)
-        return await fan_out.run(name, fn, listed, keys, policy, returns, max_result_bytes, key is None)
+        around = book.within()
+        async with book.only(name, "\0".join((f"m:{self._scope}{around}", *keys))) if around else nullcontext():
+            return await fan_out.run(name, fn, listed, keys, policy, returns, max_result_bytes, key is None)
