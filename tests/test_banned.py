@@ -180,3 +180,34 @@ def test_a_banned_use_is_found(text: str) -> None:
 )
 def test_what_is_allowed_passes(text: str) -> None:
     assert banned(text) == []
+
+
+REFUSALS = {"InvalidArgument", "InvalidTurn", "BadArguments", "UnknownSetting"}
+
+
+def told_in_full(text: str) -> list[str]:
+    """Parameters of a function that its refusals show by `!r`: a repr may be endless, or not to be had."""
+    found = []
+    for fn in ast.walk(ast.parse(text)):
+        if not isinstance(fn, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = {each.arg for each in ast.walk(fn.args) if isinstance(each, ast.arg)} - {"self", "cls"}
+        for call in ast.walk(fn):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in REFUSALS:
+                shown = [
+                    each for each in ast.walk(call) if isinstance(each, ast.FormattedValue) and each.conversion == 114
+                ]
+                found += [
+                    f"{call.lineno}: {ast.unparse(each.value)}" for each in shown if ast.unparse(each.value) in given
+                ]
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_refusal_shows_what_it_refuses_by_brief(path: Path) -> None:
+    assert told_in_full(path.read_text()) == []
+
+
+def test_a_refusal_that_shows_all_is_found() -> None:
+    assert told_in_full("def f(x):\n    raise InvalidArgument(f'not {x!r:.80}')") == ["2: x"]
+    assert told_in_full("def f(x):\n    raise InvalidArgument(f'not {brief(x)}')") == []

@@ -16,7 +16,7 @@ from ._hints import hints_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode, encode_step_result
 from ._refusals import At, a_kind, inside, refused, short
 from ._tags import REGISTRY, Turn
-from .errors import InvalidArgument, UnserialisableResult
+from .errors import InvalidArgument, UnserialisableResult, brief
 
 _MISSING: Final = dataclasses.MISSING
 _C = TypeVar("_C", bound=type)
@@ -45,7 +45,7 @@ def codec_for(
     write: Callable[[object], str] = encode_step_result
     if max_bytes != MAX_RESULT:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 < max_bytes <= MAX_BYTES:
-            raise InvalidArgument(f"max_result_bytes is a number of 1 to {MAX_BYTES:,} bytes, not {max_bytes!r}")
+            raise InvalidArgument(f"max_result_bytes is a number of 1 to {MAX_BYTES:,} bytes, not {brief(max_bytes)}")
         write = partial(encode, max_bytes=max_bytes)
     if isinstance(annotation, str):
         raise InvalidArgument(f"the annotation {short(annotation)} is text: pass the type itself")
@@ -63,7 +63,7 @@ def register_type(cls: _C) -> _C:
     """
     given: object = cls
     if not isinstance(given, type) or not (dataclasses.is_dataclass(given) or issubclass(given, enum.Enum)):
-        raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {given!r}")
+        raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
     REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}", _form(given).turn)
     return cls
 

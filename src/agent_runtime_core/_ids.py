@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID, uuid5
 
 from ._clock import SYSTEM, Clock
-from .errors import InvalidArgument
+from .errors import InvalidArgument, brief
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
@@ -141,7 +141,7 @@ def unbroken(what: str, value: object) -> str:
         raise InvalidArgument(
             f"{what} {value!a:.80} holds half a character, a lone surrogate, which stores cannot keep"
         )
-    raise InvalidArgument(f"{what} is a text that is not empty, not {value!r:.80}")
+    raise InvalidArgument(f"{what} is a text that is not empty, not {brief(value)}")
 
 
 def storable(what: str, value: str) -> str:

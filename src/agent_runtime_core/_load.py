@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from types import ModuleType
 
-from .errors import InvalidArgument, MissingDependency
+from .errors import InvalidArgument, MissingDependency, brief
 
 # Import name of an optional package -> the extra that installs it.
 EXTRAS = {
@@ -30,7 +30,7 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
     """
     name, colon, attribute = dotted.partition(":")
     if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
-        raise InvalidArgument(f"{dotted!r} names nothing to load: write 'package.module:Name'")
+        raise InvalidArgument(f"{brief(dotted)} names nothing to load: write 'package.module:Name'")
     module = _module(name, package, needed_by or attribute or name)
     if not attribute:
         return module
@@ -39,7 +39,8 @@ def load(dotted: str, *, package: str | None = None, needed_by: str | None = Non
     except AttributeError:
         public = [each for each in vars(module) if not each.startswith("_")]
         raise InvalidArgument(
-            f"module {module.__name__!r} has no {attribute!r}{_instead(attribute, getattr(module, '__all__', public))}"
+            f"module {module.__name__!r} has no "
+            f"{brief(attribute)}{_instead(attribute, getattr(module, '__all__', public))}"
         ) from None
 
 
@@ -51,11 +52,11 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
     dotted = None if not isinstance(name, str) else name if ":" in name else table.get(name)
     if dotted is None:
         raise InvalidArgument(
-            f"no {what} is called {name!r:.80}{_instead(str(name), table)}, or 'their_package.module:Class'"
+            f"no {what} is called {brief(name)}{_instead(str(name), table)}, or 'their_package.module:Class'"
         )
     found = load(dotted, package=package)
     if not isinstance(found, type):
-        raise InvalidArgument(f"{name!r} is no class and so no {what}: it is {found!r}")
+        raise InvalidArgument(f"{brief(name)} is no class and so no {what}: it is {brief(found)}")
     return found
 
 
@@ -83,7 +84,7 @@ def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
             ) from error
         parent, _, child = missing.rpartition(".")
         there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
-        raise InvalidArgument(f"{parent!r} has no module {child!r}{_instead(child, there)}") from None
+        raise InvalidArgument(f"{brief(parent)} has no module {brief(child)}{_instead(child, there)}") from None
 
 
 def _install(package: str) -> str:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import InvalidArgument, LimitExceeded
+from .errors import InvalidArgument, LimitExceeded, brief
 from .event_types import EventType
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
@@ -103,7 +103,9 @@ class ToolCallingAgent(AgentRuntime):
     def _iterations(self) -> int:
         most = self.max_iterations
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise InvalidArgument(f"max_iterations of agent {self.key!r} is a whole number above 0, not {most!r}")
+            raise InvalidArgument(
+                f"max_iterations of agent {brief(self.key)} is a whole number above 0, not {brief(most)}"
+            )
         return most
 
     def _hooks(self, ctx: RunContext) -> Hooks:

@@ -30,6 +30,7 @@ from .errors import (
     StepInDoubt,
     StorageBusy,
     UnserialisableResult,
+    brief,
     text_of,
 )
 from .journal.record import FAILED, RETRYING, Record
@@ -77,26 +78,28 @@ class Policy:
 
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise InvalidArgument(f"retries is a count of at least 0, not {self.retries!r}")
+            raise InvalidArgument(f"retries is a count of at least 0, not {brief(self.retries)}")
         if self.timeout is not None and not (
             isinstance(self.timeout, (int, float)) and math.isfinite(self.timeout) and self.timeout > 0
         ):
-            raise InvalidArgument(f"timeout is a number of seconds above 0, or None for no limit, not {self.timeout!r}")
+            raise InvalidArgument(
+                f"timeout is a number of seconds above 0, or None for no limit, not {brief(self.timeout)}"
+            )
         fixed(self.retry_delay)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if callable(self.retry_on) and not isinstance(self.retry_on, type):
             kinds = ()  # a function that is asked
         if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
             raise InvalidArgument(
-                f"retry_on is a class of errors, a tuple of them or a function of the error, not {self.retry_on!r:.80}"
+                f"retry_on is a class of errors, a tuple of them or a function of the error, not {brief(self.retry_on)}"
             )
         if self.backoff is not None and not callable(self.backoff):
             raise InvalidArgument(
-                f"backoff is Backoff(...) or a function of (attempt, random), not {self.backoff!r:.80}"
+                f"backoff is Backoff(...) or a function of (attempt, random), not {brief(self.backoff)}"
             )
         if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
             raise InvalidArgument(
-                f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {self.on_in_doubt!r}"
+                f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {brief(self.on_in_doubt)}"
             )
 
     def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
@@ -157,7 +160,7 @@ def _known(fn: Callable[..., Any]) -> Callee:
 
 def _inspect(fn: Callable[..., Any]) -> Callee:
     if not callable(fn):
-        raise InvalidArgument(f"a step function is callable, not {fn!r:.80}")
+        raise InvalidArgument(f"a step function is callable, not {brief(fn)}")
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
     to_text, from_text = codec_for(returns_of(fn))
     return Callee(is_async, to_text, from_text)
@@ -413,5 +416,5 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
     if answer is None or isinstance(answer, Happened):
         return answer
     raise InvalidArgument(
-        f"the check function of step {work.name!r} answers None (run it again) or Happened(result), not {answer!r:.80}"
+        f"the check function of step {work.name!r} answers None (run it again) or Happened(result), not {brief(answer)}"
     )

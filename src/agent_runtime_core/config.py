@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from .errors import InvalidArgument, UnknownSetting
+from .errors import InvalidArgument, UnknownSetting, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
@@ -114,7 +114,7 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """The backend's name, and the options that say where it is: `memory://`, `sqlite:///path`, a path, `redis://host`."""
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise InvalidArgument(f"{path_or_url!r:.80} is no place to keep runs: give a path or a URL as text")
+        raise InvalidArgument(f"{brief(path_or_url)} is no place to keep runs: give a path or a URL as text")
     scheme, found, rest = text.partition("://")
     if not found:
         return "sqlite", {"path": text}
@@ -123,12 +123,13 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             return "memory", {}
         case "sqlite":
             if not rest.startswith("/") or rest == "/":
-                raise InvalidArgument(f"{text!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
+                raise InvalidArgument(f"{brief(text, 500)}: write sqlite:///relative.db or sqlite:////absolute/path.db")
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
     raise InvalidArgument(
-        f"{redacted(text)!r}: there is memory://, sqlite:///path, redis://host:port/db, or the path of a SQLite file"
+        f"{brief(redacted(text), 500)}: there is memory://, sqlite:///path, redis://host:port/db, or the path "
+        "of a SQLite file"
     )
 
 
@@ -146,7 +147,7 @@ def configure(**settings: Any) -> RuntimeConfig:
     global _current
     for name in settings:
         if name not in FIELDS:
-            raise UnknownSetting(f"no setting {name!r}: did you mean {nearest(name, FIELDS)!r}?")
+            raise UnknownSetting(f"no setting {brief(name)}: did you mean {nearest(name, FIELDS)!r}?")
     _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
     return _current
 
@@ -268,7 +269,7 @@ def _misfit(name: str, value: Any) -> str:
 def _shown(name: str, value: Any) -> str:
     if name in _SECRETS:
         return "None" if value is None else "'***'"
-    return repr(redacted(value) if isinstance(value, str) else value)
+    return brief(redacted(value) if isinstance(value, str) else value, 500)
 
 
 def redacted(text: str) -> str:

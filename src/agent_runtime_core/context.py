@@ -15,7 +15,15 @@ from ._ids import known_uuid, step_id, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import BESIDE, FRAME, Book, Frame
-from .errors import InvalidArgument, JournalMismatch, NotSupported, StepCancelledError, StepExecutionError, text_of
+from .errors import (
+    InvalidArgument,
+    JournalMismatch,
+    NotSupported,
+    StepCancelledError,
+    StepExecutionError,
+    brief,
+    text_of,
+)
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import FAILED, SKIPPED, Record, is_copied
@@ -202,7 +210,7 @@ class Context:
         """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event."""
         await self._open()
         if not isinstance(state, dict):
-            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {state!r:.80}")
+            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
         text = encode(state)
         row = self._event(EventType.STATE_CHECKPOINT.value, {"state": state})
         if row is not None:
@@ -218,7 +226,7 @@ class Context:
     def renamed(self, old: str, new: str) -> None:
         """The step called `old` when it was recorded is `new` now."""
         if not old or not new:
-            raise InvalidArgument(f"renamed() takes two names, not {old!r} and {new!r}")
+            raise InvalidArgument(f"renamed() takes two names, not {brief(old)} and {brief(new)}")
         self.book.renames[new] = old
 
     async def step(
@@ -250,7 +258,7 @@ class Context:
         if retries or timeout is not None or on_in_doubt != "retry" or retry_delay != 1.0:
             policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
         if on_changed_input not in ("use", "raise"):
-            raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {on_changed_input!r}")
+            raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {brief(on_changed_input)}")
         how = callee(fn, returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, key)
@@ -392,7 +400,7 @@ class Context:
             )
         how = callee(fn)
         if how.is_async:
-            raise InvalidArgument(f"transaction {name!r}: fn runs on the writer thread and cannot be a coroutine")
+            raise InvalidArgument(f"transaction {brief(name)}: fn runs on the writer thread and cannot be a coroutine")
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, None)
         if record is None:

@@ -91,6 +91,20 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}, whose text cannot be told"
 
 
+def brief(value: object, most: int = 80) -> str:
+    """Somebody's value in the text of an error: at most so many characters of its repr, which may not be had at all."""
+    kind = type(value)
+    if kind is int and abs(cast("int", value)) >= 10**most:
+        return f"<int of {cast('int', value).bit_length()} bits>"  # Python writes none of more than 4,300 digits
+    if kind in (str, bytes):
+        value = cast("str", value)[: most + 1]
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - somebody else's __repr__ may raise anything
+        return f"<{kind.__name__}>"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def _again(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     error = kind.__new__(kind, *args)
     error.args = args

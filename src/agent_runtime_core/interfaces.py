@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
-from .errors import InvalidArgument, NotSupported, RunFailed, shortened, text_of
+from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
 from .event_types import EventType
 from .retry import Delay
 from .status import RunStatus
@@ -54,7 +54,7 @@ def messages_in(given: Any) -> list[Any]:
     messages = [] if no_list else list(given)
     if no_list or not all(isinstance(each, Mapping) for each in messages):
         raise InvalidArgument(
-            f"messages are a list of dicts, as [{{'role': 'user', 'content': 'Hello!'}}], not {given!r:.80}"
+            f"messages are a list of dicts, as [{{'role': 'user', 'content': 'Hello!'}}], not {brief(given)}"
         )
     return messages
 

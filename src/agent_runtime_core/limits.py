@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import InvalidArgument, LimitExceeded
+from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
 
@@ -47,7 +47,7 @@ class RunLimits:
             ):
                 raise InvalidArgument(
                     f"{name} is a{' whole' if whole else ''} number {'above 0' if above else 'of at least 0'}, "
-                    f"or None for no limit, not {value!r}"
+                    f"or None for no limit, not {brief(value)}"
                 )
 
     @classmethod
@@ -58,11 +58,11 @@ class RunLimits:
         if given is None:
             return NO_LIMITS
         if not isinstance(given, Mapping):
-            raise InvalidArgument(f"limits are RunLimits or a dict of their fields, not {given!r:.80}")
+            raise InvalidArgument(f"limits are RunLimits or a dict of their fields, not {brief(given)}")
         for name in given:
             if name not in _NAMES:
                 near = difflib.get_close_matches(str(name), _NAMES, n=1, cutoff=0.0)
-                raise InvalidArgument(f"no limit is called {name!r}: did you mean {near[0]!r}?")
+                raise InvalidArgument(f"no limit is called {brief(name)}: did you mean {near[0]!r}?")
         return cls(**given)
 
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from ._clock import aware
 from .config import get_config
-from .errors import InvalidArgument, RunNotFound, UnknownRun
+from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
 from .interfaces import LLMClient, RunResult
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
 from .persistence.plain import json_form
@@ -64,10 +64,10 @@ class RunCreate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
-            raise InvalidArgument(f"prompt is a text, not {self.prompt!r:.60}")
+            raise InvalidArgument(f"prompt is a text, not {brief(self.prompt)}")
         most = self.max_steps
         if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MOST_STEPS:
-            raise InvalidArgument(f"max_steps is a whole number from 1 to {MOST_STEPS}, not {most!r:.60}")
+            raise InvalidArgument(f"max_steps is a whole number from 1 to {MOST_STEPS}, not {brief(most)}")
 
 
 @dataclass
@@ -108,10 +108,10 @@ class OrchestratorSettings:
         for name in ("max_retries", "max_concurrency", "concurrent_runs"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name} is a whole number of at least 1, not {value!r:.60}")
+                raise InvalidArgument(f"{name} is a whole number of at least 1, not {brief(value)}")
         base = self.backoff_base
         if isinstance(base, bool) or not isinstance(base, (int, float)) or not 0 <= base < math.inf:
-            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {base!r:.60}")
+            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {brief(base)}")
 
     @classmethod
     def of(cls, given: OrchestratorSettings | Mapping[str, Any] | None) -> OrchestratorSettings:
@@ -119,12 +119,12 @@ class OrchestratorSettings:
         if given is None or isinstance(given, cls):
             return given or cls()
         if not isinstance(given, Mapping):
-            raise InvalidArgument(f"settings are OrchestratorSettings or a dict of their fields, not {given!r:.80}")
+            raise InvalidArgument(f"settings are OrchestratorSettings or a dict of their fields, not {brief(given)}")
         known = [each.name for each in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-                raise InvalidArgument(f"no setting is called {name!r}: did you mean {near[0]!r}?")
+                raise InvalidArgument(f"no setting is called {brief(name)}: did you mean {near[0]!r}?")
         return cls(**given)
 
 
@@ -285,10 +285,10 @@ def _asked(request: Any, prompt: str | None, max_steps: int) -> RunCreate:
     if request is None and prompt is not None:
         return RunCreate(prompt, max_steps)
     if not isinstance(request, RunCreate) or prompt is not None:
-        raise InvalidArgument(f"create_run takes a RunCreate, or prompt= and max_steps=, not {request!r:.80}")
+        raise InvalidArgument(f"create_run takes a RunCreate, or prompt= and max_steps=, not {brief(request)}")
     if max_steps not in (RunCreate.max_steps, request.max_steps):
         raise InvalidArgument(
-            f"max_steps={max_steps!r} differs from the RunCreate's {request.max_steps}: give it there"
+            f"max_steps={brief(max_steps)} differs from the RunCreate's {request.max_steps}: give it there"
         )
     return request
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, brief
 from .interfaces import AgentRuntime
 
 __all__ = [
@@ -24,7 +24,7 @@ def key_of(runtime: AgentRuntime) -> str:
         raise InvalidArgument(f"{runtime.__name__} is a class, and no agent yet: write {runtime.__name__}()")
     key = getattr(runtime, "key", None)
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"{type(runtime).__name__}.key is {key!r}: an agent needs a text as its key")
+        raise InvalidArgument(f"{type(runtime).__name__}.key is {brief(key)}: an agent needs a text as its key")
     if not callable(getattr(runtime, "run", None)):
         raise InvalidArgument(f"{type(runtime).__name__} has no method run(ctx): it is no agent")
     return key
@@ -42,7 +42,9 @@ class Registry:
         # A tuple of its own: the same agent a second time is a mistake too.
         entry = (runtime,)
         if self._agents.setdefault(key, entry) is not entry:
-            raise InvalidArgument(f"an agent {key!r} is registered already: unregister_runtime({key!r}) first")
+            raise InvalidArgument(
+                f"an agent {brief(key)} is registered already: unregister_runtime({brief(key)}) first"
+            )
 
     def get(self, key: str) -> AgentRuntime | None:
         """The agent of that key, or None."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, brief
 
 __all__ = ["Backoff", "Chance", "Delay", "fixed", "run_backoff"]
 
@@ -45,13 +45,13 @@ class Backoff:
         _seconds("base", self.base)
         _seconds("maximum", self.maximum)
         if _seconds("factor", self.factor) < 1:
-            raise InvalidArgument(f"factor={self.factor!r} would make the waits shorter: give 1 or more")
+            raise InvalidArgument(f"factor={brief(self.factor)} would make the waits shorter: give 1 or more")
         if self.jitter not in ("full", "none"):
-            raise InvalidArgument(f"jitter={self.jitter!r} is neither 'full' nor 'none'")
+            raise InvalidArgument(f"jitter={brief(self.jitter)} is neither 'full' nor 'none'")
 
     def __call__(self, attempt: int, chance: Chance) -> float:
         if attempt < 1:
-            raise InvalidArgument(f"attempt={attempt!r}: attempts count from 1")
+            raise InvalidArgument(f"attempt={brief(attempt)}: attempts count from 1")
         ceiling = min(self.base * _power(self.factor, attempt - 1), self.maximum) if self.base else 0.0
         return ceiling * chance.random() if self.jitter == "full" else ceiling
 
@@ -59,7 +59,7 @@ class Backoff:
 def run_backoff(base: float, attempt: int, maximum: float) -> float:
     """Seconds before attempt number `attempt` of a run is retried: `base ** attempt`, at most `maximum`."""
     if attempt < 0:
-        raise InvalidArgument(f"attempt={attempt!r} is negative")
+        raise InvalidArgument(f"attempt={brief(attempt)} is negative")
     return min(_power(_seconds("base", base), attempt), _seconds("maximum", maximum))
 
 
@@ -72,5 +72,5 @@ def _power(base: float, exponent: int) -> float:
 
 def _seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InvalidArgument(f"{name}={value!r} is not a number of 0 or more")
+        raise InvalidArgument(f"{name}={brief(value)} is not a number of 0 or more")
     return _power(value, 1)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
+from .errors import brief
+
 __all__ = ["choice", "misfit", "misfits"]
 
 _TYPES: Final[Mapping[str, Any]] = {
@@ -100,9 +102,9 @@ class _Check:
             yield f"{path} is {type(value).__name__}, the schema wants {kinds}"
             return
         if "const" in schema and choice(value, [schema["const"]]) is None:
-            yield f"{path} is {_said(value)}, the schema wants {schema['const']!r}"
+            yield f"{path} is {brief(value)}, the schema wants {schema['const']!r}"
         if "enum" in schema and choice(value, schema["enum"]) is None:
-            yield f"{path} is {_said(value)}, the schema wants one of {schema['enum']!r}"
+            yield f"{path} is {brief(value)}, the schema wants one of {schema['enum']!r}"
         for each in schema.get("allOf", ()):
             yield from self.of(value, each, path, depth + 1)
         for keyword in ("anyOf", "oneOf"):
@@ -131,7 +133,7 @@ class _Check:
             if name in properties:
                 continue
             if others is False:
-                yield f"{path} has {_said(name)}, which the schema does not know{_near(name, properties)}"
+                yield f"{path} has {brief(name)}, which the schema does not know{_near(name, properties)}"
             else:
                 yield from self.of(value[name], others, _inside(path, name), depth)
 
@@ -218,15 +220,8 @@ def _inside(path: str, name: Any) -> str:
     return (
         f"{path}.{name}"
         if isinstance(name, str) and name.isidentifier() and len(name) <= 60
-        else f"{path}[{_said(name)}]"
+        else f"{path}[{brief(name)}]"
     )
-
-
-def _said(value: Any) -> str:
-    try:
-        return f"{value!r:.60}"
-    except ValueError:  # an integer of too many digits
-        return f"a huge {type(value).__name__}"
 
 
 def _near(name: Any, known: Mapping[str, Any]) -> str:
@@ -246,10 +241,10 @@ def _bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
     else:
         above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
         if above is not None and value <= above:
-            yield f"{path} is {_said(value)}, not above {above}"
+            yield f"{path} is {brief(value)}, not above {above}"
         if below is not None and value >= below:
-            yield f"{path} is {_said(value)}, not below {below}"
+            yield f"{path} is {brief(value)}, not below {below}"
     if low is not None and size < low:
-        yield f"{path} is {_said(value)}, below {low}"
+        yield f"{path} is {brief(value)}, below {low}"
     if high is not None and size > high:
-        yield f"{path} is {_said(value)}, above {high}"
+        yield f"{path} is {brief(value)}, above {high}"

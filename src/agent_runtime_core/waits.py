@@ -15,7 +15,7 @@ from ._ids import child_run_id, step_id, unbroken
 from ._json import MAX_WHOLE, decode, encode
 from .attempts import Happened
 from .book import FRAME, Book
-from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout
+from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout, brief
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
 from .limits import RunLimits
@@ -141,7 +141,7 @@ class Waits:
 
     async def sleep(self, seconds: float) -> None:
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
-            raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {seconds!r}")
+            raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {brief(seconds)}")
         name, key = "sleep", self._book.occurrence("w", "sleep")
         async with self._book.only(name, key):
             if self._replayed(name, key) is not None:
@@ -319,7 +319,7 @@ class Waits:
     ) -> Any:
         unbroken("a signal's name", wanted)
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
-            raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {timeout!r}")
+            raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
         name = f"{kind}:{wanted}"
         key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"
         async with self._book.only(name, key):

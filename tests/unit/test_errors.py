@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import errors
-from agent_runtime_core.errors import AgentRuntimeError
+from agent_runtime_core.errors import AgentRuntimeError, brief
 from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.runner.settings import RunnerConfig
+from agent_runtime_core.steps import Step
 
 TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, AgentRuntimeError)]
 
@@ -48,3 +50,44 @@ def test_a_copy_says_the_same(kind: type[AgentRuntimeError], again: Callable[[An
 def test_what_the_builtin_class_keeps_is_copied_too() -> None:
     error = errors.MissingDependency("no redis", name="redis")
     assert piped(error).name == "redis"
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def _deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (1.5, "1.5"),
+        ("a\0b", r"'a\x00b'"),
+        ("\ud800", r"'\ud800'"),
+        ("y" * 10**6, "'" + "y" * 78 + "…"),
+        (b"y" * 10**6, "b'" + "y" * 77 + "…"),
+        ([0] * 1000, "[" + "0, " * 26 + "…"),
+        (10**5000, "<int of 16610 bits>"),
+        (-(10**5000), "<int of 16610 bits>"),
+        ([10**5000], "<list>"),
+        (Mute(), "<Mute>"),
+        ({"a": Mute()}, "<dict>"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_somebodys_value_is_told_briefly_whatever_it_is(value: Any, said: str) -> None:
+    assert brief(value) == said
+
+
+@pytest.mark.parametrize("value", [Mute(), _deep(), [10**5000], "y" * 10**6], ids=["mute", "deep", "huge", "long"])
+@pytest.mark.parametrize("take", [lambda v: Step("a", print, retries=v), lambda v: RunnerConfig(max_retries=v)])
+def test_what_cannot_be_used_is_refused_in_few_words(take: Callable[[Any], Any], value: Any) -> None:
+    with pytest.raises(errors.InvalidArgument) as refused:
+        take(value)
+    assert len(str(refused.value)) < 200

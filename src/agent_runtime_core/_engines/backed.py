@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .base import Concern, Engine, Guard, Op
 from .memory import MemoryEngine
 from .shared import SharedEngine
@@ -85,6 +85,8 @@ class OnSQLite(OnShared):
         **options: Any,
     ) -> None:
         if path is not None and db_path is not None:
-            raise InvalidArgument(f"path={path!r} and db_path={db_path!r} name the same thing; give one")
+            raise InvalidArgument(
+                f"path={brief(path, 500)} and db_path={brief(db_path, 500)} name the same thing; give one"
+            )
         where = path if path is not None else db_path if db_path is not None else DEFAULT_PATH
         super().__init__(engine, lambda: SQLiteEngine.open(where, durability=durability, clock=clock), clock, options)

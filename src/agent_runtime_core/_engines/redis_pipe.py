@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError
+from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError, brief
 from .base import Guard, Op
 from .redis_line import Line, NotCarriedOut, Unanswered, Unsent, pause, refused
 from .requests import Request, deliver
@@ -304,7 +304,7 @@ class Pipe:
 
     def _told(self, batch: list[Call], answers: Sequence[bytes], loop: asyncio.AbstractEventLoop | None = None) -> None:
         if not isinstance(answers, list) or len(answers) != len(batch):
-            self._failed(batch, Unanswered(f"{self._line.place} answers something else: {answers!r:.300}"))
+            self._failed(batch, Unanswered(f"{self._line.place} answers something else: {brief(answers, 300)}"))
             return
         for call, answer in zip(batch, answers, strict=True):
             try:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 
 PREFIX = "arc"
 _PORT = 6379
@@ -78,10 +78,10 @@ def redis_place(url: str) -> Place:
     username, password = _credentials(url, parts)
     prefix = options.get("prefix", PREFIX)
     if not _NAME.fullmatch(prefix):
-        raise _refused(url, f"prefix={prefix!r} must be 1 to 64 letters, digits, '_', '.' or '-'")
+        raise _refused(url, f"prefix={brief(prefix)} must be 1 to 64 letters, digits, '_', '.' or '-'")
     allow_unsafe = _TRUTH.get(options.get("allow_unsafe", "0").lower())
     if allow_unsafe is None:
-        raise _refused(url, f"allow_unsafe={options['allow_unsafe']!r} must be 1 or 0")
+        raise _refused(url, f"allow_unsafe={brief(options['allow_unsafe'])} must be 1 or 0")
     place = _socket(url, parts) if parts.scheme == "unix" else _server(url, parts)
     return replace(
         place,
@@ -99,7 +99,7 @@ def redacted(url: str) -> str:
 
 
 def _refused(url: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{redacted(url)!r}: {why}")
+    return InvalidArgument(f"{brief(redacted(url), 500)}: {why}")
 
 
 def _split(url: str) -> SplitResult:
@@ -125,7 +125,7 @@ def _options(url: str, query: str) -> dict[str, str]:
             raise _refused(url, f"the {name} stands before the host: redis://user:password@host:6379/0")
         if name not in _OPTIONS:
             trust = "; set SSL_CERT_FILE to the certificates to trust" if name.startswith("ssl_") else ""
-            raise _refused(url, f"there is no option {name!r}, but {', '.join(_OPTIONS)}{trust}")
+            raise _refused(url, f"there is no option {brief(name)}, but {', '.join(_OPTIONS)}{trust}")
         if name in options:
             raise _refused(url, f"{name}= is there twice")
         options[name] = value
@@ -165,5 +165,5 @@ def _database(url: str, parts: SplitResult, options: dict[str, str]) -> int:
         raise _refused(url, "it names the database twice, in the path and with db=")
     number = options.get("db", in_path or "0")
     if not _NUMBER.fullmatch(number):
-        raise _refused(url, f"the database is a number, not {number!r}")
+        raise _refused(url, f"the database is a number, not {brief(number)}")
     return int(number)

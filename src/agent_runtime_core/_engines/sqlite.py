@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
-from ..errors import InvalidArgument, StorageClosed, StorageError
+from ..errors import InvalidArgument, StorageClosed, StorageError, brief
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
 from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
@@ -63,7 +63,7 @@ class SQLiteEngine(SharedEngine):
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, durability: str = "full", clock: Clock = SYSTEM) -> SQLiteEngine:
         if durability not in ("full", "normal"):
-            raise InvalidArgument(f"durability is 'full' or 'normal', not {durability!r}")
+            raise InvalidArgument(f"durability is 'full' or 'normal', not {brief(durability)}")
         where = checked(path)
         with cls._open_lock:
             engine = cls._open.get(where)
@@ -73,7 +73,9 @@ class SQLiteEngine(SharedEngine):
                 engine = cls(where, durability, clock)
                 cls._open[where] = engine
             elif engine.durability != durability:
-                raise InvalidArgument(f"{where} is open here with durability={engine.durability!r}, not {durability!r}")
+                raise InvalidArgument(
+                    f"{where} is open here with durability={engine.durability!r}, not {brief(durability)}"
+                )
             return engine.share()
 
     def __init__(self, path: str, durability: str, clock: Clock) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .._ids import is_path
-from ..errors import InvalidArgument, StorageBusy, StorageError, StorageTooNew
+from ..errors import InvalidArgument, StorageBusy, StorageError, StorageTooNew, brief
 from .base import Concern
 from .presence import CommitLock
 from .sqlite_tx import DRIVER_ERRORS, translate
@@ -24,14 +24,16 @@ def checked(path: str | os.PathLike[str]) -> str:
     """The real path of a database file; InvalidArgument for what cannot be one."""
     text = os.fspath(path)
     if not text or not is_path(text) or text == ":memory:":
-        raise InvalidArgument(f"{text!r} is no path of a database file; for one that is never kept use memory://")
+        raise InvalidArgument(
+            f"{brief(text, 500)} is no path of a database file; for one that is never kept use memory://"
+        )
     where = os.path.realpath(text)
     if os.path.isdir(where):
-        raise InvalidArgument(f"{text!r} is a directory, not a database file")
+        raise InvalidArgument(f"{brief(text, 500)} is a directory, not a database file")
     if os.path.exists(where) and not os.path.isfile(where):
-        raise InvalidArgument(f"{text!r} is a device, a pipe or a socket, not a database file")
+        raise InvalidArgument(f"{brief(text, 500)} is a device, a pipe or a socket, not a database file")
     if not os.path.isdir(os.path.dirname(where)):
-        raise InvalidArgument(f"{text!r}: the directory {os.path.dirname(where)!r} does not exist")
+        raise InvalidArgument(f"{brief(text, 500)}: the directory {brief(os.path.dirname(where), 500)} does not exist")
     return where
 
 

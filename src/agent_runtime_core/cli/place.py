@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from .._engines.memory import MemoryEngine
 from .._ids import run_uuid
 from ..config import get_config, redacted
-from ..errors import InvalidArgument, UnknownRun
+from ..errors import InvalidArgument, UnknownRun, brief
 from ..queue.row import LIVE, RunFilter, RunRow
 from ..registry import Registry
 from ..runner.core import AgentRunner
@@ -60,7 +60,7 @@ def _need_file(url: str) -> None:
     scheme, found, rest = url.partition("://")
     path = url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
     if path and not os.path.exists(path):
-        raise InvalidArgument(f"there is no file {path!r}: --url names the store to look at")
+        raise InvalidArgument(f"there is no file {brief(path, 500)}: --url names the store to look at")
 
 
 async def row_of(runner: AgentRunner, run_id: str) -> RunRow:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._load import load
-from ..errors import AgentRuntimeError, InvalidArgument, MissingDependency
+from ..errors import AgentRuntimeError, InvalidArgument, MissingDependency, brief
 from ..interfaces import AgentRuntime
 from ..registry import Registry
 from ..runner.core import AgentRunner
@@ -21,9 +21,9 @@ def agents_of(target: str, where: str) -> Registry | AgentRunner:
     """What `module:attr` names, found from the directory `where`; InvalidArgument with the way out."""
     module, _, name = target.partition(":")
     if not module or not name.isidentifier():
-        raise InvalidArgument(f"{target!r} names no agents: write module:attr, as in my_agents:Greeter")
+        raise InvalidArgument(f"{brief(target, 500)} names no agents: write module:attr, as in my_agents:Greeter")
     if not os.path.isdir(where):
-        raise InvalidArgument(f"there is no directory {where!r} to find {module!r} in")
+        raise InvalidArgument(f"there is no directory {brief(where, 500)} to find {brief(module)} in")
     sys.path.insert(0, os.path.abspath(where))
     found = _loaded(target, module, where)
     if inspect.isroutine(found):
@@ -44,7 +44,7 @@ def _loaded(target: str, module: str, where: str) -> object:
         there = sorted(each.name for each in pkgutil.iter_modules([where]))
         near = difflib.get_close_matches(top, there, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(there) or 'none'}"
-        raise InvalidArgument(f"no module {top!r} in {os.path.abspath(where)}: {hint}") from error
+        raise InvalidArgument(f"no module {brief(top)} in {os.path.abspath(where)}: {hint}") from error
     except AgentRuntimeError:
         raise
     except Exception as error:

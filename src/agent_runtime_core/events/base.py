@@ -16,7 +16,7 @@ from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import next_id, run_uuid
 from .._json import decode, encode
-from ..errors import InvalidArgument, StorageClosed, UnserialisableResult
+from ..errors import InvalidArgument, StorageClosed, UnserialisableResult, brief
 from ..event_types import EventType
 from ..journal.record import Record, as_stored, expand
 from .feed import Hub
@@ -179,7 +179,7 @@ class EventBus(ABC):
 
     def __init__(self, *, clock: Clock = SYSTEM, poll_interval: float = 0.1) -> None:
         if not poll_interval > 0:
-            raise InvalidArgument(f"poll_interval={poll_interval!r} must be seconds above 0")
+            raise InvalidArgument(f"poll_interval={brief(poll_interval)} must be seconds above 0")
         self.clock = clock
         self.poll_interval = poll_interval
         self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
@@ -361,7 +361,7 @@ class EventBus(ABC):
 def _known(run_id: str | UUID) -> tuple[UUID, str]:
     if isinstance(run_id, (str, UUID)):
         return _read_id(run_id)
-    raise InvalidArgument(f"a run id is a UUID or a text, not {run_id!r:.80}")
+    raise InvalidArgument(f"a run id is a UUID or a text, not {brief(run_id)}")
 
 
 @lru_cache(maxsize=1024)
@@ -375,7 +375,7 @@ def _name(what: str, value: object) -> str:
         return value
     name = value.value if isinstance(value, EventType) else value
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise InvalidArgument(f"{what}={value!r:.80} must be a text of 1 to {_LONGEST_NAME} printable characters")
+        raise InvalidArgument(f"{what}={brief(value)} must be a text of 1 to {_LONGEST_NAME} printable characters")
     return name
 
 
@@ -387,5 +387,5 @@ def _text(payload: object) -> str:
 
 def _count(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidArgument(f"{what}={value!r:.80} must be a whole number of 0 or more")
+        raise InvalidArgument(f"{what}={brief(value)} must be a whole number of 0 or more")
     return value

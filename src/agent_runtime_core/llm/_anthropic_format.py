@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._json import strictly
-from ..errors import RequestRefused
+from ..errors import RequestRefused, brief
 
 PROVIDER = "anthropic"
 
@@ -43,7 +43,7 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> tuple[str | list[B
                 turns.append({"role": role, "content": _short(blocks)})
                 results = None
         else:
-            raise refused(f"{where} has the role {role!r}; there is system, developer, user, assistant and tool")
+            raise refused(f"{where} has the role {brief(role)}; there is system, developer, user, assistant and tool")
     if not turns:
         raise refused("no message is left to send: Anthropic needs one besides the system prompt that is not empty")
     return _system(system), turns
@@ -142,7 +142,7 @@ def _made(message: Mapping[str, Any], where: str) -> list[Block]:
         given = object_of(arguments)
         if given is None:
             raise refused(
-                f"{where}: the arguments of the call {call.get('id')!r} of tool {name!r} are no JSON object "
+                f"{where}: the arguments of the call {brief(call.get('id'))} of tool {brief(name)} are no JSON object "
                 f"({str(arguments)[:60]!r}): repair them, or leave out the call and its result"
             )
         blocks.append({"type": "tool_use", "id": _id(call.get("id"), where), "name": name, "input": given})

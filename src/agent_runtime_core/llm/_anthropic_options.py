@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import NotSupported
+from ..errors import NotSupported, brief
 from ._anthropic_format import refused
 
 
@@ -59,7 +59,7 @@ def _choice(choice: Any) -> dict[str, Any] | None:
             return {"type": "tool", "name": name}
         case Mapping():
             return dict(choice)
-    raise refused(f"tool_choice={choice!r}: there is 'auto', 'none', 'required', and a function by its name")
+    raise refused(f"tool_choice={brief(choice)}: there is 'auto', 'none', 'required', and a function by its name")
 
 
 def _output_format(wanted: Any) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from ..errors import (
     ProviderError,
     ProviderTimeout,
     StreamCut,
+    brief,
 )
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 from ._breaker import SHARED, Breakers
@@ -140,7 +141,7 @@ class ChatClient(LLMClient):
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         no_list = isinstance(texts, (str, bytes)) or not isinstance(texts, Iterable)
         if no_list or not all(isinstance(text, str) for text in texts):
-            raise InvalidArgument(f"texts are a list of texts, not {texts!r:.80}")
+            raise InvalidArgument(f"texts are a list of texts, not {brief(texts)}")
         tries = self._tries(model or "")
         return await self._persist(
             tries, lambda: self._asked(tries, lambda: self._wire.embed(texts, model, self._timeouts))

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from .._clock import Clock
-from ..errors import InvalidArgument, ProviderError
+from ..errors import InvalidArgument, ProviderError, brief
 from ..retry import Backoff
 from ._breaker import Breakers, Key
 from ._wire import Timeouts
@@ -31,11 +31,11 @@ class Retries:
 
     def __post_init__(self) -> None:
         if isinstance(self.tries, bool) or not isinstance(self.tries, int) or self.tries < 1:
-            raise InvalidArgument(f"tries={self.tries!r} is no number of requests: give 1 or more, 1 for no retry")
+            raise InvalidArgument(f"tries={brief(self.tries)} is no number of requests: give 1 or more, 1 for no retry")
         for name in ("base", "cap", "retry_after_cap"):
             seconds = getattr(self, name)
             if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-                raise InvalidArgument(f"{name}={seconds!r} is no number of seconds: give 0 or more")
+                raise InvalidArgument(f"{name}={brief(seconds)} is no number of seconds: give 0 or more")
 
 
 @dataclass

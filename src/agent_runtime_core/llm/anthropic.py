@@ -13,7 +13,7 @@ from typing import Any
 from .._clock import SYSTEM, Clock
 from .._load import load
 from ..config import get_config
-from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, RequestRefused, StreamCut
+from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, RequestRefused, StreamCut, brief
 from ._anthropic_answer import Assembly, answer_of
 from ._anthropic_format import PROVIDER, conversation_of
 from ._anthropic_options import options_of, tools_of
@@ -228,7 +228,9 @@ class AnthropicClient(ChatClient):
     ) -> None:
         for name, instead in (("max_retries", "retries=Retries(tries=...)"), ("timeout", "timeouts=Timeouts(...)")):
             if name in options:
-                raise InvalidArgument(f"{name}={options[name]!r} is the SDK's own, which is off here: give {instead}")
+                raise InvalidArgument(
+                    f"{name}={brief(options[name])} is the SDK's own, which is off here: give {instead}"
+                )
         load("anthropic", needed_by=type(self).__name__)
         if not any(options.get(name) for name in _OTHER_KEYS):
             here = is_loopback(base_url or os.environ.get("ANTHROPIC_BASE_URL") or "")

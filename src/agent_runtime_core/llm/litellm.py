@@ -16,6 +16,7 @@ from ..errors import (
     ModelNotFound,
     NotConfigured,
     ProviderError,
+    brief,
 )
 from ._assembly import Assembly
 from ._chat import ChatClient
@@ -56,7 +57,9 @@ class LiteLLMClient(ChatClient):
         chat = {name: options.pop(name) for name in _OF_CHAT & options.keys()}
         for name, instead in (("max_retries", "retries="), ("num_retries", "retries="), ("timeout", "timeouts=")):
             if name in options:
-                raise InvalidArgument(f"{name}={options[name]!r} is not given to litellm, this client has {instead}")
+                raise InvalidArgument(
+                    f"{name}={brief(options[name])} is not given to litellm, this client has {instead}"
+                )
         if importlib.util.find_spec("litellm") is None:
             load("litellm", needed_by=type(self).__name__)
         if base_url is not None:

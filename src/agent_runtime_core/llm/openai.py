@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 
 from .._load import load
 from ..config import get_config
-from ..errors import InvalidArgument, MissingDependency, NotSupported, ProviderError, ProviderUnavailable, StreamCut
+from ..errors import (
+    InvalidArgument,
+    MissingDependency,
+    NotSupported,
+    ProviderError,
+    ProviderUnavailable,
+    StreamCut,
+    brief,
+)
 from ._assembly import Assembly, plain_text
 from ._by_loop import ByLoop
 from ._chat import ChatClient
@@ -80,7 +88,9 @@ def _check(options: Mapping[str, Any]) -> None:
         ("timeout", "timeouts=Timeouts(total=...)"),
     ):
         if name in options:
-            raise InvalidArgument(f"{name}={options[name]!r} is not given to the SDK, this client does that: {instead}")
+            raise InvalidArgument(
+                f"{name}={brief(options[name])} is not given to the SDK, this client does that: {instead}"
+            )
 
 
 def is_loopback(url: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from .._clock import Clock
 from ..config import get_config
 from ..context import UNRECORDED
-from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, UnknownPrice
+from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, UnknownPrice, brief
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..limits import tokens_of
@@ -145,7 +145,7 @@ class Asking:
         if inspect.isawaitable(trimmed):
             trimmed = await trimmed
         if not isinstance(trimmed, list):
-            raise InvalidArgument(f"trim returns the messages to send as a list, not {trimmed!r:.80}")
+            raise InvalidArgument(f"trim returns the messages to send as a list, not {brief(trimmed)}")
         return trimmed
 
     def _told_of(self, sent: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from .._json import MAX_PARSED, encode, strictly
 from ..attempts import PLAIN_POLICY, Policy
 from ..context import UNRECORDED, Context
-from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult
+from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
 from ..limits import RunLimits
@@ -376,7 +376,7 @@ def agent_tool(
     found = agent if isinstance(agent, str) else agent.key
 
     def never(task: str) -> str:
-        raise InvalidArgument(f"the agent {found!r} is run by the agent loop, not as a function")
+        raise InvalidArgument(f"the agent {brief(found)} is run by the agent loop, not as a function")
 
     return Tool(
         name or found.replace("-", "_"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from .._contexts import restore
 from .._json import encode
-from ..errors import InvalidArgument, LimitExceeded, OutputMismatch
+from ..errors import InvalidArgument, LimitExceeded, OutputMismatch, brief
 from ..interfaces import LLMClient, RunResult, ToolCallDict, messages_in
 from ..limits import RunLimits
 from ..llm._tries import RETRY_BUDGET, RetryBudget
@@ -54,7 +54,7 @@ async def run_turn_loop(
     said = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
     if not hasattr(tools, "to_openai_format"):
-        raise InvalidArgument(f"tools are a ToolRegistry, not {tools!r:.80}: register them in one")
+        raise InvalidArgument(f"tools are a ToolRegistry, not {brief(tools)}: register them in one")
     talk = Talk(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)
     output = None if output_type is None else Output(output_type)
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **extra}

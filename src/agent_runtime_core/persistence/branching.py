@@ -17,7 +17,7 @@ from types import EllipsisType
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .models import ConversationMessage, new_id
 
 #: Set by the place of a new message in the tree, and so not by who edits it.
@@ -180,7 +180,7 @@ def replacement(
     for name in fields:
         if name not in FREE:
             raise InvalidArgument(
-                f"{name!r} cannot be given to another message in its place: {', '.join(sorted(FREE))}"
+                f"{brief(name)} cannot be given to another message in its place: {', '.join(sorted(FREE))}"
             )
     old = Tree(messages).message(message_id)
     return ConversationMessage(**fields, role=old.role, content=content, parent_message_id=old.id, branch_id=new_id())

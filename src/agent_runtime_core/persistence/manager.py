@@ -21,7 +21,7 @@ from .._engines.redis_url import redacted
 from .._ids import new_ulid
 from .._load import load
 from ..config import get_config
-from ..errors import InvalidArgument, UnknownSetting
+from ..errors import InvalidArgument, UnknownSetting, brief
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
 from .base.knowledge import KnowledgeStore
@@ -84,12 +84,14 @@ class PersistenceConfig:
                 return cls._all("memory", {"engine": MemoryEngine()}, more)
             case "sqlite":
                 if not rest.startswith("/") or rest == "/":
-                    raise InvalidArgument(f"{text!r}: write sqlite:///relative.db or sqlite:////absolute/path.db")
+                    raise InvalidArgument(
+                        f"{brief(text, 500)}: write sqlite:///relative.db or sqlite:////absolute/path.db"
+                    )
                 return cls._all("sqlite", {"path": unquote(rest[1:])}, more)
             case "redis" | "rediss" | "unix":
                 return cls._all("redis", {"url": text}, more)
         raise InvalidArgument(
-            f"{redacted(text)!r}: there is memory://, sqlite:///path, redis://host:port/db, "
+            f"{brief(redacted(text), 500)}: there is memory://, sqlite:///path, redis://host:port/db, "
             "or the path of a SQLite file; stores in files are PersistenceConfig(project_dir=...)"
         )
 
@@ -115,7 +117,7 @@ class PersistenceConfig:
         for name in settings:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-                raise UnknownSetting(f"no setting {name!r} of persistence: did you mean {near[0]!r}?")
+                raise UnknownSetting(f"no setting {brief(name)} of persistence: did you mean {near[0]!r}?")
         return cls(**settings)
 
 

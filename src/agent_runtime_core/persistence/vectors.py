@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from .._load import load
-from ..errors import InvalidArgument, MissingDependency
+from ..errors import InvalidArgument, MissingDependency, brief
 
 _sumprod = getattr(math, "sumprod", None)
 _STEPS = 127
@@ -26,7 +26,7 @@ def floats(vector: Iterable[float], what: str) -> array[float]:
         raise InvalidArgument(f"{what} is a sequence of numbers: {error}") from error
     for index, value in enumerate(values):
         if not math.isfinite(value):
-            raise InvalidArgument(f"{what} holds {value!r} at {index}: every component is a finite number")
+            raise InvalidArgument(f"{what} holds {brief(value)} at {index}: every component is a finite number")
     if not any(values):
         zeros = f"has {len(values)} components, all 0" if values else "is empty"
         raise InvalidArgument(f"{what} {zeros}: it has no direction to compare")

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed
+from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..tools.base import BaseTool
@@ -99,7 +99,7 @@ class PlanningAgent(AgentRuntime):
     def _most(self, ctx: RunContext) -> int | None:
         asked = ctx.params.get("max_steps")
         if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
-            raise InvalidArgument(f"max_steps is a whole number above 0, not {asked!r:.60}")
+            raise InvalidArgument(f"max_steps is a whole number above 0, not {brief(asked)}")
         return min((each for each in (self.max_steps, asked) if each is not None), default=None)
 
 
@@ -120,5 +120,5 @@ def prompt_of(ctx: RunContext) -> str:
         if isinstance(prompt, list):
             prompt = "\n".join(str(part.get("text") or "") for part in prompt if isinstance(part, Mapping)).strip()
     if not isinstance(prompt, str):
-        raise InvalidArgument(f"a planning agent needs a user message or params['prompt'], a text, not {prompt!r:.60}")
+        raise InvalidArgument(f"a planning agent needs a user message or params['prompt'], a text, not {brief(prompt)}")
     return prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from ..errors import InvalidArgument, PlanningError
+from ..errors import InvalidArgument, PlanningError, brief
 from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -23,7 +23,7 @@ class BasePlanner(ABC):
 def checked_planner(planner: BasePlanner) -> BasePlanner:
     """That planner; InvalidArgument for what makes no plans, a class in the place of its object for one."""
     if isinstance(planner, type) or not callable(getattr(planner, "create_plan", None)):
-        raise InvalidArgument(f"a planner is an object with create_plan, as a BasePlanner is, not {planner!r:.80}")
+        raise InvalidArgument(f"a planner is an object with create_plan, as a BasePlanner is, not {brief(planner)}")
     return planner
 
 
@@ -31,7 +31,7 @@ async def plan_of(planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Pla
     """The plan that a planner makes; PlanningError for one that gives something else."""
     plan: object = await planner.create_plan(prompt, tools)
     if not isinstance(plan, Plan):
-        raise PlanningError(f"{type(planner).__name__}.create_plan gives a Plan, not {plan!r:.80}")
+        raise PlanningError(f"{type(planner).__name__}.create_plan gives a Plan, not {brief(plan)}")
     return plan
 
 
@@ -40,7 +40,7 @@ def registry_of(tools: ToolRegistry | Iterable[Tool | BaseTool]) -> ToolRegistry
     if isinstance(tools, ToolRegistry):
         return tools
     if not isinstance(tools, Iterable):
-        raise InvalidArgument(f"tools are a ToolRegistry or a list of tools, not {tools!r:.80}")
+        raise InvalidArgument(f"tools are a ToolRegistry or a list of tools, not {brief(tools)}")
     registry = ToolRegistry()
     for tool in tools:
         registry.register(tool)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from ..errors import InvalidArgument, PlanningError
+from ..errors import InvalidArgument, PlanningError, brief
 from ..interfaces import LLMClient
 from ..outputs import Output
 from ..tools.registry import ToolRegistry
@@ -89,7 +89,7 @@ class LLMPlanner(BasePlanner):
         **options: Any,
     ) -> None:
         if isinstance(max_repairs, bool) or not isinstance(max_repairs, int) or max_repairs < 0:
-            raise InvalidArgument(f"max_repairs is a count of at least 0, not {max_repairs!r}")
+            raise InvalidArgument(f"max_repairs is a count of at least 0, not {brief(max_repairs)}")
         self.client = client
         self.max_repairs = max_repairs
         self.memory: list[Tool] = listed(memory)
@@ -101,7 +101,7 @@ class LLMPlanner(BasePlanner):
 
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise PlanningError(f"there is nothing to plan in {prompt!r:.60}")
+            raise PlanningError(f"there is nothing to plan in {brief(prompt)}")
         tools = listed(available_tools)
         messages = [*self._before(tools), {"role": "user", "content": prompt}]
         problems: list[str] = []

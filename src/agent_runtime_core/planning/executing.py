@@ -26,6 +26,7 @@ from ..errors import (
     StorageError,
     ToolFailed,
     UnknownPrice,
+    brief,
 )
 from ..event_types import EventType
 from ..interfaces import LLMClient
@@ -102,7 +103,7 @@ async def execute_plan(
     if max_steps is not None and len(plan.steps) > max_steps:
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
-        raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {max_retries!r}")
+        raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {brief(max_retries)}")
     registry = registry_of(tools)
     plan.validate(registry, memory_operations())
     _need_no_agent(plan, registry)

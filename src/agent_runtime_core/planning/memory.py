@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument, NotSupported, brief
 from ..interfaces import RunContext
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -53,7 +53,7 @@ async def _search(ctx: RunContext, query: str = "", prefix: str = "", limit: int
 
 def _free(key: str) -> str:
     if key.startswith(RESERVED):
-        raise InvalidArgument(f"the key {key!r:.80} is reserved: take one that does not begin with {RESERVED!r}")
+        raise InvalidArgument(f"the key {brief(key)} is reserved: take one that does not begin with {RESERVED!r}")
     return key
 
 

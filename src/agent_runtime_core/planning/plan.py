@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from ..errors import BadArguments, InvalidArgument, PlanningError
+from ..errors import BadArguments, InvalidArgument, PlanningError, brief
 from ..tools.arguments import check_arguments, read_arguments
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -44,7 +44,7 @@ class PlanStep:
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
-            raise InvalidArgument(f"step {self.step_number}: kind is one of {_KINDS}, not {self.kind!r:.60}")
+            raise InvalidArgument(f"step {self.step_number}: kind is one of {_KINDS}, not {brief(self.kind)}")
         self.kind = StepKind(self.kind)  # it may be given by its value
 
     @property
@@ -67,17 +67,17 @@ class PlanStep:
         """The step that `to_dict` wrote; what is missing takes its default. InvalidArgument names what does not fit."""
         number = data.get("step_number")
         if isinstance(number, bool) or not isinstance(number, int):
-            raise InvalidArgument(f"a step's step_number is an integer, not {number!r:.60}")
+            raise InvalidArgument(f"a step's step_number is an integer, not {brief(number)}")
         where = f"step {number}"
         depends_on = data.get("depends_on") or []
         if not isinstance(depends_on, Sequence) or not all(type(each) is int for each in depends_on):
-            raise InvalidArgument(f"{where}: depends_on is a list of step numbers, not {depends_on!r:.60}")
+            raise InvalidArgument(f"{where}: depends_on is a list of step numbers, not {brief(depends_on)}")
         given = data.get("tool_input") or {}
         if not isinstance(given, Mapping):
-            raise InvalidArgument(f"{where}: tool_input is an object, not {given!r:.60}")
+            raise InvalidArgument(f"{where}: tool_input is an object, not {brief(given)}")
         for name in ("tool_name", "reasoning"):
             if not isinstance(data.get(name) or "", str):
-                raise InvalidArgument(f"{where}: {name} is a text, not {data[name]!r:.60}")
+                raise InvalidArgument(f"{where}: {name} is a text, not {brief(data[name])}")
         return cls(
             number, data.get("tool_name") or "", dict(given), data.get("reasoning") or "",
             kind=data.get("kind", StepKind.TOOL_CALL), depends_on=list(depends_on),
@@ -100,7 +100,7 @@ class Plan:
         """The plan that `to_dict` wrote; InvalidArgument names what does not fit."""
         steps = data.get("steps")
         if not isinstance(steps, Sequence) or not all(isinstance(step, Mapping) for step in steps):
-            raise InvalidArgument(f"a plan's steps are a list of objects, not {steps!r:.60}")
+            raise InvalidArgument(f"a plan's steps are a list of objects, not {brief(steps)}")
         return cls([PlanStep.from_dict(step) for step in steps], str(data.get("final_goal") or ""))
 
     def order(self) -> list[PlanStep]:
@@ -164,7 +164,7 @@ def _called(step: PlanStep, known: Mapping[str, Tool | None]) -> list[str]:
     if step.tool_name not in known:
         near = difflib.get_close_matches(step.tool_name[:100], known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there is {', '.join(sorted(known)) or 'none'}"
-        return [f"unknown {what} {step.tool_name!r:.60}: {hint}"]
+        return [f"unknown {what} {brief(step.tool_name)}: {hint}"]
     tool = known[step.tool_name]
     if tool is None:
         return []
@@ -179,10 +179,10 @@ def _unaskable(prompt: Any, messages: Any) -> list[str]:
     """What is wrong with what a model is to be asked; a reference in it may become anything."""
     found = [] if prompt or messages else ["an llm_call has a 'prompt', or 'messages', in its tool_input"]
     if prompt is not None and not isinstance(prompt, str):
-        found.append(f"the prompt of an llm_call is a text, not {prompt!r:.60}")
+        found.append(f"the prompt of an llm_call is a text, not {brief(prompt)}")
     many = messages is None or is_reference(messages) or isinstance(messages, (list, tuple))
     if not many or any(not isinstance(each, Mapping) and not is_reference(each) for each in messages or ()):
-        found.append(f"the messages of an llm_call are a list of objects, not {messages!r:.60}")
+        found.append(f"the messages of an llm_call are a list of objects, not {brief(messages)}")
     return found
 
 

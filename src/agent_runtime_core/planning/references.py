@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from .._json import encode
-from ..errors import InvalidArgument, UnserialisableResult
+from ..errors import InvalidArgument, UnserialisableResult, brief
 
 _REFERENCE: Final = re.compile(r"\{\{\s*step_([0-9]{1,9})\.result((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
 _MEANT: Final = re.compile(r"\{\{[^{}]*\}\}")
@@ -116,7 +116,9 @@ def _found(wanted: Reference, results: Mapping[int, Any]) -> Any:
             there = (
                 f"there is {', '.join(map(repr, list(value)[:12]))}" if isinstance(value, Mapping) else "it has none"
             )
-            raise InvalidArgument(f"{wanted.text}: the result of step {wanted.step} has no field {name!r}: {there}")
+            raise InvalidArgument(
+                f"{wanted.text}: the result of step {wanted.step} has no field {brief(name)}: {there}"
+            )
     return value
 
 

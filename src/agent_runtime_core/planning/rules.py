@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ..errors import InvalidArgument, PlanningError
+from ..errors import InvalidArgument, PlanningError, brief
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .base import BasePlanner, listed
@@ -84,14 +84,14 @@ class RuleBasedPlanner(BasePlanner):
         try:
             compiled = re.compile(pattern, re.IGNORECASE) if isinstance(pattern, str) else pattern
         except re.error as error:
-            raise InvalidArgument(f"{pattern!r:.80} is no regular expression: {error}") from None
+            raise InvalidArgument(f"{brief(pattern)} is no regular expression: {error}") from None
         if not callable(make):
-            raise InvalidArgument(f"a rule is made by a function of the match, not {make!r:.60}")
+            raise InvalidArgument(f"a rule is made by a function of the match, not {brief(make)}")
         self._rules.append(_Rule(compiled, make, example or compiled.pattern))
 
     async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise PlanningError(f"there is nothing to plan in {prompt!r:.60}: {self._understood()}")
+            raise PlanningError(f"there is nothing to plan in {brief(prompt)}: {self._understood()}")
         if len(prompt) > _LONGEST:
             raise PlanningError(f"the prompt has {len(prompt)} characters, {_LONGEST} are the most")
         tools = listed(available_tools)
@@ -100,7 +100,7 @@ class RuleBasedPlanner(BasePlanner):
         for step in steps:
             if step.tool_name and step.tool_name not in names:
                 raise PlanningError(
-                    f"{step.reasoning} needs the tool {step.tool_name!r}, which is not available: "
+                    f"{step.reasoning} needs the tool {brief(step.tool_name)}, which is not available: "
                     f"there is {', '.join(sorted(names)) or 'none'}"
                 )
         return Plan(steps, prompt.strip()).validate(tools, [step.tool_name for step in steps])
@@ -156,7 +156,7 @@ class _Reading:
             found = self._from(0, [])
         if found is None:
             part = self._prompt[self._starts[self._furthest] :]
-            raise PlanningError(f"no plan for {part!r:.120}: {self._planner._understood()}")
+            raise PlanningError(f"no plan for {brief(part)}: {self._planner._understood()}")
         return found
 
     def _from(self, at: int, before: list[PlanStep]) -> list[PlanStep] | None:
@@ -193,7 +193,7 @@ def _step(made: tuple[str, dict[str, Any]] | PlanStep, number: int, text: str, b
         )  # fmt: skip
     name, given = made
     if not isinstance(name, str) or not isinstance(given, Mapping):
-        raise InvalidArgument(f"a rule gives (tool name, input), a PlanStep or None, not {made!r:.80}")
+        raise InvalidArgument(f"a rule gives (tool name, input), a PlanStep or None, not {brief(made)}")
     step = PlanStep(number, name, dict(given), reasoning)
     # What writes or reads the same list keeps its order.
     step.depends_on = [each.step_number for each in before if each.tool_name == name and "action" in given][-1:]

@@ -15,7 +15,7 @@ from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id
 from .._json import decode, digest, encode, same_tree
-from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun
+from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
 
 CHANCE = 16  # characters of a ULID after its time
@@ -61,7 +61,7 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
     """A number of seconds of at least `least`, and that no calendar is too short for, or InvalidArgument naming it."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
         raise InvalidArgument(
-            f"{name} is a number of seconds of at least {least:g} and below {TOO_LATE:g}, not {value!r:.80}"
+            f"{name} is a number of seconds of at least {least:g} and below {TOO_LATE:g}, not {brief(value)}"
         )
     return float(value)
 
@@ -69,14 +69,14 @@ def seconds(name: str, value: float, *, least: float = 0.0) -> float:
 def whole(name: str, value: object, *, least: int = 1) -> int:
     """A whole number of at least `least`, or InvalidArgument naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} is a whole number of at least {least}, not {value!r:.80}")
+        raise InvalidArgument(f"{name} is a whole number of at least {least}, not {brief(value)}")
     return value
 
 
 def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     """A copy of a mapping, empty for None, or InvalidArgument, which says that of `what`."""
     if value is not None and not isinstance(value, Mapping):
-        raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {value!r:.80}")
+        raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {brief(value)}")
     return {**(value or {})}
 
 
@@ -85,14 +85,14 @@ def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
     if agent_keys is None:
         return None
     if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
-        raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {agent_keys!r:.80}")
+        raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {brief(agent_keys)}")
     return tuple(dict.fromkeys(agent_keys))
 
 
 def _name(what: str, value: object) -> str:
     """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
     if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {value!r:.80}")
+        raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {brief(value)}")
     return storable(what.partition(" ")[2], value)
 
 
@@ -173,9 +173,9 @@ class RunQueue(ABC):
         """The row of a new run, checked and encoded; nothing is stored yet."""
         agent = _name("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
-            raise InvalidArgument(f"priority is an integer of 32 bits, not {priority!r}")
+            raise InvalidArgument(f"priority is an integer of 32 bits, not {brief(priority)}")
         if not isinstance(input, Mapping):
-            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {input!r:.80}")
+            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {brief(input)}")
         about = mapping("the metadata of a run", metadata)
         idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
         lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
@@ -311,7 +311,7 @@ class RunQueue(ABC):
         key = stored_id(run_id)
         token = claim_id or self._handed.get((key, worker_id))
         if token is None:
-            raise LeaseLost(key, f"of {worker_id!r}")
+            raise LeaseLost(key, f"of {brief(worker_id)}")
         return key, token
 
     async def settle(self, run_id: str, how: Settle, ops: Sequence[Op] = ()) -> RunRow:
@@ -495,7 +495,7 @@ def instant(name: str, value: _dt.datetime | float | None) -> float | None:
         return None
     if isinstance(value, _dt.datetime):
         if value.tzinfo is None:
-            raise InvalidArgument(f"{name} {value!r} names no time zone: give an aware datetime")
+            raise InvalidArgument(f"{name} {brief(value)} names no time zone: give an aware datetime")
         return value.timestamp()
     return seconds(name, value)
 
@@ -503,5 +503,5 @@ def instant(name: str, value: _dt.datetime | float | None) -> float | None:
 def _deadline(deadline: _dt.datetime | float | None) -> float | None:
     when = instant("deadline", deadline)
     if when is not None and when < _THIS_CENTURY:
-        raise InvalidArgument(f"deadline {deadline!r} is a point in time, in seconds since 1970, and no duration")
+        raise InvalidArgument(f"deadline {brief(deadline)} is a point in time, in seconds since 1970, and no duration")
     return when

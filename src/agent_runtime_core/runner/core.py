@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ..backends import configured, open_url, traced
 from ..config import get_config
-from ..errors import InvalidArgument, RunBusy, UnknownAgent, UnknownRun
+from ..errors import InvalidArgument, RunBusy, UnknownAgent, UnknownRun, brief
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
@@ -47,7 +47,7 @@ def _listed(input: Any) -> None:
     if messages is not None and not isinstance(messages, (list, tuple)):
         raise InvalidArgument(
             "the messages of an input are a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
-            f"not {messages!r:.80}"
+            f"not {brief(messages)}"
         )
 
 
@@ -108,7 +108,7 @@ class AgentRunner(StoredRuns):
                 "or PersistenceManager.open(path_or_url)"
             )
         if tools is not None and not isinstance(tools, ToolRegistry):
-            raise InvalidArgument(f"tools is a ToolRegistry, not {tools!r:.80}: register(tool) each of them in one")
+            raise InvalidArgument(f"tools is a ToolRegistry, not {brief(tools)}: register(tool) each of them in one")
         settings = get_config()
         if config is not None and not isinstance(config, RunnerConfig):
             raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
@@ -116,7 +116,7 @@ class AgentRunner(StoredRuns):
             ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
-                raise InvalidArgument(f"{what} is {_a_backend(kind)}, not {given!r:.80}")
+                raise InvalidArgument(f"{what} is {_a_backend(kind)}, not {brief(given)}")
         config = config or RunnerConfig.of(settings)
         backends = configured(settings, queue, event_bus, state_store, max_retries=config.max_retries)
         super().__init__(backends, config, registry, persistence)
@@ -198,7 +198,9 @@ class AgentRunner(StoredRuns):
         if found is None:
             near = difflib.get_close_matches(agent, self.registry.keys(), n=1, cutoff=0.3)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownAgent(f"no agent {agent!r} is registered in this process: register_runtime(…) it first{hint}")
+            raise UnknownAgent(
+                f"no agent {brief(agent)} is registered in this process: register_runtime(…) it first{hint}"
+            )
         return found
 
     async def execute(
@@ -226,9 +228,9 @@ class AgentRunner(StoredRuns):
         key was not given, it is part of that run's turn.
         """
         if if_running not in ("wait", "raise"):
-            raise InvalidArgument(f"if_running is 'wait' or 'raise', not {if_running!r}")
+            raise InvalidArgument(f"if_running is 'wait' or 'raise', not {brief(if_running)}")
         if recover not in ("inline", "worker"):
-            raise InvalidArgument(f"recover is 'inline' or 'worker', not {recover!r}")
+            raise InvalidArgument(f"recover is 'inline' or 'worker', not {brief(recover)}")
         runtime = self.agent(agent)
         input_ = mapping("input_data", input_data)
         _listed(input_)

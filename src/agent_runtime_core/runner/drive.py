@@ -33,6 +33,7 @@ from ..errors import (
     StorageFull,
     UnknownPrice,
     UnserialisableResult,
+    brief,
     shortened,
     text_of,
 )
@@ -224,7 +225,7 @@ class Drive(Claimed):
         try:
             work: Any = self.agent.run(ctx)
             if not inspect.isawaitable(work):
-                said = f"run() of agent {self.row.agent!r} gave {work!r:.80} and nothing to await: write async def run"
+                said = f"run() of agent {self.row.agent!r} gave {brief(work)} and nothing to await: write async def run"
                 raise InvalidArgument(said)
             return await work
         finally:
@@ -296,11 +297,11 @@ class Drive(Claimed):
 
     async def _returned(self, ctx: Context, result: Any) -> Any:
         if not isinstance(result, RunResult):
-            error = InvalidArgument(f"agent {self.row.agent!r} returned {result!r:.80}, not a RunResult")
+            error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
             return await self._raised(ctx, error)
         if result.error is not None:
             if not isinstance(result.error, ErrorInfo):
-                said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {result.error!r:.80}"
+                said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
                 return await self._raised(ctx, InvalidArgument(said))
             return await self._failed(result, result.error)
         if self.chronicle is not None and (refusal := await self._stored(self.chronicle.keep(result))) is not None:

@@ -19,7 +19,7 @@ from .._ids import step_id
 from .._json import decode, encode
 from ..backends import Backends
 from ..book import Book
-from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult
+from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.base import Event, payload_of
 from ..journal.record import COPIED, DONE, FAILED, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
@@ -78,7 +78,7 @@ def _cut(run_id: str, records: Sequence[Record], after: After) -> Record | None:
     name, key = after if isinstance(after, tuple) and len(after) == 2 else (after, None)
     if not isinstance(name, str) or (key is not None and (isinstance(key, bool) or not isinstance(key, (str, int)))):
         raise InvalidArgument(
-            f"after_step is a step's name or id, a pair (name, key or occurrence), or None, not {after!r:.80}"
+            f"after_step is a step's name or id, a pair (name, key or occurrence), or None, not {brief(after)}"
         )
     found = [each for each in done if each.name == name and (key is None or _is_key(each.key, str(key)))]
     if not found and key is None:
@@ -97,10 +97,11 @@ def _unrecorded(run_id: str, done: Sequence[Record], name: str, key: str | int |
     names = list(dict.fromkeys(each.name for each in done))
     if key is not None and name in names:
         keys = [each.key.partition(":")[2] for each in done if each.name == name]
-        return f"step {name!r} of run {run_id} has no record with the key {str(key)!r}: there is {_listed(keys)}"
+        wanted = brief(str(key))
+        return f"step {brief(name)} of run {run_id} has no record with the key {wanted}: there is {_listed(keys)}"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
     hint = f"did you mean {near[0]!r}? there is" if near else "there is"
-    return f"no step {name!r} is recorded in run {run_id}: {hint} {_listed(names)}"
+    return f"no step {brief(name)} is recorded in run {run_id}: {hint} {_listed(names)}"
 
 
 def _listed(names: Sequence[str]) -> str:

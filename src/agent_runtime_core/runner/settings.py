@@ -12,7 +12,7 @@ from uuid import UUID
 from .._clock import aware
 from .._json import decode
 from ..config import RuntimeConfig
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
 from ..queue.base import whole
 from ..queue.row import RunRow
@@ -45,30 +45,30 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         if not self.worker_id or not isinstance(self.worker_id, str):
-            raise InvalidArgument(f"worker_id is a text that is not empty, not {self.worker_id!r}")
+            raise InvalidArgument(f"worker_id is a text that is not empty, not {brief(self.worker_id)}")
         for name in ("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"):
             self._number(name, above=True)
         for name in ("retry_backoff_base", "retry_backoff_max", "park_after", "grace_seconds"):
             self._number(name)
         if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
-            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {self.max_retries!r}")
+            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {brief(self.max_retries)}")
         whole("max_unsent_bytes", self.max_unsent_bytes)
         if self.limits is not None and not isinstance(self.limits, RunLimits):
-            raise InvalidArgument(f"limits are RunLimits(...) or None, not {self.limits!r:.80}")
+            raise InvalidArgument(f"limits are RunLimits(...) or None, not {brief(self.limits)}")
         if not isinstance(self.retention, Mapping):
-            raise InvalidArgument(f"retention is a dict of seconds per final status, not {self.retention!r:.80}")
+            raise InvalidArgument(f"retention is a dict of seconds per final status, not {brief(self.retention)}")
         for status, kept in self.retention.items():
             if status not in TERMINAL:
-                raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {status!r}")
+                raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {brief(status)}")
             if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not kept >= 0:
-                raise InvalidArgument(f"retention of {status!r} is a number of seconds, not {kept!r}")
+                raise InvalidArgument(f"retention of {brief(status)} is a number of seconds, not {brief(kept)}")
 
     def _number(self, name: str, *, above: bool = False) -> None:
         value = getattr(self, name)
         fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not fits or value < 0 or (above and value == 0):
             raise InvalidArgument(
-                f"{name} is a number of seconds {'above' if above else 'of at least'} 0, not {value!r}"
+                f"{name} is a number of seconds {'above' if above else 'of at least'} 0, not {brief(value)}"
             )
 
     @property

@@ -13,7 +13,7 @@ from .._ids import run_uuid, unbroken
 from .._json import decode, encode
 from .._load import load
 from ..backends import Backends
-from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun
+from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
 from ..events.base import Event, EventBus
 from ..interfaces import ErrorInfo, RunResult
 from ..outcome import before_of, decode_result
@@ -114,9 +114,9 @@ class StoredRuns:
     ) -> list[RunInfo]:
         """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
         if status is not None and status not in RunStatus.__members__.values():
-            raise InvalidArgument(f"no run is {status!r}, but one of {', '.join(RunStatus)}")
+            raise InvalidArgument(f"no run is {brief(status)}, but one of {', '.join(RunStatus)}")
         if agent is not None and not isinstance(agent, str):
-            raise InvalidArgument(f"agent is the key of an agent, not {agent!r:.80}")
+            raise InvalidArgument(f"agent is the key of an agent, not {brief(agent)}")
         statuses = None if status is None else (RunStatus(status).value,)
         after = (instant("since", since) if since else None) or 0.0
         wanted = RunFilter(statuses, agent, after, limit=whole("limit", limit))
@@ -220,7 +220,7 @@ class StoredRuns:
             if event.event_type == "approval.requested" and event.payload.get("name") == name:
                 wrong = misfit(answer, event.payload.get("schema") or {})
                 if wrong is not None:
-                    raise InvalidArgument(f"the answer to {name!r} does not fit: {wrong}")
+                    raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
                 break
         return await self.signal(run_id, name, answer, message_id=message_id)
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed
+from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
 
@@ -125,7 +125,7 @@ class Worker:
             raise InvalidArgument("this runner works already: give it a greater concurrency, or make another one")
         whole("concurrency", concurrency)
         if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
-            raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {poll_interval!r}")
+            raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
         self._slots = concurrency
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
         self._wake, self._over = wake, over

@@ -11,7 +11,7 @@ from .._clock import SYSTEM, Clock
 from .._engines.base import Commits, Guard, Op
 from .._ids import stored_id
 from .._json import decode, encode
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..journal.record import Record
 from ..status import RunStatus
 
@@ -70,7 +70,7 @@ class StateStore(ABC):
     async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
         """Replace the run's checkpoint; with `claim`, only while that claim holds."""
         if not isinstance(state, Mapping):
-            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {state!r:.80}")
+            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
         key = stored_id(run_id)
         op = Op("state.checkpoint", (key, encode(dict(state)), None, self.clock.wall()))
         await self.commits.commit(None if claim is None else Guard(key, claim), [op])
@@ -84,7 +84,7 @@ class StateStore(ABC):
         """Say where the run stands; with `claim`, only while that claim holds."""
         text = status.value if isinstance(status, RunStatus) else status
         if not isinstance(text, str) or not text:
-            raise InvalidArgument(f"a status is a text that is not empty, not {status!r:.80}")
+            raise InvalidArgument(f"a status is a text that is not empty, not {brief(status)}")
         key = stored_id(run_id)
         guard = None if claim is None else Guard(key, claim)
         await self.commits.commit(guard, [Op("state.status", (key, text, self.clock.wall()))])

@@ -10,7 +10,7 @@ from .._ids import unbroken
 from .._json import MAX_RESULT
 from ..attempts import InDoubt, Policy, RetryOn
 from ..book import Book
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..retry import Delay
 from .chain import Chain
 from .dag import Dag
@@ -42,14 +42,14 @@ class StepExecutor:
         lacks = [name for name in ("emit", "checkpoint", "get_state", "cancelled") if not hasattr(ctx, name)]
         if lacks:
             hint = ": give its ctx" if hasattr(ctx, "ctx") else ""
-            raise InvalidArgument(f"StepExecutor takes a run's context, and {ctx!r:.80} has no {lacks[0]}{hint}")
+            raise InvalidArgument(f"StepExecutor takes a run's context, and {brief(ctx)} has no {lacks[0]}{hint}")
         if not isinstance(checkpoint_key, str):
-            raise InvalidArgument(f"checkpoint_key is a text, not {checkpoint_key!r:.80}")
+            raise InvalidArgument(f"checkpoint_key is a text, not {brief(checkpoint_key)}")
         if not isinstance(max_concurrency, int) or max_concurrency < 1:
-            raise InvalidArgument(f"max_concurrency is a whole number of at least 1, not {max_concurrency!r}")
+            raise InvalidArgument(f"max_concurrency is a whole number of at least 1, not {brief(max_concurrency)}")
         if not isinstance(cancel_check_interval, int | float) or not cancel_check_interval > 0:
             raise InvalidArgument(
-                f"cancel_check_interval is a number of seconds above 0, not {cancel_check_interval!r}"
+                f"cancel_check_interval is a number of seconds above 0, not {brief(cancel_check_interval)}"
             )
         self.ctx = ctx
         self.checkpoint_key = checkpoint_key
@@ -90,7 +90,9 @@ class StepExecutor:
         """
         steps = unique(steps)
         if initial_state is not None and not isinstance(initial_state, Mapping):
-            raise InvalidArgument(f"initial_state is a dict, not {type(initial_state).__name__}: {initial_state!r:.80}")
+            raise InvalidArgument(
+                f"initial_state is a dict, not {type(initial_state).__name__}: {brief(initial_state)}"
+            )
         book = self._book
         graph = Graph(steps) if is_graph(steps) else None
         if book is None:
@@ -135,7 +137,7 @@ class StepExecutor:
         ]
         if len(set(keys)) != len(keys):
             twice = next(k for k in keys if keys.count(k) > 1)
-            raise InvalidArgument(f"map {name!r}: two items have the key {twice!r}: keys are unique")
+            raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
         book = self._book
         if book is None:
             return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
 from ..book import BESIDE, FRAME, Book
-from ..errors import InvalidArgument, StepCancelledError
+from ..errors import InvalidArgument, StepCancelledError, brief
 from ..journal.record import SKIPPED, Record
 from .listed import recorded_results
 
@@ -65,7 +65,7 @@ class FanOut:
         for place, (found, had) in enumerate(zip(self.digests, earlier, strict=False)):
             if found != had:
                 raise InvalidArgument(
-                    f"map {self.name!r}: place {place} had another item in an earlier map of that name, whose "
+                    f"map {brief(self.name)}: place {place} had another item in an earlier map of that name, whose "
                     "result is recorded: give each map a name of its own, or its items keys with key="
                 )
         if len(self.digests) > len(earlier):

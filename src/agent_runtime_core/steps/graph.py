@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .model import Step
 
 
@@ -40,7 +40,9 @@ class Graph:
             if name not in self.places:
                 near = difflib.get_close_matches(name, self.places, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "name a step of the same list"
-                raise InvalidArgument(f"step {step.name!r} depends on {name!r}, which is not in the list: {hint}")
+                raise InvalidArgument(
+                    f"step {brief(step.name)} depends on {brief(name)}, which is not in the list: {hint}"
+                )
         return sorted({self.places[name] for name in step.depends_on})
 
     def _order(self) -> list[int]:
@@ -135,7 +137,8 @@ class Results(Mapping[str, Any]):
             raise KeyError(name)
         if not self._mask >> place & 1:
             raise InvalidArgument(
-                f"step {self._step!r} reads the result of {name!r}, on which it does not depend: name it in depends_on"
+                f"step {self._step!r} reads the result of {brief(name)}, on which it does not depend: name it "
+                "in depends_on"
             )
         return self._results[name]
 

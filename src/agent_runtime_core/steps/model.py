@@ -14,7 +14,7 @@ from .._forms import codec_for
 from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..retry import Delay
 from ..status import StepStatus
 
@@ -55,7 +55,7 @@ class Step:
     def __post_init__(self) -> None:
         unbroken("a step's name", self.name)
         if not callable(self.fn):
-            raise InvalidArgument(f"step {self.name!r}: fn is a function of (ctx, state), not {self.fn!r:.80}")
+            raise InvalidArgument(f"step {brief(self.name)}: fn is a function of (ctx, state), not {brief(self.fn)}")
         if type(self.depends_on) is not tuple or self.depends_on:
             self.depends_on = self._names(self.depends_on)
         self.policy()
@@ -66,7 +66,7 @@ class Step:
         names = tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (None,)
         if not all(isinstance(name, str) for name in names):
             raise InvalidArgument(
-                f"step {self.name!r}: depends_on is a list of names of steps, as in ['load'], not {given!r:.80}"
+                f"step {brief(self.name)}: depends_on is a list of names of steps, as in ['load'], not {brief(given)}"
             )
         return names
 
@@ -198,14 +198,14 @@ class ReadOnlyState(State):
 def unique(steps: Iterable[Step]) -> Sequence[Step]:
     """The steps as a list of their own; InvalidArgument for what is no step, and for a name that occurs twice."""
     if not isinstance(steps, Iterable):
-        raise InvalidArgument(f"run() takes a list of steps, not {steps!r:.80}")
+        raise InvalidArgument(f"run() takes a list of steps, not {brief(steps)}")
     listed, seen = list(steps), set[str]()
     if len({step.name for step in listed if isinstance(step, Step)}) == len(listed):
         return listed
     for step in listed:
         if not isinstance(step, Step):
-            raise InvalidArgument(f"a list of steps holds Step objects, not {step!r:.80}")
+            raise InvalidArgument(f"a list of steps holds Step objects, not {brief(step)}")
         if step.name in seen:
-            raise InvalidArgument(f"two steps are called {step.name!r}: names in one list are unique")
+            raise InvalidArgument(f"two steps are called {brief(step.name)}: names in one list are unique")
         seen.add(step.name)
     return listed

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._clock import SYSTEM
 from .._json import decode, encode, plain_text
 from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, threaded
-from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, text_of
+from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, brief, text_of
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
@@ -43,7 +43,7 @@ class Plain:
             state = ExecutionState.from_dict(saved or {})
         except (AttributeError, TypeError, ValueError) as error:
             raise InvalidArgument(
-                f"{saved!r:.80}, saved under {self.executor.checkpoint_key!r}, is no state of a StepExecutor: give it "
+                f"{brief(saved)}, saved under {self.executor.checkpoint_key!r}, is no state of a StepExecutor: give it "
                 "another checkpoint_key=, or begin anew with run(steps, resume=False)"
             ) from error
         self.executor._state = state

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from .._clock import Clock
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change
 MOMENT = 0.001  # real seconds that a jumping clock gives to what is under way beside a sleep
@@ -84,7 +84,7 @@ class VirtualClock(Clock):
     def advance(self, seconds: float) -> None:
         """Let that much time pass at once, and wake those whose time has come."""
         if not seconds >= 0:
-            raise InvalidArgument(f"time moves on by a number of seconds of at least 0, not {seconds!r}")
+            raise InvalidArgument(f"time moves on by a number of seconds of at least 0, not {brief(seconds)}")
         with self._lock:
             self._wall += seconds
             self._boot += seconds

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._ids import run_uuid, trace_id
-from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout
+from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout, brief
 from ..event_types import EventType
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
@@ -127,7 +127,8 @@ class MockRunContext:
         """The payload of the earliest `signal` of that name not yet taken; WaitTimeout if there is none."""
         waiting = self._signals.get(name)
         if not waiting:
-            raise WaitTimeout(f"no signal {name!r} is there: call ctx.signal({name!r}, payload) before the agent runs")
+            said = brief(name)
+            raise WaitTimeout(f"no signal {said} is there: call ctx.signal({said}, payload) before the agent runs")
         return waiting.popleft()
 
     async def approve(
@@ -140,7 +141,7 @@ class MockRunContext:
         """Run the agent now, in a MockRunContext of its own; RunFailed if it fails, as in a real run."""
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:
-            raise UnknownAgent(f"no agent {agent!r} is registered: register_runtime(...) first")
+            raise UnknownAgent(f"no agent {brief(agent)} is registered: register_runtime(...) first")
         child = MockRunContext(
             input.get("messages"),
             input.get("params"),

@@ -13,7 +13,7 @@ from typing import Any, cast
 from .._engines.base import Op
 from .._engines.memory import MemoryEngine
 from ..context import conversation_id
-from ..errors import InvalidArgument, NotSupported
+from ..errors import InvalidArgument, NotSupported, brief
 from ..interfaces import AgentRuntime, RunResult
 from ..journal.record import Record
 from ..persistence.manager import PersistenceManager
@@ -98,7 +98,7 @@ async def crash_everywhere(
 
 def _status(status: RunStatus | str) -> RunStatus:
     if not isinstance(status, str) or status not in TERMINAL:
-        raise InvalidArgument(f"status is how the run ends ({', '.join(TERMINAL)}), not {status!r}")
+        raise InvalidArgument(f"status is how the run ends ({', '.join(TERMINAL)}), not {brief(status)}")
     return RunStatus(status)
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk, messages_in
 
 __all__ = ["LLMEvaluator", "MockLLMClient", "MockLLMResponse"]
@@ -138,7 +138,7 @@ def _known(answer: Any) -> MockLLMResponse | LLMResponse | Mapping[str, Any] | B
     if isinstance(answer, MockLLMResponse | LLMResponse | Mapping | BaseException):
         return answer
     raise InvalidArgument(
-        f"a mock cannot answer with {answer!r:.80}: give a MockLLMResponse, a message dict, a text or an exception"
+        f"a mock cannot answer with {brief(answer)}: give a MockLLMResponse, a message dict, a text or an exception"
     )
 
 
@@ -195,7 +195,7 @@ class LLMEvaluator:
         missing = [name for name in expected_tools if name not in called]
         there = f"called: {', '.join(called) or 'none'}"
         if missing:
-            return False, f"missing: {', '.join(missing)}; {there}; the query was {user_query!r:.200}"
+            return False, f"missing: {', '.join(missing)}; {there}; the query was {brief(user_query, 200)}"
         return True, f"every expected tool was called; {there}"
 
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..tools.schema import context_parameter
 from ..tools.tool import Tool
 
@@ -40,7 +40,7 @@ class MockTool(Tool):
         **options: Any,
     ) -> None:
         if (result is not _UNSET) + (results is not None) + (fn is not None) > 1:
-            raise InvalidArgument(f"MockTool {name!r} takes one of result=, results= and fn=")
+            raise InvalidArgument(f"MockTool {brief(name)} takes one of result=, results= and fn=")
         self.calls: list[dict[str, Any]] = []
         self._result = None if result is _UNSET else result
         self._results = None if results is None else list(results)

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, cast
 
 from .._json import MAX_PARSED
 from .._refusals import MAX_DEPTH
-from ..errors import BadArguments
+from ..errors import BadArguments, brief
 from ..schema import fits_plainly, misfits
 
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
@@ -93,7 +93,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(tree) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise BadArguments(f"the arguments have the key {twice!r:.60} twice in one object: which one counts?")
+        raise BadArguments(f"the arguments have the key {brief(twice)} twice in one object: which one counts?")
     return tree
 
 
@@ -131,9 +131,9 @@ def _unusable(value: Any, depth: int = 1) -> tuple[str, str] | None:
         return None
     for key, item in value.items():
         if not isinstance(key, str):
-            return "", f"has the key {key!r:.60}, which is no text"
+            return "", f"has the key {brief(key)}, which is no text"
         if not (key.isascii() or _is_text(key)):
-            return "", f"has the key {key!r:.60}, half a surrogate pair is no character"
+            return "", f"has the key {brief(key)}, half a surrogate pair is no character"
         if type(item) not in _ALWAYS_USABLE and (found := _unusable(item, depth + 1)):
             return f".{key[:60]}{found[0]}", found[1]
     return None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Final
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 
 __all__ = ["calculate", "number", "plain"]
 
@@ -33,7 +33,7 @@ def calculate(expression: str) -> int | float:
     expression, or has no value, or is too long, too deep or too large.
     """
     if not isinstance(expression, str) or not expression.strip():
-        raise InvalidArgument(f"an expression is a text like '(3 + 4) * 2', not {expression!r:.60}")
+        raise InvalidArgument(f"an expression is a text like '(3 + 4) * 2', not {brief(expression)}")
     if len(expression) > MAX_LENGTH:
         raise InvalidArgument(f"the expression has {len(expression)} characters, {MAX_LENGTH} are the most")
     return plain(_Parser(expression).value())
@@ -42,12 +42,12 @@ def calculate(expression: str) -> int | float:
 def number(value: object) -> Number:
     """An int, float or Decimal as what this calculates with."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
-        raise InvalidArgument(f"{value!r:.60} is no number")
+        raise InvalidArgument(f"{brief(value)} is no number")
     if isinstance(value, int):
         return _bounded(value)
     made = Decimal(repr(value)) if isinstance(value, float) else value
     if not made.is_finite():
-        raise InvalidArgument(f"{value!r:.60} is no finite number")
+        raise InvalidArgument(f"{brief(value)} is no finite number")
     return _CONTEXT.plus(made)
 
 
@@ -167,7 +167,7 @@ class _Parser:
 
     def _wrong(self) -> InvalidArgument:
         what = f"{self._token!r} is not expected" if self._token else "the expression is not finished"
-        return InvalidArgument(f"{what} at character {self._at + 1} of {self._text!r:.60}")
+        return InvalidArgument(f"{what} at character {self._at + 1} of {brief(self._text)}")
 
     def _sum(self) -> Number:
         return self._left(self._product, _SUMS)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InvalidArgument, ToolFailed
+from ..errors import InvalidArgument, ToolFailed, brief
 from .tool import Tool
 
 __all__ = ["BaseTool", "ToolFailed", "ToolResult"]
@@ -68,7 +68,7 @@ class BaseTool(ABC):
 def _handler(tool: BaseTool) -> Callable[..., Any]:
     def output_of(result: Any) -> Any:
         if not isinstance(result, ToolResult):
-            raise InvalidArgument(f"{type(tool).__name__}.execute gives a ToolResult, not {result!r:.80}")
+            raise InvalidArgument(f"{type(tool).__name__}.execute gives a ToolResult, not {brief(result)}")
         if not result.success:
             raise ToolFailed(tool.name(), result.error or "it gave no reason")
         return result.output

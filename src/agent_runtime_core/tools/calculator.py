@@ -6,7 +6,7 @@ import decimal
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .arithmetic import Number, add, calculate, divide, multiply, number, plain, subtract
 from .base import BaseTool, ToolResult
 
@@ -61,7 +61,7 @@ def _worked_out(operation: Any, a: Any, b: Any, expression: Any) -> int | float:
         return calculate(expression)
     known = _OPERATIONS.get(operation) if isinstance(operation, str) else None
     if known is None:
-        raise InvalidArgument(f"operation is one of {', '.join(_OPERATIONS)}, not {operation!r:.60}")
+        raise InvalidArgument(f"operation is one of {', '.join(_OPERATIONS)}, not {brief(operation)}")
     if a is None or b is None:
         raise InvalidArgument(f"{operation} needs a and b")
     return plain(known(number(a), number(b)))

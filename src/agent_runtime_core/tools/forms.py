@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 from .._hints import hints_of
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..schema import choice, misfit
 
 __all__ = ["give_default", "is_union", "schema_of", "typed"]
@@ -92,7 +92,7 @@ def _mapping(args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[
     if not args:
         return {"type": "object"}
     if args[0] is not str:
-        raise InvalidArgument(f"{where}: the keys of a JSON object are texts, not {args[0]!r}")
+        raise InvalidArgument(f"{where}: the keys of a JSON object are texts, not {brief(args[0])}")
     return {"type": "object", "additionalProperties": schema_of(args[1], where, outer) or True}
 
 
@@ -125,7 +125,7 @@ def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any
             give_default(properties[field.name], field.default)
     for name, parameter in inspect.signature(hint).parameters.items():
         if parameter.default is parameter.empty and parameter.kind in _NAMED and name not in properties:
-            raise InvalidArgument(f"{where}: {hint.__name__} takes {name!r}, which is no field: give it a default")
+            raise InvalidArgument(f"{where}: {hint.__name__} takes {brief(name)}, which is no field: give it a default")
     return _object(properties, required)
 
 
@@ -153,7 +153,7 @@ def _choices(values: tuple[Any, ...], where: str) -> dict[str, Any]:
     values = tuple(value.value if isinstance(value, Enum) else value for value in values)
     for value in values:
         if type(value) not in _SCALARS:
-            raise InvalidArgument(f"{where}: the choice {value!r} has no JSON form")
+            raise InvalidArgument(f"{where}: the choice {brief(value)} has no JSON form")
     kinds = {_SCALARS[type(value)] for value in values}
     return {"enum": list(values)} | ({"type": kinds.pop()} if len(kinds) == 1 else {})
 
@@ -277,7 +277,7 @@ def _member(value: Any, cls: type[Enum], path: str) -> Enum:
     if isinstance(value, str) and value in cls.__members__:
         return cls.__members__[value]
     raise InvalidArgument(
-        f"{path} is {value!r:.60}, {cls.__name__} wants one of {[member.value for member in members]!r}"
+        f"{path} is {brief(value)}, {cls.__name__} wants one of {brief([member.value for member in members])}"
     )
 
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..errors import InvalidArgument, UnknownTool
+from ..errors import InvalidArgument, UnknownTool, brief
 from ..event_types import EventType
 from ..portal import in_thread
 from .arguments import BadArguments, check_arguments, read_arguments
@@ -50,7 +50,7 @@ class ToolRegistry:
         made = tool.as_tool() if isinstance(tool, BaseTool) else tool
         if isinstance(tool, type) or not hasattr(made, "handler") or not isinstance(getattr(made, "name", None), str):
             raise InvalidArgument(
-                f"register takes a Tool or a BaseTool object, not {tool!r:.80}: make one with Tool.from_function(fn)"
+                f"register takes a Tool or a BaseTool object, not {brief(tool)}: make one with Tool.from_function(fn)"
             )
         self._tools[made.name] = made
         self._given.pop(made.name, None)

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .forms import give_default, is_union, schema_of, typed
 
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context"]
@@ -33,7 +33,7 @@ def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tupl
         return tuple(args)
     place = list(parameters).index(wanted)
     if place > len(args):
-        raise InvalidArgument(f"{_name(fn)} needs {place} argument(s) before {wanted!r}, got {len(args)}")
+        raise InvalidArgument(f"{_name(fn)} needs {place} argument(s) before {brief(wanted)}, got {len(args)}")
     return (*args[:place], ctx, *args[place:])
 
 
@@ -89,7 +89,7 @@ class Binder:
             return dict(arguments)
         wanted = self._context
         if wanted in arguments:
-            raise InvalidArgument(f"{wanted!r} is not for the caller to give")
+            raise InvalidArgument(f"{brief(wanted)} is not for the caller to give")
         given = dict(arguments)
         for name, value in arguments.items():
             if self._plain.get(name) is not type(value):

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, TypedDict
 from uuid import UUID, uuid5
 
 from .._load import load
-from ..errors import InvalidArgument, NotSupported, UnserialisableResult
+from ..errors import InvalidArgument, NotSupported, UnserialisableResult, brief
 from .base import BaseTool, ToolResult
 
 __all__ = ["Todo", "TodoStoreTool"]
@@ -73,7 +73,7 @@ class TodoStoreTool(BaseTool):
     ) -> ToolResult:
         do = _ACTIONS.get(action) if isinstance(action, str) else None
         if do is None:
-            return ToolResult(False, None, f"action is one of {', '.join(_ACTIONS)}, not {action!r:.60}")
+            return ToolResult(False, None, f"action is one of {', '.join(_ACTIONS)}, not {brief(action)}")
         todos = _Todos(self._stores(ctx), getattr(ctx, "conversation_id", None), getattr(ctx, "idempotency_key", None))
         try:
             return ToolResult(True, await do(todos, todo_id, text))
@@ -172,8 +172,8 @@ class _Todos:
         if len(found) == 1:
             return found[0]
         if found:
-            raise _Refused(f"{wanted!r:.80} may be {_names(found)}: give the todo_id")
-        raise _Refused(f"there is no to-do {wanted!r:.80}: {_near(wanted, tasks)}")
+            raise _Refused(f"{brief(wanted)} may be {_names(found)}: give the todo_id")
+        raise _Refused(f"there is no to-do {brief(wanted)}: {_near(wanted, tasks)}")
 
     def _by_id(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
         said = f"#{wanted.removeprefix('#')}"
@@ -217,7 +217,7 @@ _ACTIONS: Final[dict[str, _Action]] = {
 
 
 def _names(tasks: Sequence[Any]) -> str:
-    return ", ".join(f"{_short(each)} {each.name!r:.60}" for each in tasks[:8])
+    return ", ".join(f"{_short(each)} {brief(each.name)}" for each in tasks[:8])
 
 
 def _short(task: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .deadline import seconds_or_none
 from .schema import describe, parameters_of
 
@@ -56,11 +56,11 @@ class Tool:
         A parameter annotated `RunContext` receives the context and is left out of the schema.
         """
         if not callable(fn):
-            raise InvalidArgument(f"{fn!r} is no function")
+            raise InvalidArgument(f"{brief(fn)} is no function")
         plain = fn.func if isinstance(fn, functools.partial) else fn
         found = name or getattr(plain, "__name__", "")
         if not found or found == "<lambda>":
-            raise InvalidArgument(f"{fn!r} has no name that a model could call it by: give name=")
+            raise InvalidArgument(f"{brief(fn)} has no name that a model could call it by: give name=")
         return cls(
             name=found,
             description=describe(plain)[0] if description is None else description,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
 from ..config import nearest
-from ..errors import InvalidTurn
+from ..errors import InvalidTurn, brief
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
 TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
@@ -37,7 +37,7 @@ class Payload:
     def from_dict(cls, data: Any) -> Self:
         """The payload that `to_dict` wrote, or one written by hand."""
         if not isinstance(data, Mapping):
-            raise InvalidTurn("payload", f"{cls.type} is an object, not {data!r:.80}")
+            raise InvalidTurn("payload", f"{cls.type} is an object, not {brief(data)}")
         known = {each.name: each for each in dataclasses.fields(cls)}
         for name in data:
             if name not in known:
@@ -54,7 +54,7 @@ class Payload:
             # bool is an int, but nobody means it.
             if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
                 wanted = " or ".join("null" if each is type(None) else each.__name__ for each in kind)
-                raise InvalidTurn(name, f"is of type {wanted}, not {value!r:.80}")
+                raise InvalidTurn(name, f"is of type {wanted}, not {brief(value)}")
 
 
 _known: dict[type, dict[str, tuple[type, ...]]] = {}
@@ -80,7 +80,7 @@ def _plain(hint: Any) -> tuple[type, ...]:
 
 def _named(what: str, value: str | None) -> None:
     if value is not None and (not 0 < len(value) <= _LONGEST_ID or not value.isprintable()):
-        raise InvalidTurn(what, f"is 1 to {_LONGEST_ID} printable characters, not {value!r:.80}")
+        raise InvalidTurn(what, f"is 1 to {_LONGEST_ID} printable characters, not {brief(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class TurnEvent(Payload):
         if isinstance(asked, str):
             return cls(messages=[{"role": "user", "content": asked}])
         if not isinstance(asked, Mapping):
-            raise InvalidTurn("turn", f"is a TurnEvent, its dict or a text, not {asked!r:.80}")
+            raise InvalidTurn("turn", f"is a TurnEvent, its dict or a text, not {brief(asked)}")
         given = dict(asked)
         if "text" in given:
             text = given.pop("text")
@@ -142,12 +142,12 @@ class TurnEvent(Payload):
 
 def _check_message(where: str, message: Any) -> None:
     if not isinstance(message, Mapping):
-        raise InvalidTurn(where, f"is an object with role and content, not {message!r:.80}")
+        raise InvalidTurn(where, f"is an object with role and content, not {brief(message)}")
     if message.get("role") not in _ROLES:
-        raise InvalidTurn(f"{where}.role", f"is one of {', '.join(_ROLES)}, not {message.get('role')!r:.80}")
+        raise InvalidTurn(f"{where}.role", f"is one of {', '.join(_ROLES)}, not {brief(message.get('role'))}")
     content = message.get("content")
     if not isinstance(content, (str, list)) and not (content is None and message["role"] == "assistant"):
-        raise InvalidTurn(f"{where}.content", f"is a text or a list of parts, not {content!r:.80}")
+        raise InvalidTurn(f"{where}.content", f"is a text or a list of parts, not {brief(content)}")
     if message["role"] == "user" and (not content or (isinstance(content, str) and not content.strip())):
         raise InvalidTurn(f"{where}.content", "is empty")
 
@@ -204,7 +204,7 @@ class StepResultChunk(Payload):
             _one_of("status", self.status, _ENDS)
         for name, value in self.metrics.items():
             if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-                raise InvalidTurn(f"metrics.{name:.80}", f"is a number, not {value!r:.80}")
+                raise InvalidTurn(f"metrics.{name:.80}", f"is a number, not {brief(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,19 +253,19 @@ class EventEnvelope:
     def from_dict(cls, data: Any, offset: int | None = None) -> EventEnvelope:
         """The envelope that `to_dict` wrote; InvalidTurn names the field that does not fit."""
         if not isinstance(data, Mapping):
-            raise InvalidTurn("envelope", f"is an object, not {data!r:.80}")
+            raise InvalidTurn("envelope", f"is an object, not {brief(data)}")
         known = [each.name for each in dataclasses.fields(cls) if each.name != "offset"]
         for name in data:
             if name not in known:
                 raise InvalidTurn(str(name)[:80], f"an envelope has no such field: it has {', '.join(known)}")
         if data.get("version", VERSION) != VERSION:
-            raise InvalidTurn("version", f"is {VERSION}, not {data['version']!r:.80}: a later release wrote this")
+            raise InvalidTurn("version", f"is {VERSION}, not {brief(data['version'])}: a later release wrote this")
         _one_of("topic", data.get("topic"), TOPICS)
         _one_of("type", data.get("type"), tuple(PAYLOADS))
         ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
         for name, value in {**ids, "event_id": data.get("event_id") or ""}.items():
             if value is not None and not isinstance(value, str):
-                raise InvalidTurn(name, f"is a text, not {value!r:.80}")
+                raise InvalidTurn(name, f"is a text, not {brief(value)}")
             _named(name, value)
         return cls(
             topic=data["topic"], event_id=data["event_id"], type=data["type"], timestamp=_when(data.get("timestamp")),
@@ -275,12 +275,12 @@ class EventEnvelope:
 
 def _one_of(field_: str, value: Any, known: Sequence[str]) -> None:
     if value not in known:
-        raise InvalidTurn(field_, f"is one of {', '.join(known)}, not {value!r:.80}")
+        raise InvalidTurn(field_, f"is one of {', '.join(known)}, not {brief(value)}")
 
 
 def _when(value: Any) -> _dt.datetime:
     try:
         found = _dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise InvalidTurn("timestamp", f"is a time in ISO 8601, not {value!r:.80}") from None
+        raise InvalidTurn("timestamp", f"is a time in ISO 8601, not {brief(value)}") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=_dt.UTC)

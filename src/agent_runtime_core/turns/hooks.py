@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .logs import log
 
 NAMES = ("on_turn_start", "on_plan_ready", "on_step_start", "on_step_end", "on_turn_end", "on_error")
@@ -24,11 +24,11 @@ class Hooks:
 
     def __init__(self, objects: Iterable[Any] = ()) -> None:
         if not isinstance(objects, Iterable):
-            raise InvalidArgument(f"hooks are a list of objects, not {objects!r:.80}: write [it]")
+            raise InvalidArgument(f"hooks are a list of objects, not {brief(objects)}: write [it]")
         self._objects = tuple(objects)
         for each in self._objects:
             if not any(callable(getattr(each, name, None)) for name in NAMES):
-                raise InvalidArgument(f"hooks are objects with one of {', '.join(NAMES)}; {each!r:.80} is none")
+                raise InvalidArgument(f"hooks are objects with one of {', '.join(NAMES)}; {brief(each)} is none")
 
     async def call(self, name: str, *args: Any) -> None:
         for each in self._objects:

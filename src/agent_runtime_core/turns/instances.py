@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import nearest
-from ..errors import InvalidArgument, UnknownTool
+from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
 from ..tools.registry import ToolRegistry, unknown_tool
 
@@ -75,7 +75,8 @@ class PersonalityInstance:
         texts = {**self.prompts, "system": self.system_prompt}
         if name not in texts:
             raise InvalidArgument(
-                f"personality {self.name!r} has no prompt {name!r:.120}: did you mean {nearest(str(name), texts)!r}?"
+                f"personality {brief(self.name)} has no prompt {brief(name)}: did you mean "
+                f"{nearest(str(name), texts)!r}?"
             )
         return filled(texts[name], values or {})
 
@@ -103,7 +104,7 @@ def filled(text: str, values: Mapping[str, str | int | float]) -> str:
             raise InvalidArgument(f"the prompt needs a value for {{{{{name}}}}}: there are {sorted(values)}")
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise InvalidArgument(f"the value of {{{{{name}}}}} is a text or a number, not {value!r:.80}")
+            raise InvalidArgument(f"the value of {{{{{name}}}}} is a text or a number, not {brief(value)}")
         return str(value)
 
     return _PLACE.sub(value_of, text)

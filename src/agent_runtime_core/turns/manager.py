@@ -13,7 +13,7 @@ from uuid import UUID
 from .._clock import aware
 from .._ids import run_uuid, trace_id
 from .._json import encode
-from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult
+from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult, brief
 from ..events.base import Event
 from ..interfaces import LLMClient
 from ..llm._breaker import Breakers
@@ -79,9 +79,9 @@ class TurnManager:
     ) -> None:
         tries = step_tries
         if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
-            raise InvalidArgument(f"step_tries counts attempts and is at least 1, not {tries!r:.60}")
+            raise InvalidArgument(f"step_tries counts attempts and is at least 1, not {brief(tries)}")
         if not isinstance(backoff_base, (int, float)) or not 0 <= backoff_base < math.inf:
-            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {backoff_base!r:.60}")
+            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {brief(backoff_base)}")
         self.runner = runner
         self._config, self._packs = config, packs
         self._overrides: dict[str, Any] = {
@@ -225,7 +225,9 @@ class TurnManager:
         been told while it is there. The runs of turns are deleted by `runner.vacuum`.
         """
         if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= 0:
-            raise InvalidArgument(f"older_than={older_than!r} cannot be used: it is a number of seconds of at least 0")
+            raise InvalidArgument(
+                f"older_than={brief(older_than)} cannot be used: it is a number of seconds of at least 0"
+            )
         # Nothing is older than the epoch, and no calendar goes back for ever.
         gone = await self.topics.trim(before=max(self.runner.queue.clock.wall() - older_than, 0.0))
         compact = getattr(self.runner.event_bus.commits, "compact", None)
@@ -256,7 +258,7 @@ class TurnManager:
         that carries out the turn there is no need for it.
         """
         if not isinstance(envelope, EventEnvelope):
-            raise InvalidTurn("envelope", f"is an EventEnvelope, as topics give it, not {envelope!r:.80}")
+            raise InvalidTurn("envelope", f"is an EventEnvelope, as topics give it, not {brief(envelope)}")
         chunk, turn_id = envelope.payload, envelope.turn_id
         if not isinstance(chunk, StepResultChunk) or turn_id is None:
             raise InvalidTurn("payload", f"a step result of a turn is wanted, not {envelope.type!r}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._clock import SYSTEM, Clock
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
 from .files import Mark, Reading, has_changed, mark_of, read_file, settled, twice
 from .instances import MemorySettings, PersonalityInstance, Sampling
@@ -146,7 +146,7 @@ def read_pack(folder: Path, name: str) -> Reading:
     home, contents, marks = folder / name, dict[str, bytes](), dict[Path, Mark]()
     try:
         if not home.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
-            raise InvalidArgument(f"personality {name!r} leads out of {folder}: move its folder there")
+            raise InvalidArgument(f"personality {brief(name)} leads out of {folder}: move its folder there")
         contents[FILE] = _read_into(marks, home, FILE)
         for file in _named_in(name, contents[FILE]):
             contents[file] = _read_into(marks, home, file)
@@ -173,9 +173,11 @@ def _table_of(name: str, content: bytes) -> dict[str, Any]:
     where = f"{name}/{FILE}"
     table = checked(parsed(content, where), _KEYS, where)
     if "name" not in table:
-        raise InvalidArgument(f"{where}: there is no name: write name = {name!r}")
+        raise InvalidArgument(f"{where}: there is no name: write name = {brief(name)}")
     if table["name"] != name:
-        raise InvalidArgument(f"{where}: name={table['name']!r} differs from its folder {name!r}: rename one of them")
+        raise InvalidArgument(
+            f"{where}: name={brief(table['name'])} differs from its folder {brief(name)}: rename one of them"
+        )
     prompts = table.get("prompts", {})
     checked(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: prompts")
     if "system" in prompts:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._clock import SYSTEM, Clock
 from ..config import nearest
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from ..tools.registry import ToolRegistry
 from .files import Mark
 from .instances import MemorySettings, PersonalityInstance, Sampling
@@ -57,9 +57,9 @@ class PackSet:
 
 def _known(name: object, packs: Mapping[str, PersonalityInstance], what: str) -> str:
     if not isinstance(name, str):
-        raise InvalidArgument(f"{what} is a name, not {name!r:.80}")
+        raise InvalidArgument(f"{what} is a name, not {brief(name)}")
     if name not in packs:
-        raise InvalidArgument(f"{what} {name!r:.120} is not there: did you mean {nearest(name, packs)!r}?")
+        raise InvalidArgument(f"{what} {brief(name)} is not there: did you mean {nearest(name, packs)!r}?")
     return name
 
 

@@ -15,7 +15,7 @@ from .._contexts import restore
 from ..book import FRAME
 from ..config import get_config
 from ..context import Context
-from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed
+from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed, brief
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._breaker import Breakers
@@ -82,7 +82,7 @@ class StepProcessor:
         breakers: Breakers | None = None, stream: bool = True,
     ) -> None:  # fmt: skip
         if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight is a whole number above 0, not {max_in_flight!r}")
+            raise InvalidArgument(f"max_in_flight is a whole number above 0, not {brief(max_in_flight)}")
         self.topics: EventPublisherSubscriber = topics
         self.hooks: Hooks = hooks
         self.max_in_flight: int = max_in_flight

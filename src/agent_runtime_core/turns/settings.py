@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import FIELDS, PREFIX, RuntimeConfig, check_setting, from_environment, number_in, redacted, truth_in
-from ..errors import InvalidArgument, UnknownSetting
+from ..errors import InvalidArgument, UnknownSetting, brief
 from .personality import PackSet
 from .tables import POSITIVE, SECRET, TABLE, TEXT, TRUTH, Key, checked, known, take_table
 
@@ -88,7 +88,7 @@ class Sources:
         where, rest = "" if path is None else path.name, dict(document)
         for name in rest:
             if name in FIELDS and name not in SECTIONS:
-                raise UnknownSetting(f"{where}: {name!r} is a setting of [runtime]: write it there")
+                raise UnknownSetting(f"{where}: {brief(name)} is a setting of [runtime]: write it there")
             known(name, SECTIONS, where, "section")
         runtime = _runtime_of(rest, where)
         turns = checked(take_table(rest, "turns", where), _TURNS, f"{where}: turns")

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -66,7 +66,7 @@ class _Subscriber(Generic[T]):
 
     def __init__(self, fn: Callable[[T], Any]) -> None:
         if not callable(fn):
-            raise InvalidArgument(f"{fn!r:.80} cannot be told of changes: it is no function")
+            raise InvalidArgument(f"{brief(fn)} cannot be told of changes: it is no function")
         self._fn = fn
         self.gone: bool = False
         self._waiting: deque[T] = deque()
@@ -75,7 +75,7 @@ class _Subscriber(Generic[T]):
         with contextlib.suppress(RuntimeError):
             self._loop = asyncio.get_running_loop()
         if self._loop is None and inspect.iscoroutinefunction(fn):
-            raise InvalidArgument(f"{fn!r:.80} is async: subscribe it inside the loop that it shall run on")
+            raise InvalidArgument(f"{brief(fn)} is async: subscribe it inside the loop that it shall run on")
 
     def tell(self, event: T) -> None:
         if self.gone:

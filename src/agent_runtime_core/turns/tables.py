@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..config import nearest
-from ..errors import InvalidArgument, UnknownSetting
+from ..errors import InvalidArgument, UnknownSetting, brief
 
 
 class Key(NamedTuple):
@@ -64,7 +64,7 @@ def known(name: str, names: Iterable[str], called: str, what: str = "setting") -
     """UnknownSetting, with the nearest, for a name that is none of the names."""
     names = tuple(names)
     if name not in names:
-        raise UnknownSetting(f"{called}: no {what} {name!r:.120}: did you mean {nearest(name, names)!r}?")
+        raise UnknownSetting(f"{called}: no {what} {brief(name)}: did you mean {nearest(name, names)!r}?")
 
 
 def checked(table: Mapping[str, Any], keys: Mapping[str, Key], called: str) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def checked(table: Mapping[str, Any], keys: Mapping[str, Key], called: str) -> d
     for name, value in table.items():
         known(name, keys, called)
         if not keys[name].fits(value):
-            shown = "'***'" if keys[name].secret else f"{value!r:.120}"
+            shown = "'***'" if keys[name].secret else f"{brief(value)}"
             raise InvalidArgument(f"{called}: {name}={shown} cannot be used: it must be {keys[name].wanted}")
     return dict(table)
 

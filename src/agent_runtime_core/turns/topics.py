@@ -15,7 +15,7 @@ from uuid import UUID, uuid5
 from .._clock import aware
 from .._engines.base import Op
 from .._ids import new_ulid
-from ..errors import InvalidArgument, InvalidTurn
+from ..errors import InvalidArgument, InvalidTurn, brief
 from ..events.base import TRIM, Event, EventBus
 from ..state.base import StateStore
 from ..tracing.tracer import Tracer
@@ -89,7 +89,7 @@ class EventPublisherSubscriber:
         told: dict[str, list[tuple[int, dict[str, Any]]]] = {}
         for place, each in enumerate(envelopes):
             if not isinstance(each, EventEnvelope):
-                raise InvalidTurn("envelope", f"is an EventEnvelope, as `envelope` makes it, not {each!r:.80}")
+                raise InvalidTurn("envelope", f"is an EventEnvelope, as `envelope` makes it, not {brief(each)}")
             plain = each.to_dict()
             EventEnvelope.from_dict(plain)
             told.setdefault(each.topic, []).append((place, plain))
@@ -172,7 +172,7 @@ class EventPublisherSubscriber:
     async def commit(self, topic: str, consumer: str, offset: int) -> None:
         """The consumer is done with the event at `offset` and with all before it."""
         if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-            raise InvalidArgument(f"offset={offset!r:.60} cannot be committed: it is that of an envelope")
+            raise InvalidArgument(f"offset={brief(offset)} cannot be committed: it is that of an envelope")
         self._consumers[self._known(topic)].add(consumer)
         await self._state.save_checkpoint(self._place(topic, consumer), {"offset": offset + 1})
 
@@ -188,9 +188,11 @@ class EventPublisherSubscriber:
         deleted may be published again.
         """
         if (before is None) == (keep is None):
-            raise InvalidArgument(f"trim wants either before= or keep=, not before={before!r} and keep={keep!r}")
+            raise InvalidArgument(
+                f"trim wants either before= or keep=, not before={brief(before)} and keep={brief(keep)}"
+            )
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
-            raise InvalidArgument(f"keep={keep!r} cannot be used: it is a number of events of at least 0")
+            raise InvalidArgument(f"keep={brief(keep)} cannot be used: it is a number of events of at least 0")
         topics = TOPICS if topic is None else (topic,)
         moment = None if before is None else _moment(before)
         return sum([await self._trimmed(self._log(each), moment, keep) for each in topics])
@@ -239,7 +241,7 @@ class EventPublisherSubscriber:
 
     def _known(self, topic: str) -> str:
         if topic not in TOPICS:
-            raise InvalidArgument(f"no topic {topic!r:.80}: there is {', '.join(TOPICS)}")
+            raise InvalidArgument(f"no topic {brief(topic)}: there is {', '.join(TOPICS)}")
         return topic
 
     def _log(self, topic: str) -> UUID:
@@ -256,7 +258,8 @@ def _moment(before: object) -> _dt.datetime:
         with contextlib.suppress(ValueError, OverflowError, OSError):
             return aware(before)
     raise InvalidArgument(
-        f"before={before!r:.60} cannot be used: it is an aware datetime, or seconds since the epoch that a calendar has"
+        f"before={brief(before)} cannot be used: it is an aware datetime, or seconds since the epoch that a "
+        "calendar has"
     )
 
 

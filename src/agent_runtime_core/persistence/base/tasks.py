@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import SYSTEM
-from ...errors import InvalidArgument, NotSupported
+from ...errors import InvalidArgument, NotSupported, brief
 from ..models import Scope, Task, TaskList, TaskState
 from ..readiness import ready_of
 
@@ -144,4 +144,4 @@ def check_fields(fields: Mapping[str, Any]) -> None:
         if name not in _FIELDS:
             near = difflib.get_close_matches(name, _FIELDS, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_FIELDS))}"
-            raise InvalidArgument(f"a task has no field {name!r} to be changed; {meant}")
+            raise InvalidArgument(f"a task has no field {brief(name)} to be changed; {meant}")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from ..._clock import SYSTEM, Clock
 from ..._engines.base import Commits, Guard, Op
-from ...errors import InvalidArgument, StorageBusy
+from ...errors import InvalidArgument, StorageBusy, brief
 from ..claim import CLAIM
 from .words import best, folded, words_of
 
@@ -269,7 +269,7 @@ class Table:
 def storable(text: Any, what: str, kind: str) -> None:
     """InvalidArgument for what is no text, or one that UTF-8 cannot say."""
     if not isinstance(text, str):
-        raise InvalidArgument(f"the {what} of a {kind} is a str, not {text!r:.80}")
+        raise InvalidArgument(f"the {what} of a {kind} is a str, not {brief(text)}")
     if not text.isascii():
         try:
             text.encode()
@@ -279,4 +279,4 @@ def storable(text: Any, what: str, kind: str) -> None:
 
 def _number(value: Any, what: str, key: str) -> None:
     if value is not None and not (isinstance(value, int | float) and -MOST_RANK <= value <= MOST_RANK):
-        raise InvalidArgument(f"the {what} of {key!r:.80} is a number within {MOST_RANK:g}, not {value!r:.80}")
+        raise InvalidArgument(f"the {what} of {brief(key)} is a number within {MOST_RANK:g}, not {brief(value)}")

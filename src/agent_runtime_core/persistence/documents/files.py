@@ -12,7 +12,7 @@ from typing import Any, Final
 from ..._clock import SYSTEM, Clock
 from ..._engines.base import Guard, Op
 from ..._engines.requests import Request, Waiting, deliver
-from ...errors import InvalidArgument, StorageClosed
+from ...errors import InvalidArgument, StorageClosed, brief
 from ...portal import in_thread
 from .base import DocumentStore
 from .file_room import Room
@@ -39,7 +39,7 @@ class FileDocuments(DocumentStore):
         super().__init__(clock=clock)
         text = os.fspath(root)
         if not text or "\0" in text:
-            raise InvalidArgument(f"{text!r} is no path of a directory: name one")
+            raise InvalidArgument(f"{brief(text, 500)} is no path of a directory: name one")
         self.root: str = os.path.abspath(text)
         self._ready = ready
         self._closed = False

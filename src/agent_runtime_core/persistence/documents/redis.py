@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..._engines.base import Concern
 from ..._engines.redis import OnRedis
 from ..._engines.redis_script import Codec, RedisConcern, as_list, part
-from ...errors import StorageCorrupt
+from ...errors import StorageCorrupt, brief
 from .base import Absent, Changed, Document, DocumentStore, Entry, Query
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _added(answer: list[Any] | None) -> float | None:
 def _documents(kind: str, told: Any) -> Iterable[Document]:
     for each in as_list(told):
         if isinstance(each, str):
-            raise StorageCorrupt(f"{kind} {each!r:.80} cannot be read; it is left as it is")
+            raise StorageCorrupt(f"{kind} {brief(each)} cannot be read; it is left as it is")
         key, version, rank, group, expires, text = each
         yield Document(key, text, version, float(rank), group, None if expires is None else float(expires))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ..._engines.sqlite_tx import SQLiteTx
-from ...errors import StorageCorrupt
+from ...errors import StorageCorrupt, brief
 from ..documents import sqlite_words
 from .base import Document
 
@@ -68,7 +68,7 @@ def read(row: tuple[Any, ...]) -> Row:
     id_, place, mark, key, group, rank, version, expires, crc, text = row
     document: Document = tuple.__new__(Document, (key, text, version, rank, group, expires))
     if not isinstance(text, str) or _crc(place, document) != crc:
-        raise StorageCorrupt(f"document {key!r:.80} (row {id_}) does not match its checksum; it is left as it is")
+        raise StorageCorrupt(f"document {brief(key)} (row {id_}) does not match its checksum; it is left as it is")
     return Row(id_, place, mark, document)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._clock import Clock
 from ..._ids import is_path
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 from ..documents.base import DocumentStore
 from ..documents.files import FileDocuments
 from ..documents.memory import MemoryDocuments
@@ -44,7 +44,7 @@ def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
     """Where the stores of a project are."""
     where = os.getcwd() if project_dir is None else os.fspath(project_dir)
     if not where or not is_path(where):
-        raise InvalidArgument(f"project_dir={where!r} is no path of a directory")
+        raise InvalidArgument(f"project_dir={brief(where, 500)} is no path of a directory")
     return os.path.join(os.path.abspath(where), DIRECTORY)
 
 
@@ -52,7 +52,7 @@ def home_directory() -> str:
     """Where the stores of this user are."""
     home = os.path.expanduser("~")
     if not os.path.isabs(home):
-        raise InvalidArgument(f"{home!r} is no home directory: set HOME to an absolute path")
+        raise InvalidArgument(f"{brief(home, 500)} is no home directory: set HOME to an absolute path")
     return os.path.join(os.path.normpath(home), DIRECTORY)
 
 

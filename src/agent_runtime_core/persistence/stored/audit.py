@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 from ..base.audit import AuditStore
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
@@ -221,12 +221,12 @@ def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[floa
 def _check_metric(metric: PerformanceMetric) -> None:
     value, tags = metric.value, metric.tags
     if not isinstance(tags, dict):
-        raise InvalidArgument(f"the tags of metric {metric.name!r:.80} are a dict, not {tags!r:.80}")
+        raise InvalidArgument(f"the tags of metric {brief(metric.name)} are a dict, not {brief(tags)}")
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise InvalidArgument(f"metric {metric.name!r:.80} is a finite number, not {value!r:.80}")
+        raise InvalidArgument(f"metric {brief(metric.name)} is a finite number, not {brief(value)}")
 
 
 def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) -> None:
     if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
-        raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {seconds!r:.80}")
+        raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {brief(seconds)}")
     check_count(count, count_name)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..._clock import SYSTEM, Clock
 from ..._ids import new_ulid
-from ...errors import InvalidArgument, StorageError
+from ...errors import InvalidArgument, StorageError, brief
 from ..documents.base import DocumentStore, Table, storable
 from ..models import Scope
 
@@ -99,4 +99,4 @@ def _scope(scope: Any) -> Scope:
     try:
         return Scope(scope)
     except ValueError:
-        raise InvalidArgument(f"there is no scope {scope!r}: GLOBAL, PROJECT and SESSION") from None
+        raise InvalidArgument(f"there is no scope {brief(scope)}: GLOBAL, PROJECT and SESSION") from None

@@ -6,7 +6,7 @@ import datetime as _dt
 from enum import Enum
 from typing import Any, TypeVar
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 from ..models import moment
 
 E = TypeVar("E", bound=Enum)
@@ -18,23 +18,23 @@ def choice(kind: type[E], value: Any, what: str) -> E:
         return kind(value)
     except ValueError:
         names = ", ".join(each.name for each in kind)
-        raise InvalidArgument(f"{value!r:.80} is no {what}: there are {names}") from None
+        raise InvalidArgument(f"{brief(value)} is no {what}: there are {names}") from None
 
 
 def seconds_of(when: Any, what: str) -> float:
     """Seconds since the epoch. InvalidArgument: it is no datetime."""
     if not isinstance(when, _dt.datetime):
-        raise InvalidArgument(f"{what} is a datetime, not {when!r:.80}")
+        raise InvalidArgument(f"{what} is a datetime, not {brief(when)}")
     return moment(when)
 
 
 def check_model(kind: type[Any], model: Any) -> None:
     """InvalidArgument: it is another thing."""
     if not isinstance(model, kind):
-        raise InvalidArgument(f"a model of {kind.__name__} is stored here, not {model!r:.80}")
+        raise InvalidArgument(f"a model of {kind.__name__} is stored here, not {brief(model)}")
 
 
 def check_count(count: Any, name: str) -> None:
     """InvalidArgument: it is neither None nor a number of at least 0."""
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise InvalidArgument(f"{name} is a number of at least 0, not {count!r:.80}")
+        raise InvalidArgument(f"{name} is a number of at least 0, not {brief(count)}")

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import aware
-from ...errors import InvalidArgument, TaskNotHeld
+from ...errors import InvalidArgument, TaskNotHeld, brief
 from ..base.tasks import TaskStore
 from ..documents.base import Changed, Document, Entry
 from ..forms import model_of, text_of
@@ -62,7 +62,7 @@ class Claims(Home, TaskStore):
         scope: Scope | None = None,
     ) -> Task | None:
         if not isinstance(worker, str) or not worker:
-            raise InvalidArgument(f"a worker has a name, not {worker!r:.80}")
+            raise InvalidArgument(f"a worker has a name, not {brief(worker)}")
         _check_lease(lease_seconds)
         space = self._space(scope)
         group = None if task_list_id is None else id_text(task_list_id, "task list")
@@ -152,7 +152,7 @@ def _refuse_others(task: Task, claim: Task | UUID, worker: str | None, now: floa
         elif task.claimed_by is not None:
             state = f"{task.claimed_by!r} has it, at attempt {task.attempts}"
         raise TaskNotHeld(
-            f"worker {who!r} does not have task {task.name!r:.80} ({task.id}): {state}; nothing was written"
+            f"worker {brief(who)} does not have task {brief(task.name)} ({task.id}): {state}; nothing was written"
         )
 
 
@@ -164,4 +164,4 @@ def _said(error: object) -> str | None:
 
 def _check_lease(seconds: float | None) -> None:
     if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
-        raise InvalidArgument(f"lease_seconds is a number of seconds above 0, not {seconds!r:.80}")
+        raise InvalidArgument(f"lease_seconds is a number of seconds above 0, not {brief(seconds)}")

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ..._engines.base import Op
 from ..._ids import new_ulid
-from ...errors import InvalidArgument, StorageBusy
+from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry, Table
 from ..forms import model_of
@@ -45,7 +45,7 @@ class StoredConversations(Home, ConversationStore):
         is. An object built by hand deletes nothing. InvalidArgument: an id that is none, or that two messages have.
         """
         if not isinstance(conversation, Conversation):
-            raise InvalidArgument(f"a Conversation is saved here, not {conversation!r:.60}")
+            raise InvalidArgument(f"a Conversation is saved here, not {brief(conversation)}")
         headers, messages = self._tables(scope)
         key = id_text(conversation.id, "conversation")
         entries = entries_of(key, conversation)
@@ -133,7 +133,7 @@ class StoredConversations(Home, ConversationStore):
             last = await table.find(key, descending=True, limit=limit)
             return [_message(each) for each in reversed(last)]
         if not isinstance(before, _dt.datetime):
-            raise InvalidArgument(f"`before` is a datetime, not {before!r:.60}")
+            raise InvalidArgument(f"`before` is a datetime, not {brief(before)}")
         found: list[ConversationMessage] = []
         async for document in _backwards(table, key):
             message = _message(document)
@@ -149,7 +149,7 @@ class StoredConversations(Home, ConversationStore):
         table = self._tables(scope)[1]
         _counts(limit=limit)
         if not isinstance(query, str):
-            raise InvalidArgument(f"what is searched for is a string of words, not {query!r:.60}")
+            raise InvalidArgument(f"what is searched for is a string of words, not {brief(query)}")
         return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
 
     # -- branches
@@ -234,4 +234,4 @@ async def _backwards(table: Table, group: str) -> AsyncIterator[Document]:
 def _counts(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and (not isinstance(value, int) or value < 0):
-            raise InvalidArgument(f"`{name}` is a number of at least 0, not {value!r:.60}")
+            raise InvalidArgument(f"`{name}` is a number of at least 0, not {brief(value)}")

@@ -8,7 +8,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 
-from ...errors import InvalidArgument, TooManyVectors
+from ...errors import InvalidArgument, TooManyVectors, brief
 from ...portal import in_thread
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
@@ -46,7 +46,7 @@ class Vectors:
         vector = floats(embedding.vector, f"the vector of embedding {embedding.id}")
         if embedding.dimensions not in (0, len(vector)):
             raise InvalidArgument(
-                f"embedding {embedding.id} has {len(vector)} components, and dimensions={embedding.dimensions!r:.40}"
+                f"embedding {embedding.id} has {len(vector)} components, and dimensions={brief(embedding.dimensions)}"
             )
         key = id_text(embedding.id, "embedding")
         await self._make_room(key)

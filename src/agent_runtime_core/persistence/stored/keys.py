@@ -6,7 +6,7 @@ import re
 from typing import Any
 from uuid import UUID
 
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 
 # A NUL cuts text off in some stores, and lone surrogates have no UTF-8; an escape stands for each.
 _ESCAPED = re.compile("[\x00\x1b\ud800-\udfff]")
@@ -16,7 +16,7 @@ _ESCAPE = re.compile("\x1b([0-9a-f]{4})")
 def stored_key(key: Any, what: str = "key") -> str:
     """The document key of any string but the empty one; what begins alike begins alike there too."""
     if not isinstance(key, str) or not key:
-        raise InvalidArgument(f"a {what} is a string that is not empty, not {key!r:.60}")
+        raise InvalidArgument(f"a {what} is a string that is not empty, not {brief(key)}")
     return escaped(key)
 
 
@@ -36,4 +36,4 @@ def id_text(value: Any, what: str) -> str:
     try:
         return str(UUID(value))
     except (TypeError, ValueError, AttributeError):
-        raise InvalidArgument(f"the id of a {what} is a UUID, not {value!r:.60}") from None
+        raise InvalidArgument(f"the id of a {what} is a UUID, not {brief(value)}") from None

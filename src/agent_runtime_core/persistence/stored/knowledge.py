@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import Op
-from ...errors import InvalidArgument, StorageBusy
+from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.knowledge import KnowledgeStore
 from ..content import text_in
 from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
@@ -69,7 +69,7 @@ class StoredKnowledge(Home, KnowledgeStore):
         """Facts with all words of `query` in their key, source and texts of their value, best first."""
         _check_limit(limit)
         if not isinstance(query, str):
-            raise InvalidArgument(f"what is searched for is a string of words, not {query!r:.60}")
+            raise InvalidArgument(f"what is searched for is a string of words, not {brief(query)}")
         return list(_facts(await self.table(scope, "fact").search(query, limit=limit)))
 
     async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
@@ -82,7 +82,7 @@ class StoredKnowledge(Home, KnowledgeStore):
     async def save_summary(self, summary: Summary, scope: Scope | None = None) -> None:
         check_model(Summary, summary)
         if not isinstance(summary.conversation_ids, list | tuple):
-            raise InvalidArgument(f"conversation_ids is a list, not {summary.conversation_ids!r:.80}")
+            raise InvalidArgument(f"conversation_ids is a list, not {brief(summary.conversation_ids)}")
         table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
         key, rank = id_text(summary.id, "summary"), seconds_of(summary.created_at, "created_at")
         entry = Entry(key, text_of(summary), rank=rank)
@@ -166,4 +166,4 @@ def _unlink(links: Table, there: Document | None) -> list[Op]:
 
 def _check_limit(limit: object) -> None:
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise InvalidArgument(f"limit is a number of at least 0, not {limit!r:.80}")
+        raise InvalidArgument(f"limit is a number of at least 0, not {brief(limit)}")

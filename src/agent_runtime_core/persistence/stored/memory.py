@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._json import MAX_WHOLE, decode, encode
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 from ..base.memory import MemoryStore
 from ..documents.base import Document, Entry
 from ..kinds import MEMORY
@@ -42,7 +42,7 @@ class StoredMemory(Home, MemoryStore):
 
     async def list_keys(self, scope: Scope | None = None, prefix: str | None = None) -> list[str]:
         if not isinstance(prefix, str | None):
-            raise InvalidArgument(f"a prefix is a string, not {prefix!r:.60}")
+            raise InvalidArgument(f"a prefix is a string, not {brief(prefix)}")
         found = await self.table(scope, MEMORY).find(prefix=escaped(prefix or ""))
         return sorted(original(each.key) for each in found)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..._clock import aware
 from ..._engines.base import Op
 from ..._json import MAX_BYTES, digest
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 from ..content import text_in
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
@@ -52,21 +52,21 @@ def header_entry(key: str, header: Header, now: float) -> Entry:
 def group_of(agent_key: str | None) -> str:
     """What the conversations of one agent are found by."""
     if not isinstance(agent_key, str | None):
-        raise InvalidArgument(f"an agent_key is a string, not {agent_key!r:.60}")
+        raise InvalidArgument(f"an agent_key is a string, not {brief(agent_key)}")
     return "" if agent_key is None else f"agent:{escaped(agent_key)}"
 
 
 def message_entry(conversation: str, message: ConversationMessage, *, max_bytes: int = MAX_BYTES) -> Entry:
     if not isinstance(message, ConversationMessage):
-        raise InvalidArgument(f"a ConversationMessage is appended here, not {message!r:.60}")
+        raise InvalidArgument(f"a ConversationMessage is appended here, not {brief(message)}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
     # These two would be stored, and could not be read or compared.
     if not isinstance(message.timestamp, _dt.datetime):
-        raise InvalidArgument(f"the timestamp of message {message.id} is a datetime, not {message.timestamp!r:.60}")
+        raise InvalidArgument(f"the timestamp of message {message.id} is a datetime, not {brief(message.timestamp)}")
     if not isinstance(message.tool_calls, list) or any(type(each) is not ToolCall for each in message.tool_calls):
         raise InvalidArgument(
             f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
-            f"not {message.tool_calls!r:.60}"
+            f"not {brief(message.tool_calls)}"
         )
     return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
 
@@ -122,7 +122,7 @@ def entries_of(key: str, conversation: Conversation) -> dict[str, Entry]:
     """The documents of its messages by their keys, in order."""
     entries: dict[str, Entry] = {}
     if not isinstance(conversation.messages, list | tuple):
-        raise InvalidArgument(f"the messages of conversation {key} are a list, not {conversation.messages!r:.60}")
+        raise InvalidArgument(f"the messages of conversation {key} are a list, not {brief(conversation.messages)}")
     for message in conversation.messages:
         entry = message_entry(key, message)
         if entry.key in entries:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import aware
-from ...errors import InvalidArgument
+from ...errors import InvalidArgument, brief
 from ..models import Task, TaskList, TaskState
 from .choices import choice
 
@@ -19,29 +19,29 @@ _KINDS: dict[str, type] = {"dependencies": list, "metadata": dict, "checkpoint_d
 def check_list(task_list: TaskList) -> TaskList:
     """The list, without its tasks, as it may be stored; InvalidArgument names what it may not hold."""
     if not isinstance(task_list.name, str):
-        raise InvalidArgument(f"the name of a task list is text, not {task_list.name!r:.80}")
+        raise InvalidArgument(f"the name of a task list is text, not {brief(task_list.name)}")
     if not isinstance(task_list.tasks, list | tuple):
-        raise InvalidArgument(f"the tasks of list {task_list.name!r:.80} are a list, not {task_list.tasks!r:.80}")
-    _check_times(task_list, ("created_at", "updated_at"), f"task list {task_list.name!r:.80}")
+        raise InvalidArgument(f"the tasks of list {brief(task_list.name)} are a list, not {brief(task_list.tasks)}")
+    _check_times(task_list, ("created_at", "updated_at"), f"task list {brief(task_list.name)}")
     return task_list
 
 
 def check_task(task: Task) -> Task:
     """The task as it may be stored; InvalidArgument names what it may not hold."""
     if not isinstance(task, Task):
-        raise InvalidArgument(f"a list holds tasks, not {task!r:.80}")
-    what = f"task {task.name!r:.80}"
+        raise InvalidArgument(f"a list holds tasks, not {brief(task)}")
+    what = f"task {brief(task.name)}"
     if not isinstance(task.name, str):
-        raise InvalidArgument(f"the name of a task is text, not {task.name!r:.80}")
+        raise InvalidArgument(f"the name of a task is text, not {brief(task.name)}")
     choice(TaskState, task.state, "state of a task")
     for name, kind in _KINDS.items():
         if not isinstance(getattr(task, name), kind):
-            raise InvalidArgument(f"{what}: its {name} is a {kind.__name__}, not {getattr(task, name)!r:.80}")
+            raise InvalidArgument(f"{what}: its {name} is a {kind.__name__}, not {brief(getattr(task, name))}")
     for each in (task.id, *task.dependencies):
         if not isinstance(each, UUID):
-            raise InvalidArgument(f"{what}: tasks are named by their UUID, not by {each!r:.80}")
+            raise InvalidArgument(f"{what}: tasks are named by their UUID, not by {brief(each)}")
     if isinstance(task.priority, bool) or not isinstance(task.priority, int | float) or math.isnan(task.priority):
-        raise InvalidArgument(f"{what}: its priority is a number, not {task.priority!r:.80}")
+        raise InvalidArgument(f"{what}: its priority is a number, not {brief(task.priority)}")
     _check_times(task, ("created_at", "updated_at"), what)
     given = (
         name for name in ("due_at", "completed_at", "checkpoint_at", "claimed_until") if getattr(task, name) is not None
@@ -54,7 +54,7 @@ def _check_times(model: Any, names: Iterable[str], what: str) -> None:
     for name in names:
         when = getattr(model, name)
         if not isinstance(when, _dt.datetime):
-            raise InvalidArgument(f"{what}: its {name} is a datetime, not {when!r:.80}")
+            raise InvalidArgument(f"{what}: its {name} is a datetime, not {brief(when)}")
 
 
 def now_like(wall: float, when: _dt.datetime) -> _dt.datetime:

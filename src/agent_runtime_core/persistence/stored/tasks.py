@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ..._clock import aware
-from ...errors import InvalidArgument, StorageBusy
+from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.tasks import check_fields
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry
 from ..forms import model_of, text_of
@@ -34,7 +34,7 @@ class StoredTasks(Claims):
         A list built by hand is written as it is, and deletes nothing. InvalidArgument: tasks would wait for each other.
         """
         if not isinstance(task_list, TaskList | Task):
-            raise InvalidArgument(f"a TaskList or a Task is saved here, not {task_list!r:.80}")
+            raise InvalidArgument(f"a TaskList or a Task is saved here, not {brief(task_list)}")
         space = self._space(scope)
         before = check_task(task_list).updated_at if isinstance(task_list, Task) else check_list(task_list).updated_at
         task_list.updated_at = now_like(self.clock.wall(), before)
@@ -47,7 +47,7 @@ class StoredTasks(Claims):
                 except (Changed, Absent):
                     continue
             raise StorageBusy(
-                f"{task_list.name!r:.80} was changed by others {CHANGE_TRIES} times in a row; save it again"
+                f"{brief(task_list.name)} was changed by others {CHANGE_TRIES} times in a row; save it again"
             )
         except BaseException:
             task_list.updated_at = before
@@ -56,7 +56,7 @@ class StoredTasks(Claims):
     async def _save_all(self, space: TaskSpace, task_list: TaskList) -> None:
         mine = {str(check_task(task).id): task for task in task_list.tasks}
         if len(mine) != len(task_list.tasks):
-            raise InvalidArgument(f"a task stands twice in the list {task_list.name!r:.80}")
+            raise InvalidArgument(f"a task stands twice in the list {brief(task_list.name)}")
         texts = {key: _text(task) for key, task in mine.items()}
         key = id_text(task_list.id, "task list")
         header = await space.lists.get(key)
