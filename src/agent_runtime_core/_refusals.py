@@ -6,7 +6,7 @@ import collections.abc
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeGuard
 from uuid import UUID
 
 from .errors import UnserialisableResult
@@ -62,6 +62,15 @@ def inside(at: At | None, held: object) -> At:
         if first is not level:
             raise refused(level.parent, f"a cycle, back to {_path(first.parent)}: return a copy without the way back")
     raise refused(at, f"nested deeper than {MAX_DEPTH} levels: return a flatter value")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an int or a float that clocks and loops can count with; an int may be larger than any float."""
+    return (
+        isinstance(value, (int, float))
+        and type(value) is not bool
+        and (isinstance(value, float) or value.bit_length() < 1024)
+    )
 
 
 def short(value: object) -> str:

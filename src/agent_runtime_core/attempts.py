@@ -17,6 +17,7 @@ from ._contexts import restore
 from ._forms import codec_for
 from ._hints import returns_of
 from ._json import MAX_RESULT, decode, encode
+from ._refusals import is_number
 from .book import BESIDE, FRAME, Book, Frame
 from .errors import (
     InvalidArgument,
@@ -35,7 +36,7 @@ from .errors import (
 )
 from .journal.record import FAILED, RETRYING, Record
 from .portal import in_thread
-from .retry import Delay, fixed
+from .retry import Delay, at_least_zero
 from .tools.deadline import limited
 from .tools.schema import context_parameter, place_context
 
@@ -79,13 +80,11 @@ class Policy:
     def __post_init__(self) -> None:
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise InvalidArgument(f"retries is a count of at least 0, not {brief(self.retries)}")
-        if self.timeout is not None and not (
-            isinstance(self.timeout, (int, float)) and math.isfinite(self.timeout) and self.timeout > 0
-        ):
+        if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(
                 f"timeout is a number of seconds above 0, or None for no limit, not {brief(self.timeout)}"
             )
-        fixed(self.retry_delay)
+        at_least_zero("retry_delay", self.retry_delay)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if callable(self.retry_on) and not isinstance(self.retry_on, type):
             kinds = ()  # a function that is asked

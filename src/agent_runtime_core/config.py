@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
+from ._refusals import is_number
 from .errors import InvalidArgument, UnknownSetting, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
@@ -252,15 +253,14 @@ def _are_prices(value: Any) -> bool:
         isinstance(model, str)
         and isinstance(prices, Mapping)
         and {"input", "output"} <= set(prices) <= _PRICES
-        and all(isinstance(p, (int, float)) and not isinstance(p, bool) and 0 <= p < math.inf for p in prices.values())
+        and all(is_number(p) and 0 <= p < math.inf for p in prices.values())
         for model, prices in value.items()
     )
 
 
 def _misfit(name: str, value: Any) -> str:
     whole = name in _WHOLE
-    kinds = (int,) if whole else (int, float)
-    fits = isinstance(value, kinds) and not isinstance(value, bool) and 0 <= value < math.inf
+    fits = is_number(value) and 0 <= value < math.inf and (not whole or isinstance(value, int))
     if fits and (value or name in _NOT_NEGATIVE):
         return ""
     return f"a{' whole' if whole else ''} number{' above 0' if name in _POSITIVE else ' of 0 or more'}"

@@ -94,7 +94,7 @@ def text_of(error: BaseException) -> str:
 def brief(value: object, most: int = 80) -> str:
     """Somebody's value in the text of an error: at most so many characters of its repr, which may not be had at all."""
     kind = type(value)
-    if kind is int and abs(cast("int", value)) >= 10**most:
+    if kind is int and cast("int", value).bit_length() > 256:
         return f"<int of {cast('int', value).bit_length()} bits>"  # Python writes none of more than 4,300 digits
     if kind in (str, bytes):
         value = cast("str", value)[: most + 1]

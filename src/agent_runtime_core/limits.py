@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ._refusals import is_number
 from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
@@ -37,11 +38,10 @@ class RunLimits:
             if value is None:
                 continue
             whole = name in _WHOLE
-            kinds = (int,) if whole else (int, float)
             above = name in ("turn_timeout", "run_timeout", "max_turns")
             if (
-                isinstance(value, bool)
-                or not isinstance(value, kinds)
+                not is_number(value)
+                or (whole and not isinstance(value, int))
                 or not 0 <= value < math.inf
                 or (above and not value)
             ):

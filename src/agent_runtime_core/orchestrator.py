@@ -16,6 +16,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from ._clock import aware
+from ._refusals import is_number
 from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
 from .interfaces import LLMClient, RunResult
@@ -110,7 +111,7 @@ class OrchestratorSettings:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidArgument(f"{name} is a whole number of at least 1, not {brief(value)}")
         base = self.backoff_base
-        if isinstance(base, bool) or not isinstance(base, (int, float)) or not 0 <= base < math.inf:
+        if not is_number(base) or not 0 <= base < math.inf:
             raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {brief(base)}")
 
     @classmethod

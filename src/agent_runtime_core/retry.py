@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
+from ._refusals import is_number
 from .errors import InvalidArgument, brief
 
 __all__ = ["Backoff", "Chance", "Delay", "fixed", "run_backoff"]
@@ -24,7 +25,7 @@ Delay: TypeAlias = Callable[[int, Chance], float]
 
 def fixed(delay: float) -> Delay:
     """The same `delay` in seconds after every failure."""
-    seconds = _seconds("delay", delay)
+    seconds = at_least_zero("delay", delay)
     return lambda attempt, chance: seconds
 
 
@@ -42,9 +43,9 @@ class Backoff:
     jitter: Literal["full", "none"] = "full"
 
     def __post_init__(self) -> None:
-        _seconds("base", self.base)
-        _seconds("maximum", self.maximum)
-        if _seconds("factor", self.factor) < 1:
+        at_least_zero("base", self.base)
+        at_least_zero("maximum", self.maximum)
+        if at_least_zero("factor", self.factor) < 1:
             raise InvalidArgument(f"factor={brief(self.factor)} would make the waits shorter: give 1 or more")
         if self.jitter not in ("full", "none"):
             raise InvalidArgument(f"jitter={brief(self.jitter)} is neither 'full' nor 'none'")
@@ -60,7 +61,7 @@ def run_backoff(base: float, attempt: int, maximum: float) -> float:
     """Seconds before attempt number `attempt` of a run is retried: `base ** attempt`, at most `maximum`."""
     if attempt < 0:
         raise InvalidArgument(f"attempt={brief(attempt)} is negative")
-    return min(_power(_seconds("base", base), attempt), _seconds("maximum", maximum))
+    return min(_power(at_least_zero("base", base), attempt), at_least_zero("maximum", maximum))
 
 
 def _power(base: float, exponent: int) -> float:
@@ -70,7 +71,7 @@ def _power(base: float, exponent: int) -> float:
         return math.inf
 
 
-def _seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+def at_least_zero(name: str, value: object) -> float:
+    if not is_number(value) or not 0 <= value < math.inf:
         raise InvalidArgument(f"{name}={brief(value)} is not a number of 0 or more")
     return _power(value, 1)

@@ -6,15 +6,22 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_runtime_core import errors
+from agent_runtime_core.config import RuntimeConfig
 from agent_runtime_core.errors import AgentRuntimeError, brief
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.llm import Retries, Timeouts
+from agent_runtime_core.retry import Backoff
 from agent_runtime_core.runner.settings import RunnerConfig
-from agent_runtime_core.steps import Step
+from agent_runtime_core.steps import Step, StepExecutor
+from agent_runtime_core.testing import MockRunContext
+from agent_runtime_core.tools import Tool
 
 TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, AgentRuntimeError)]
 
@@ -91,3 +98,34 @@ def test_what_cannot_be_used_is_refused_in_few_words(take: Callable[[Any], Any],
     with pytest.raises(errors.InvalidArgument) as refused:
         take(value)
     assert len(str(refused.value)) < 200
+
+
+HUGE = 10**400  # no float is as large: clocks and loops end on it with an OverflowError
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda: Step("a", print, timeout=HUGE),
+        lambda: Step("a", print, retry_delay=HUGE),
+        lambda: RunnerConfig(lease_ttl_seconds=HUGE),
+        lambda: RunnerConfig(retention={"failed": HUGE}),
+        lambda: RunLimits(max_tokens=HUGE),
+        lambda: RuntimeConfig(park_after=HUGE),
+        lambda: Timeouts(total=HUGE),
+        lambda: Retries(cap=HUGE),
+        lambda: Backoff(base=HUGE),
+        lambda: StepExecutor(MockRunContext(), cancel_check_interval=HUGE),
+        lambda: InMemoryEventBus(poll_interval=HUGE),
+        lambda: InMemoryEventBus(poll_interval=cast(Any, None)),
+        lambda: Tool("t", "", {}, print, timeout=HUGE),
+    ],
+)
+def test_a_number_that_no_clock_can_count_with_is_refused(take: Callable[[], Any]) -> None:
+    with pytest.raises(errors.InvalidArgument, match=r"<int of 1329 bits>|None"):
+        take()
+
+
+def test_a_wrong_retry_delay_is_told_by_its_name() -> None:
+    with pytest.raises(errors.InvalidArgument, match="retry_delay=-1 "):
+        Step("a", print, retry_delay=-1)

@@ -16,6 +16,7 @@ from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import next_id, run_uuid
 from .._json import decode, encode
+from .._refusals import is_number
 from ..errors import InvalidArgument, StorageClosed, UnserialisableResult, brief
 from ..event_types import EventType
 from ..journal.record import Record, as_stored, expand
@@ -178,7 +179,7 @@ class EventBus(ABC):
     derives: ClassVar[bool] = False
 
     def __init__(self, *, clock: Clock = SYSTEM, poll_interval: float = 0.1) -> None:
-        if not poll_interval > 0:
+        if not is_number(poll_interval) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval={brief(poll_interval)} must be seconds above 0")
         self.clock = clock
         self.poll_interval = poll_interval

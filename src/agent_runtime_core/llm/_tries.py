@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from .._clock import Clock
+from .._refusals import is_number
 from ..errors import InvalidArgument, ProviderError, brief
 from ..retry import Backoff
 from ._breaker import Breakers, Key
@@ -34,7 +35,7 @@ class Retries:
             raise InvalidArgument(f"tries={brief(self.tries)} is no number of requests: give 1 or more, 1 for no retry")
         for name in ("base", "cap", "retry_after_cap"):
             seconds = getattr(self, name)
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+            if not is_number(seconds) or not 0 <= seconds < math.inf:
                 raise InvalidArgument(f"{name}={brief(seconds)} is no number of seconds: give 0 or more")
 
 

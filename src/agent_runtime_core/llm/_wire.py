@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._refusals import is_number
 from ..errors import InvalidArgument, NotSupported, ProviderError, brief
 
 
@@ -24,7 +25,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+            if not is_number(seconds) or not seconds > 0:
                 raise InvalidArgument(f"{name}={brief(seconds)} is no number of seconds above 0: math.inf is no limit")
 
 

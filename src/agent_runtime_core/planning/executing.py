@@ -10,6 +10,7 @@ from typing import Any, Final
 from .._ids import step_id
 from .._json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._load import load
+from .._refusals import is_number
 from ..attempts import InDoubt
 from ..book import Book
 from ..errors import (
@@ -100,6 +101,8 @@ async def execute_plan(
     Later: StepExecutionError after the last try of a step, whose dependents are left out while the others run;
     ToolFailed where a person refused a call.
     """
+    if max_steps is not None and (not is_number(max_steps) or not max_steps >= 0):
+        raise InvalidArgument(f"max_steps is a number of at least 0, or None for no limit, not {brief(max_steps)}")
     if max_steps is not None and len(plan.steps) > max_steps:
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
     if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:

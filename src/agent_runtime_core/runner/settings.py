@@ -11,6 +11,7 @@ from uuid import UUID
 
 from .._clock import aware
 from .._json import decode
+from .._refusals import is_number
 from ..config import RuntimeConfig
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
@@ -60,12 +61,12 @@ class RunnerConfig:
         for status, kept in self.retention.items():
             if status not in TERMINAL:
                 raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {brief(status)}")
-            if isinstance(kept, bool) or not isinstance(kept, (int, float)) or not kept >= 0:
+            if not is_number(kept) or not kept >= 0:
                 raise InvalidArgument(f"retention of {brief(status)} is a number of seconds, not {brief(kept)}")
 
     def _number(self, name: str, *, above: bool = False) -> None:
         value = getattr(self, name)
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        fits = is_number(value) and math.isfinite(value)
         if not fits or value < 0 or (above and value == 0):
             raise InvalidArgument(
                 f"{name} is a number of seconds {'above' if above else 'of at least'} 0, not {brief(value)}"

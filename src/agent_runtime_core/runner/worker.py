@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
@@ -124,7 +125,7 @@ class Worker:
         if self._wake is not None and self._loop is not None and not self._loop.is_closed():
             raise InvalidArgument("this runner works already: give it a greater concurrency, or make another one")
         whole("concurrency", concurrency)
-        if isinstance(poll_interval, bool) or not isinstance(poll_interval, (int, float)) or not poll_interval > 0:
+        if not is_number(poll_interval) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
         self._slots = concurrency
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._ids import unbroken
 from .._json import MAX_RESULT
+from .._refusals import is_number
 from ..attempts import InDoubt, Policy, RetryOn
 from ..book import Book
 from ..errors import InvalidArgument, brief
@@ -47,7 +48,7 @@ class StepExecutor:
             raise InvalidArgument(f"checkpoint_key is a text, not {brief(checkpoint_key)}")
         if not isinstance(max_concurrency, int) or max_concurrency < 1:
             raise InvalidArgument(f"max_concurrency is a whole number of at least 1, not {brief(max_concurrency)}")
-        if not isinstance(cancel_check_interval, int | float) or not cancel_check_interval > 0:
+        if not is_number(cancel_check_interval) or not cancel_check_interval > 0:
             raise InvalidArgument(
                 f"cancel_check_interval is a number of seconds above 0, not {brief(cancel_check_interval)}"
             )

@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable
 from typing import Any, Final
 
+from .._refusals import is_number
 from ..errors import InvalidArgument, ToolTimeout, brief
 
 __all__ = ["GRACE", "ToolTimeout", "let_go", "limited", "seconds_or_none"]
@@ -23,7 +24,7 @@ def seconds_or_none(timeout: Any) -> float | None:
     """`timeout` if it can be one, else InvalidArgument."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
+    if not is_number(timeout) or not 0 < timeout < math.inf:
         raise InvalidArgument(f"timeout is a number of seconds above 0, or None for no limit, not {brief(timeout)}")
     return timeout
 

@@ -13,6 +13,7 @@ from uuid import UUID
 from .._clock import aware
 from .._ids import run_uuid, trace_id
 from .._json import encode
+from .._refusals import is_number
 from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult, brief
 from ..events.base import Event
 from ..interfaces import LLMClient
@@ -80,7 +81,7 @@ class TurnManager:
         tries = step_tries
         if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
             raise InvalidArgument(f"step_tries counts attempts and is at least 1, not {brief(tries)}")
-        if not isinstance(backoff_base, (int, float)) or not 0 <= backoff_base < math.inf:
+        if not is_number(backoff_base) or not 0 <= backoff_base < math.inf:
             raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {brief(backoff_base)}")
         self.runner = runner
         self._config, self._packs = config, packs
@@ -224,7 +225,7 @@ class TurnManager:
         Keep them for longer than a turn may last: what a turn that is taken up again has told is only known to have
         been told while it is there. The runs of turns are deleted by `runner.vacuum`.
         """
-        if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= 0:
+        if not is_number(older_than) or not older_than >= 0:
             raise InvalidArgument(
                 f"older_than={brief(older_than)} cannot be used: it is a number of seconds of at least 0"
             )

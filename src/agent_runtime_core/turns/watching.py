@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .._clock import Clock
+from .._refusals import is_number
 from ..errors import InvalidArgument, brief
 from ..portal import in_thread
 from .files import Mark
@@ -29,7 +30,7 @@ class Reloads(Protocol):
 
 async def watch(source: Reloads, interval: float, clock: Clock) -> None:
     """Reload `source` whenever its files have changed; files are looked at in a thread, never on the loop."""
-    if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not 0 < interval < math.inf:
+    if not is_number(interval) or not 0 < interval < math.inf:
         raise InvalidArgument(f"interval={brief(interval)} cannot be used: it must be a number of seconds above 0")
     seen: dict[Path, Mark] | None = None
     while True:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import aware
+from ..._refusals import is_number
 from ...errors import InvalidArgument, TaskNotHeld, brief
 from ..base.tasks import TaskStore
 from ..documents.base import Changed, Document, Entry
@@ -163,5 +164,5 @@ def _said(error: object) -> str | None:
 
 
 def _check_lease(seconds: float | None) -> None:
-    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+    if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
         raise InvalidArgument(f"lease_seconds is a number of seconds above 0, not {brief(seconds)}")

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from ..._clock import aware
+from ..._refusals import is_number
 from ...errors import InvalidArgument, brief
 from ..models import Task, TaskList, TaskState
 from .choices import choice
@@ -40,7 +41,7 @@ def check_task(task: Task) -> Task:
     for each in (task.id, *task.dependencies):
         if not isinstance(each, UUID):
             raise InvalidArgument(f"{what}: tasks are named by their UUID, not by {brief(each)}")
-    if isinstance(task.priority, bool) or not isinstance(task.priority, int | float) or math.isnan(task.priority):
+    if not is_number(task.priority) or math.isnan(task.priority):
         raise InvalidArgument(f"{what}: its priority is a number, not {brief(task.priority)}")
     _check_times(task, ("created_at", "updated_at"), what)
     given = (
