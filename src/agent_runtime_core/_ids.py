@@ -22,6 +22,7 @@ _CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f
 _UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
 HALF: Final = re.compile("[\ud800-\udfff]")  # of a character, which no store and no server takes
 _MAX_KEY: Final = 512
+_MAX_NAME: Final = 255  # characters of a file's name: 255 bytes, or of Windows 255 units of 16 bits
 _MAX_MS: Final = 2**48 - 1
 
 # Part of every store ever written: another value would lose its runs.
@@ -125,12 +126,16 @@ def known_uuid(stored: str) -> UUID:
     return UUID(stored)
 
 
-def is_path(text: str) -> bool:
-    """Whether a file can have that name: without NUL, and with halves of characters only where they stand for bytes."""
+def path_text(value: object) -> str | None:
+    """The text of a path that a file can have: without NUL, with halves of characters only where they stand for bytes,
+    and with no name that is longer than file systems take. None for what is none."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or max(map(len, text.split(os.sep))) > _MAX_NAME:
+        return None
     try:
-        return b"\0" not in os.fsencode(text)
+        return None if b"\0" in os.fsencode(text) else text
     except UnicodeEncodeError:
-        return False
+        return None
 
 
 def unbroken(what: str, value: object) -> str:

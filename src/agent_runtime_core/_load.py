@@ -52,7 +52,7 @@ def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> typ
     dotted = None if not isinstance(name, str) else name if ":" in name else table.get(name)
     if dotted is None:
         raise InvalidArgument(
-            f"no {what} is called {brief(name)}{_instead(str(name), table)}, or 'their_package.module:Class'"
+            f"no {what} is called {brief(name)}{_instead(name, table)}, or 'their_package.module:Class'"
         )
     found = load(dotted, package=package)
     if not isinstance(found, type):
@@ -92,7 +92,8 @@ def _install(package: str) -> str:
     return f"pip install 'agent-runtime-core[{extra}]'" if extra else f"pip install {package}"
 
 
-def _instead(name: str, known: Iterable[str]) -> str:
+def _instead(name: object, known: Iterable[str]) -> str:
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
+    # Cut off: what is compared takes time in the square of its length.
+    near = difflib.get_close_matches(name[:100], names, n=1) if isinstance(name, str) else []
     return (f"; did you mean {near[0]!r}?" if near else ";") + f" there is {', '.join(names) or 'nothing'}"

@@ -48,7 +48,7 @@ class Registry:
 
     def get(self, key: str) -> AgentRuntime | None:
         """The agent of that key, or None."""
-        entry = self._agents.get(key)
+        entry = self._agents.get(key) if isinstance(key, str) else None
         return entry[0] if entry else None
 
     def keys(self) -> list[str]:
@@ -57,7 +57,7 @@ class Registry:
 
     def unregister(self, key: str) -> bool:
         """False when no agent has that key."""
-        return self._agents.pop(key, None) is not None
+        return isinstance(key, str) and self._agents.pop(key, None) is not None
 
     def clear(self) -> None:
         """Forget every agent."""

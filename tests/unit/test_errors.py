@@ -17,11 +17,16 @@ from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.llm import Retries, Timeouts
+from agent_runtime_core.loop import agent_tool
+from agent_runtime_core.persistence import FileMemoryStore, PersistenceManager
+from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
+from agent_runtime_core.registry import get_runtime, unregister_runtime
 from agent_runtime_core.retry import Backoff
 from agent_runtime_core.runner.settings import RunnerConfig
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.testing import MockRunContext
-from agent_runtime_core.tools import Tool
+from agent_runtime_core.testing import MockLLMClient, MockRunContext, RecordingLLMClient
+from agent_runtime_core.tools import Tool, ToolRegistry
+from agent_runtime_core.turns import ConfigLoader, PersonalityPackManager
 
 TREE = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, AgentRuntimeError)]
 
@@ -129,3 +134,46 @@ def test_a_number_that_no_clock_can_count_with_is_refused(take: Callable[[], Any
 def test_a_wrong_retry_delay_is_told_by_its_name() -> None:
     with pytest.raises(errors.InvalidArgument, match="retry_delay=-1 "):
         Step("a", print, retry_delay=-1)
+
+
+@pytest.mark.parametrize("path", [5, None, b"there.db", "a\0b", "\ud800", "", "y" * 10**6, Mute()], ids=range(8))
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda path: SQLiteQueue(path) if path is not None else SQLiteQueue(""),
+        lambda path: PersistenceManager.open("" if path is None else path).memory,
+        lambda path: FileMemoryStore("" if path is None else path),
+        lambda path: ConfigLoader("" if path is None else path),
+        lambda path: PersonalityPackManager("" if path is None else path),
+        lambda path: RecordingLLMClient(MockLLMClient(), path),
+    ],
+)
+def test_what_is_no_path_is_refused_as_that(take: Callable[[Any], Any], path: Any) -> None:
+    with pytest.raises(errors.InvalidArgument) as refused:
+        take(path)
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("name", [["a"], 10**5000, Mute(), None, "y" * 10**6], ids=range(5))
+async def test_what_is_no_name_names_nothing(name: Any) -> None:
+    assert get_runtime(name) is None
+    assert unregister_runtime(name) is False
+    assert ToolRegistry().get(name) is None
+    with pytest.raises(errors.UnknownTool):
+        await ToolRegistry().execute(name, {})
+    for asked in (lambda: get_queue(name or "none"), lambda: agent_tool(5)):
+        with pytest.raises(errors.InvalidArgument) as refused:
+            asked()
+        assert len(str(refused.value)) < 300
+
+
+async def test_a_claim_for_agents_that_are_no_texts_is_refused() -> None:
+    for keys in ([[]], [None], [1], ["a", {}]):
+        with pytest.raises(errors.InvalidArgument, match="agent_keys is a list of agent keys, which are texts"):
+            await InMemoryQueue().claim("w", agent_keys=cast(Any, keys))
+
+
+@pytest.mark.parametrize("make", [InMemoryQueue, SQLiteQueue, InMemoryEventBus])
+def test_what_is_no_engine_is_refused_as_that(make: Callable[..., Any]) -> None:
+    with pytest.raises(errors.InvalidArgument, match="engine is "):
+        make(engine="agents.db")

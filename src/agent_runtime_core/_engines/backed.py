@@ -44,6 +44,8 @@ class OnMemory(Backed):
     """In this process, gone when it ends."""
 
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
+        if engine is not None and not isinstance(engine, MemoryEngine):
+            raise InvalidArgument(f"engine is a MemoryEngine, not {brief(engine)}: leave it out for one of its own")
         super().__init__(clock=engine.clock if engine is not None else clock, **options)
         self.engine: MemoryEngine = engine or MemoryEngine(clock)
         for concern in self.concerns:
@@ -58,6 +60,8 @@ class OnShared(Backed):
     def __init__(
         self, engine: SharedEngine | None, opened: Callable[[], SharedEngine], clock: Clock, options: dict[str, Any]
     ) -> None:
+        if engine is not None and not hasattr(engine, "share"):
+            raise InvalidArgument(f"engine is one that is open, not {brief(engine)}: give a path or a URL instead")
         # Bad options are refused before anything is opened.
         super().__init__(clock=engine.clock if engine is not None else clock, **options)
         self.engine = engine.share() if engine is not None else opened()

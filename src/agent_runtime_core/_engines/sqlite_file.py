@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._ids import is_path
+from .._ids import path_text
 from ..errors import InvalidArgument, StorageBusy, StorageError, StorageTooNew, brief
 from .base import Concern
 from .presence import CommitLock
@@ -22,10 +22,10 @@ _LOOK = 0.1  # seconds between looks whether the file is still there
 
 def checked(path: str | os.PathLike[str]) -> str:
     """The real path of a database file; InvalidArgument for what cannot be one."""
-    text = os.fspath(path)
-    if not text or not is_path(text) or text == ":memory:":
+    text = path_text(path)
+    if text is None or text == ":memory:":
         raise InvalidArgument(
-            f"{brief(text, 500)} is no path of a database file; for one that is never kept use memory://"
+            f"{brief(path, 500)} is no path of a database file; for one that is never kept use memory://"
         )
     where = os.path.realpath(text)
     if os.path.isdir(where):

@@ -373,7 +373,9 @@ def agent_tool(
     ends failed, and its parent goes on. With `handoff` its answer is the end of the loop.
     """
     allotted = RunLimits.of(limits)
-    found = agent if isinstance(agent, str) else agent.key
+    found = agent if isinstance(agent, str) else getattr(agent, "key", None)
+    if not isinstance(found, str) or not found:
+        raise InvalidArgument(f"agent_tool takes an agent or the key of one, not {brief(agent)}")
 
     def never(task: str) -> str:
         raise InvalidArgument(f"the agent {brief(found)} is run by the agent loop, not as a function")

@@ -75,7 +75,9 @@ class PersistenceConfig:
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], **more: Any) -> PersistenceConfig:
         """All six kinds in one place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
-        text = os.fspath(path_or_url)
+        text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
+        if not isinstance(text, str):
+            raise InvalidArgument(f"{brief(path_or_url)} is no place to keep documents: give a path or a URL as text")
         scheme, found, rest = text.partition("://")
         match scheme if found else "path":
             case "path":

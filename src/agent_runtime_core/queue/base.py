@@ -86,7 +86,10 @@ def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
         raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {brief(agent_keys)}")
-    return tuple(dict.fromkeys(agent_keys))
+    keys = list(agent_keys)
+    if not all(isinstance(each, str) for each in keys):
+        raise InvalidArgument(f"agent_keys is a list of agent keys, which are texts, not {brief(keys)}")
+    return tuple(dict.fromkeys(keys))
 
 
 def _name(what: str, value: object) -> str:

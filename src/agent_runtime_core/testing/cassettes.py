@@ -12,12 +12,13 @@ import difflib
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import AgentRuntimeError, InvalidArgument, StreamCut
+from .._ids import path_text
+from ..errors import AgentRuntimeError, InvalidArgument, StreamCut, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..loop.asking import Heard
 from ..portal import in_thread
@@ -61,7 +62,7 @@ class Cassette:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file: as a whole, or not at all. It replaces one that is there."""
-        place = Path(path)
+        place = _file(path)
         tree = [{"request": each.request, "response": each.response} for each in self.exchanges]
         text = json.dumps({"version": VERSION, "exchanges": tree}, indent=2, ensure_ascii=False)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -76,17 +77,25 @@ class Cassette:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Cassette:
         """What `save` wrote, or somebody by hand; InvalidArgument says what is wrong with it."""
+        file = _file(path)
         try:
-            tree = json.loads(Path(path).read_bytes())
+            tree = json.loads(file.read_bytes())
         except FileNotFoundError as error:
             raise InvalidArgument(f"no cassette {str(path)!r}: record one with RecordingLLMClient") from error
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError, IsADirectoryError) as error:
             raise InvalidArgument(f"{str(path)!r} is no cassette: {error}") from error
         if not isinstance(tree, dict) or tree.get("version") != VERSION or not isinstance(tree.get("exchanges"), list):
             raise InvalidArgument(
                 f'{str(path)!r} is no cassette of version {VERSION}: it is {{"version": {VERSION}, "exchanges": [...]}}'
             )
         return cls([_exchange(each, f"exchange {n} of {str(path)!r}") for n, each in enumerate(tree["exchanges"])])
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
+    text = path_text(path)
+    if text is None:
+        raise InvalidArgument(f"{brief(path, 500)} is no path of a cassette")
+    return Path(text)
 
 
 class ReplayLLMClient(LLMClient):
@@ -102,6 +111,8 @@ class ReplayLLMClient(LLMClient):
     ) -> None:
         if isinstance(cassette, str | os.PathLike):
             cassette = Cassette.load(cassette)
+        elif not isinstance(cassette, Cassette | Iterable):
+            raise InvalidArgument(f"{brief(cassette)} is no Cassette, list of exchanges or path of a cassette")
         elif not isinstance(cassette, Cassette):
             cassette = Cassette([_exchange(each, f"exchange {number}") for number, each in enumerate(cassette)])
         self._exchanges = list(cassette.exchanges)
@@ -194,7 +205,7 @@ class RecordingLLMClient(LLMClient):
 
     def __init__(self, client: LLMClient, path: str | os.PathLike[str]) -> None:
         self._client = client
-        self._path = Path(path)
+        self._path = _file(path)
         self._lock = threading.Lock()
         self.cassette: Cassette = Cassette()
 
@@ -307,7 +318,7 @@ def _plain(tree: Any, where: str) -> Any:
 def _unwrapped(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"{value!r:.80} is no JSON")
+    raise TypeError(f"{brief(value)} is no JSON")
 
 
 def _compared(recorded: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,12 +58,15 @@ class ToolRegistry:
             self._given[made.name] = tool
 
     def get(self, name: str) -> Tool | None:
-        return self._tools.get(name)
+        try:
+            return self._tools.get(name)
+        except TypeError:  # what has no hash is no name
+            return None
 
     def get_tool(self, name: str) -> Tool | BaseTool:
         """What was registered under that name, a BaseTool as itself; a ValueError where nothing was."""
-        if name not in self._tools:
-            error = InvalidArgument(f"Tool not found: {name}")
+        if self.get(name) is None:
+            error = InvalidArgument(f"Tool not found: {name if isinstance(name, str) else brief(name)}")
             error.add_note(str(unknown_tool(name, self.list_tools())))
             raise error
         return self._given.get(name, self._tools[name])
@@ -127,7 +130,7 @@ class ToolRegistry:
         return known
 
     def _require(self, name: str) -> Tool:
-        tool = self._tools.get(name)
+        tool = self.get(name)
         if tool is None:
             raise unknown_tool(name, self.list_tools())
         return tool
@@ -136,7 +139,7 @@ class ToolRegistry:
 def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
     """The error for a name that none of the tools has; it names those that come near."""
     # Cut off: what is compared takes time in the square of its length.
-    said, names = str(name)[:100], sorted(tool.name for tool in tools)
+    said, names = name[:100] if isinstance(name, str) else brief(name), sorted(tool.name for tool in tools)
     # Some models put the tool into a namespace, as in functions.search.
     near = difflib.get_close_matches(said, names, n=3) or difflib.get_close_matches(said.rpartition(".")[2], names)
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {names}"

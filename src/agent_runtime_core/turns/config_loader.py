@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from .._clock import SYSTEM, Clock
+from .._ids import path_text
 from ..config import FIELDS, RuntimeConfig, configure
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, brief
 from .files import Mark, Reading, has_changed, mark_of, read_file, settled, twice
 from .packs import Found, PackReader
 from .personality import PackSet
@@ -112,7 +113,10 @@ class ConfigLoader:
         environ: Mapping[str, str] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._path = None if path is None else Path(path).absolute()
+        text = None if path is None else path_text(path)
+        if path is not None and text is None:
+            raise InvalidArgument(f"{brief(path, 500)} is no path of a file: give one, or path=None to do without")
+        self._path = None if text is None else Path(text).absolute()
         self._document = None if self._path is None else _Document(self._path, clock)
         self._environ, self._clock = environ, clock
         self._lock = threading.Lock()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .._clock import SYSTEM, Clock
+from .._ids import path_text
 from ..config import nearest
 from ..errors import InvalidArgument, brief
 from ..tools.registry import ToolRegistry
@@ -82,7 +83,10 @@ class PersonalityPackManager:
         default: str | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._reader = None if folder is None else PackReader(Path(folder).absolute(), clock)
+        text = None if folder is None else path_text(folder)
+        if folder is not None and text is None:
+            raise InvalidArgument(f"{brief(folder, 500)} is no path of a folder: give one, or folder=None")
+        self._reader = None if text is None else PackReader(Path(text).absolute(), clock)
         self._tools, self._default, self._clock = tools, default, clock
         self._lock = threading.Lock()
         self._problems = Problems("the personalities")

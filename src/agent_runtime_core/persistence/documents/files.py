@@ -12,6 +12,7 @@ from typing import Any, Final
 from ..._clock import SYSTEM, Clock
 from ..._engines.base import Guard, Op
 from ..._engines.requests import Request, Waiting, deliver
+from ..._ids import path_text
 from ...errors import InvalidArgument, StorageClosed, brief
 from ...portal import in_thread
 from .base import DocumentStore
@@ -37,9 +38,9 @@ class FileDocuments(DocumentStore):
         self, root: str | os.PathLike[str], *, ready: Callable[[], None] = _nothing, clock: Clock = SYSTEM
     ) -> None:
         super().__init__(clock=clock)
-        text = os.fspath(root)
-        if not text or "\0" in text:
-            raise InvalidArgument(f"{brief(text, 500)} is no path of a directory: name one")
+        text = path_text(root)
+        if text is None:
+            raise InvalidArgument(f"{brief(root, 500)} is no path of a directory: name one")
         self.root: str = os.path.abspath(text)
         self._ready = ready
         self._closed = False

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..._clock import Clock
-from ..._ids import is_path
+from ..._ids import path_text
 from ...errors import InvalidArgument, brief
 from ..documents.base import DocumentStore
 from ..documents.files import FileDocuments
@@ -42,9 +42,9 @@ class FileHome(Home):
 
 def project_directory(project_dir: str | os.PathLike[str] | None) -> str:
     """Where the stores of a project are."""
-    where = os.getcwd() if project_dir is None else os.fspath(project_dir)
-    if not where or not is_path(where):
-        raise InvalidArgument(f"project_dir={brief(where, 500)} is no path of a directory")
+    where = os.getcwd() if project_dir is None else path_text(project_dir)
+    if where is None:
+        raise InvalidArgument(f"project_dir={brief(project_dir, 500)} is no path of a directory")
     return os.path.join(os.path.abspath(where), DIRECTORY)
 
 
