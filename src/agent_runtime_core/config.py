@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -18,7 +19,10 @@ from .errors import InvalidArgument, UnknownSetting, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
 PREFIX = "AGENT_RUNTIME_"
+_OF_FILES = ("turns_", "personality_")  # sections that a ConfigLoader reads
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
 _TRUTHS = frozenset({"langfuse_enabled", "langfuse_content"})
 _SECRETS = frozenset({*_KEYS, "langfuse_secret_key"})
@@ -142,14 +146,17 @@ def configure(**settings: Any) -> RuntimeConfig:
     """Set this process's configuration afresh: defaults, then the environment, then `settings`.
 
     The environment's names are AGENT_RUNTIME_ and the setting in capitals, and OPENAI_API_KEY and
-    ANTHROPIC_API_KEY; an empty one counts as not set. UnknownSetting (a ValueError) for a name nobody
-    reads, InvalidArgument for a value that cannot be used; then nothing has changed.
+    ANTHROPIC_API_KEY; an empty one counts as not set, and one that is misspelt is told in the log.
+    UnknownSetting (a ValueError) for a name nobody reads, InvalidArgument for a value that cannot be used; then
+    nothing has changed.
     """
     global _current
     for name in settings:
         if name not in FIELDS:
             raise UnknownSetting(f"no setting {brief(name)}: did you mean {nearest(name, FIELDS)!r}?")
     _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
+    for variable, meant in misspelt(os.environ):
+        log.warning("the environment variable %s is read by nobody: did you mean %s?", variable, meant)
     return _current
 
 
@@ -174,6 +181,19 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             found[name] = _read(name, text)
             check_setting(name, variable, found[name])
     return found
+
+
+def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Variables that nobody reads and that are spelt much like one that is read.
+
+    Others are let be: Kubernetes sets AGENT_RUNTIME_PORT and more for a service of that name.
+    """
+    for variable in environment:
+        name = variable.removeprefix(PREFIX).lower()
+        if variable.startswith(PREFIX) and name not in FIELDS and not name.startswith(_OF_FILES):
+            near = difflib.get_close_matches(name[:100], FIELDS, n=1, cutoff=0.75)
+            if near:
+                yield variable, _KEYS.get(near[0], PREFIX + near[0].upper())
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

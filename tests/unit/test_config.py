@@ -208,3 +208,17 @@ def test_no_secret_is_in_an_error() -> None:
     with pytest.raises(InvalidArgument) as caught:
         configure(openai_api_key=b"sk-secret")
     assert "secret" not in str(caught.value)
+
+
+def test_a_misspelt_variable_is_told_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AGENT_RUNTIME_MAX_RETRY", "3")
+    # What a ConfigLoader reads, and what Kubernetes sets for a service of that name.
+    monkeypatch.setenv("AGENT_RUNTIME_TURNS_MAX_IN_FLIGHT", "3")
+    monkeypatch.setenv("AGENT_RUNTIME_PORT", "tcp://10.0.0.1:80")
+    monkeypatch.setenv("AGENT_RUNTIME_SERVICE_HOST", "10.0.0.1")
+    assert configure().max_retries == 3
+    assert [each.message for each in caplog.records] == [
+        "the environment variable AGENT_RUNTIME_MAX_RETRY is read by nobody: did you mean AGENT_RUNTIME_MAX_RETRIES?"
+    ]
