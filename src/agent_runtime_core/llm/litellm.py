@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class LiteLLMClient(ChatClient):
                 raise InvalidArgument(
                     f"{name}={brief(options[name])} is not given to litellm, this client has {instead}"
                 )
-        if importlib.util.find_spec("litellm") is None:
+        if not _installed():
             load("litellm", needed_by=type(self).__name__)
         if base_url is not None:
             options["api_base"] = base_url
@@ -168,6 +169,16 @@ class LiteLLMWire(Wire):
         httpx: Any = load("httpx", needed_by="LiteLLMClient")
         # The total is for providers to whom litellm can give only one number.
         return httpx.Timeout(timeouts.total, connect=timeouts.connect)
+
+
+def _installed() -> bool:
+    """Whether there is something to import, which the first request does."""
+    if sys.modules.get("litellm") is not None:
+        return True  # a test's own may have no spec
+    try:
+        return importlib.util.find_spec("litellm") is not None
+    except Exception:  # noqa: BLE001 - an import hook of somebody's: the first request tells
+        return True
 
 
 def _is_finished(stream: Any) -> bool:
