@@ -14,7 +14,7 @@ from uuid import UUID
 
 from ..backends import configured, open_url, traced
 from ..config import get_config
-from ..errors import InvalidArgument, RunBusy, UnknownAgent, UnknownRun, brief
+from ..errors import InvalidArgument, RunBusy, StorageClosed, UnknownAgent, UnknownRun, brief
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
@@ -163,6 +163,7 @@ class AgentRunner(StoredRuns):
         self.heart: Heart = Heart(self.queue, self.config)
         self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
         self._worker: Worker = Worker(self)
+        self._let_go = False
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
             log.info(
@@ -181,6 +182,7 @@ class AgentRunner(StoredRuns):
         self.heart.stop()
         if self._borrowed:
             return
+        self._let_go = True
         await self.backends.close()
         if self._own_stores is not None:
             await self._own_stores.close()
@@ -227,6 +229,7 @@ class AgentRunner(StoredRuns):
         that key, which would wait for itself, it is a RunBusy; within one of the same conversation, whose
         key was not given, it is part of that run's turn.
         """
+        self._refuse_closed()
         if if_running not in ("wait", "raise"):
             raise InvalidArgument(f"if_running is 'wait' or 'raise', not {brief(if_running)}")
         if recover not in ("inline", "worker"):
@@ -237,7 +240,7 @@ class AgentRunner(StoredRuns):
         if more := mapping("params", params):
             input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
         lane = _lane(concurrency_key, input_, parent_run_id)
-        if lane and (mine := await self._around(lane)) is not None:
+        if lane and isinstance(lane, str) and (mine := await self._around(lane)) is not None:
             if concurrency_key:
                 raise busy("behind", mine)
             lane = None
@@ -352,6 +355,7 @@ class AgentRunner(StoredRuns):
         Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that is the
         conversation of an input with a `conversation_id`, but not for a child run; "" is none.
         """
+        self._refuse_closed()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
         input = {} if input is None else input
         _listed(input)
@@ -362,8 +366,13 @@ class AgentRunner(StoredRuns):
         )  # fmt: skip
         return run.run_id
 
+    def _refuse_closed(self) -> None:
+        if self._let_go:  # also over stores that know of no end, as those in memory: nobody would run it
+            raise StorageClosed("this runner was closed: make another one")
+
     async def run_once(self) -> bool:
         """Claim one run of a registered agent and drive it; False when there was none."""
+        self._refuse_closed()
         return await self._worker.once()
 
     async def run_loop(self, poll_interval: float = 1.0, *, concurrency: int = 1, handle_signals: bool = True) -> None:
