@@ -469,6 +469,7 @@ class RunQueue(ABC):
 
 
 _THIS_CENTURY = 978_307_200.0
+_YEAR_10000 = 253_402_300_800.0
 
 
 def same_run(asked: RunRow, stored: RunRow) -> None:
@@ -499,7 +500,10 @@ def instant(name: str, value: _dt.datetime | float | None) -> float | None:
     if isinstance(value, _dt.datetime):
         if value.tzinfo is None:
             raise InvalidArgument(f"{name} {brief(value)} names no time zone: give an aware datetime")
-        return value.timestamp()
+        found = value.timestamp()
+        if found >= _YEAR_10000:  # by UTC, or rounded up to it as that of datetime.max is
+            raise InvalidArgument(f"{name} {brief(value)} is later than any date of UTC: give an earlier one, or None")
+        return found
     return seconds(name, value)
 
 
