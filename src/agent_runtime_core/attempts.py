@@ -78,7 +78,7 @@ class Policy:
     on_in_doubt: InDoubt = "retry"
 
     def __post_init__(self) -> None:
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries < 2**31:
             raise InvalidArgument(f"retries is a count of at least 0, not {brief(self.retries)}")
         if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise InvalidArgument(

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Commits, Guard, Op
-from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id
+from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id, unbroken
 from .._json import decode, digest, encode, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
@@ -89,7 +89,8 @@ def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
     keys = list(agent_keys)
     if not all(isinstance(each, str) for each in keys):
         raise InvalidArgument(f"agent_keys is a list of agent keys, which are texts, not {brief(keys)}")
-    return tuple(dict.fromkeys(keys))
+    # No store keeps half a character, nor can be asked for it.
+    return tuple(dict.fromkeys([each for each in keys if each.isascii() or HALF.search(each) is None]))
 
 
 def _name(what: str, value: object) -> str:
@@ -312,7 +313,7 @@ class RunQueue(ABC):
 
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
         key = stored_id(run_id)
-        token = claim_id or self._handed.get((key, worker_id))
+        token = claim_id or self._handed.get((key, _name("a worker id", worker_id)))
         if token is None:
             raise LeaseLost(key, f"of {brief(worker_id)}")
         return key, token
@@ -408,7 +409,8 @@ class RunQueue(ABC):
         return answer
 
     def post_op(self, run_id: str, kind: str, name: str, payload: str, msg_id: str | None = None) -> Op:
-        mail = Mail(kind, name, payload, msg_id or new_ulid(self.clock), self.clock.wall())
+        known_by = new_ulid(self.clock) if not msg_id else unbroken("a message's id", msg_id)
+        mail = Mail(kind, name, payload, known_by, self.clock.wall())
         return Op("queue.post", (run_id, mail))
 
     async def cancel(self, run_id: UUID | str) -> bool:

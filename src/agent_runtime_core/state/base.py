@@ -9,7 +9,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock
 from .._engines.base import Commits, Guard, Op
-from .._ids import stored_id
+from .._ids import stored_id, unbroken
 from .._json import decode, encode
 from ..errors import InvalidArgument, brief
 from ..journal.record import Record
@@ -83,8 +83,7 @@ class StateStore(ABC):
     async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
         """Say where the run stands; with `claim`, only while that claim holds."""
         text = status.value if isinstance(status, RunStatus) else status
-        if not isinstance(text, str) or not text:
-            raise InvalidArgument(f"a status is a text that is not empty, not {brief(status)}")
+        unbroken("a status", text)
         key = stored_id(run_id)
         guard = None if claim is None else Guard(key, claim)
         await self.commits.commit(guard, [Op("state.status", (key, text, self.clock.wall()))])
