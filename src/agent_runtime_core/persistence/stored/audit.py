@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime as _dt
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
+from ..._ids import HALF
+from ..._refusals import is_number
 from ...errors import InvalidArgument, brief
 from ..base.audit import AuditStore
 from ..documents.base import Document, Entry, Table
@@ -92,6 +94,8 @@ class StoredAudit(Home, AuditStore):
         end_time: _dt.datetime | None = None,
         limit: int = 100,
     ) -> list[AuditEntry]:
+        if event_types is not None and (isinstance(event_types, str) or not isinstance(event_types, Iterable)):
+            raise InvalidArgument(f"event_types is a list of AuditEventType, or None for all, not {brief(event_types)}")
         types = None if event_types is None else {choice(AuditEventType, each, "event type") for each in event_types}
 
         def wanted(entry: AuditEntry) -> bool:
@@ -99,6 +103,10 @@ class StoredAudit(Home, AuditStore):
                 conversation_id is None or str(entry.conversation_id) == str(conversation_id)
             )
 
+        if run_id is not None and not isinstance(run_id, UUID | str):
+            raise InvalidArgument(f"a run id is a UUID or a string, not {brief(run_id)}")
+        if isinstance(run_id, str) and HALF.search(run_id):
+            return []  # no store keeps such an id, nor can be asked for it
         group = None if run_id is None else str(run_id)
         return await self._newest(AuditEntry, "event", scope, group, wanted, start_time, end_time, limit)
 
@@ -127,6 +135,8 @@ class StoredAudit(Home, AuditStore):
         tags: Mapping[str, Any] | None = None,
         limit: int = 1000,
     ) -> list[PerformanceMetric]:
+        if tags is not None and not isinstance(tags, Mapping):
+            raise InvalidArgument(f"tags is a dict of what the metrics have, not {brief(tags)}")
         asked = dict(tags or {}).items()
 
         def wanted(metric: PerformanceMetric) -> bool:
@@ -227,6 +237,6 @@ def _check_metric(metric: PerformanceMetric) -> None:
 
 
 def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) -> None:
-    if seconds is not None and not (isinstance(seconds, int | float) and seconds >= 0):
+    if seconds is not None and not (is_number(seconds) and seconds >= 0):
         raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {brief(seconds)}")
     check_count(count, count_name)

@@ -98,5 +98,5 @@ class Home:
 def _scope(scope: Any) -> Scope:
     try:
         return Scope(scope)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - ValueError, or what the repr raises that Enum puts into it
         raise InvalidArgument(f"there is no scope {brief(scope)}: GLOBAL, PROJECT and SESSION") from None

@@ -16,7 +16,7 @@ def choice(kind: type[E], value: Any, what: str) -> E:
     """The member, or that of this value. InvalidArgument: there is none."""
     try:
         return kind(value)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - ValueError, or what the repr raises that Enum puts into it
         names = ", ".join(each.name for each in kind)
         raise InvalidArgument(f"{brief(value)} is no {what}: there are {names}") from None
 

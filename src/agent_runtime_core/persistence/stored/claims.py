@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
@@ -21,6 +20,8 @@ from .choices import check_count
 from .keys import id_text
 from .task_form import settled
 from .task_space import Change, TaskSpace
+
+LONGEST_LEASE = 1e11  # seconds: one that ends after the year 9999 has no date
 
 
 class Claims(Home, TaskStore):
@@ -124,6 +125,8 @@ class Claims(Home, TaskStore):
         return await self._held(task, worker, scope, {"state": TaskState.NOT_STARTED})
 
     def _data(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(data, Mapping):
+            raise InvalidArgument(f"the data of a task's checkpoint is a dict, not {brief(data)}")
         return {"checkpoint_data": dict(data), "checkpoint_at": aware(self.clock.wall())}
 
     async def _held(
@@ -164,5 +167,5 @@ def _said(error: object) -> str | None:
 
 
 def _check_lease(seconds: float | None) -> None:
-    if seconds is not None and not (is_number(seconds) and 0 < seconds < math.inf):
+    if seconds is not None and not (is_number(seconds) and 0 < seconds < LONGEST_LEASE):
         raise InvalidArgument(f"lease_seconds is a number of seconds above 0, not {brief(seconds)}")
