@@ -165,8 +165,10 @@ class Context:
         """
         if self.place.sealed:
             await self._open()
+        if not isinstance(event_type, str):
+            unbroken("an event's type", event_type)
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
-        if not isinstance(event_type, str) or not (kind and kind.isascii()):
+        if not (kind and kind.isascii()):
             unbroken("an event's type", event_type)
         if payload is not None and not isinstance(payload, dict):
             raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
@@ -225,7 +227,7 @@ class Context:
 
     def renamed(self, old: str, new: str) -> None:
         """The step called `old` when it was recorded is `new` now."""
-        if not old or not new:
+        if not (isinstance(old, str) and isinstance(new, str) and old and new):
             raise InvalidArgument(f"renamed() takes two names, not {brief(old)} and {brief(new)}")
         self.book.renames[new] = old
 

@@ -152,11 +152,13 @@ class Waits:
             await self._end(name, key, None)
 
     async def signal(self, name: str, timeout: float | None) -> Any:
+        unbroken("a signal's name", name)
         return await self._message("signal", name, timeout, f"signal {name}")
 
     async def approve(
         self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, known_by: str | None
     ) -> Any:
+        unbroken("a signal's name", name)
         request = {**self._book.owner().where(), "name": name, "details": details, "schema": schema}
 
         def ask(wait: str) -> Awaitable[Any]:
@@ -182,7 +184,9 @@ class Waits:
         raise RunFailed(f"step {name!r} was reviewed as failed", "failed", answer)
 
     async def child(self, agent: AgentRuntime | str, input: dict[str, Any], key: str | None) -> RunResult:
-        agent_key = agent if isinstance(agent, str) else agent.key
+        agent_key = agent if isinstance(agent, str) else getattr(agent, "key", None)
+        if not isinstance(agent_key, str) or isinstance(agent, type):
+            raise InvalidArgument(f"call() takes an agent or the key of one, not {brief(agent)}")
         book = self._book
         place = f"k:{key}" if key is not None else book.occurrence("c", agent_key)
         name = f"call:{agent_key}"
@@ -317,7 +321,6 @@ class Waits:
         ask: Callable[[str], Awaitable[Any]] | None = None,
         known_by: str | None = None,
     ) -> Any:
-        unbroken("a signal's name", wanted)
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
         name = f"{kind}:{wanted}"
@@ -335,7 +338,7 @@ class Waits:
                     record = await self._end(name, key, decode(mail.payload), mail)
         if record.info is not None and json.loads(record.info).get("late"):
             self._book.spoilt.add((name, key))
-            raise WaitTimeout(f"no {reason} came {'in time' if timeout is None else f'within {timeout:g} s'}")
+            raise WaitTimeout(f"no {reason:.300} came {'in time' if timeout is None else f'within {timeout:g} s'}")
         return decode(record.result or "null")
 
     # -- the mailbox

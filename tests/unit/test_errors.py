@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 import inspect
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -22,7 +24,8 @@ from agent_runtime_core.persistence import FileMemoryStore, PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
 from agent_runtime_core.registry import get_runtime, unregister_runtime
 from agent_runtime_core.retry import Backoff
-from agent_runtime_core.runner.settings import RunnerConfig
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockLLMClient, MockRunContext, RecordingLLMClient
 from agent_runtime_core.tools import Tool, ToolRegistry
@@ -167,13 +170,114 @@ async def test_what_is_no_name_names_nothing(name: Any) -> None:
         assert len(str(refused.value)) < 300
 
 
+WRONG_KEYS: Any = ([[]], [None], [1], ["a", {}])
+
+
 async def test_a_claim_for_agents_that_are_no_texts_is_refused() -> None:
-    for keys in ([[]], [None], [1], ["a", {}]):
+    for keys in WRONG_KEYS:
         with pytest.raises(errors.InvalidArgument, match="agent_keys is a list of agent keys, which are texts"):
-            await InMemoryQueue().claim("w", agent_keys=cast(Any, keys))
+            await InMemoryQueue().claim("w", agent_keys=keys)
 
 
 @pytest.mark.parametrize("make", [InMemoryQueue, SQLiteQueue, InMemoryEventBus])
 def test_what_is_no_engine_is_refused_as_that(make: Callable[..., Any]) -> None:
     with pytest.raises(errors.InvalidArgument, match="engine is "):
         make(engine="agents.db")
+
+
+LATE = dt.datetime.max.replace(tzinfo=dt.UTC)  # its timestamp is rounded up into the year 10000
+
+
+@pytest.mark.parametrize("deadline", [LATE, LATE.replace(tzinfo=dt.timezone(dt.timedelta(hours=-1)))])
+@pytest.mark.parametrize("place", ["memory://", "sqlite:///runs.db"])
+async def test_a_deadline_past_the_calendar_is_refused_before_it_makes_runs_unreadable(
+    place: str, deadline: dt.datetime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with AgentRunner.open(place) as runner:
+        with pytest.raises(errors.InvalidArgument, match="later than any date of UTC"):
+            await runner.submit("a", deadline=deadline)
+        run_id = await runner.submit("a", deadline=dt.datetime(9999, 12, 31, tzinfo=dt.UTC))
+        assert [run.run_id for run in await runner.runs()] == [run_id]
+
+
+@pytest.mark.parametrize("make", [InMemoryQueue, lambda: SQLiteQueue("queue.db")])
+async def test_an_agent_whose_key_no_store_keeps_stops_no_claim(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    queue = make()
+    run = await queue.enqueue(None, "a", {})
+    assert await queue.claim("w", agent_keys=["\ud800"]) is None
+    assert (await queue.claim("w", agent_keys=["\ud800", "a"])).run_id == run.run_id
+    asked: list[Callable[[], Any]] = [
+        lambda: queue.post(run.run_id, "signal", "s", "null", "\ud800"),
+        lambda: queue.release(run.run_id, [], True),
+        lambda: queue.extend_lease(run.run_id, 5, 60),
+    ]
+    for ask in asked:
+        with pytest.raises(errors.InvalidArgument):
+            await ask()
+    with pytest.raises(errors.LeaseLost) as lost:
+        await queue.release(run.run_id, "w", True, claim_id="y" * 10**6)
+    assert len(str(lost.value)) < 400
+    await queue.close()
+
+
+@pytest.mark.parametrize("make", [InMemoryStateStore, lambda: SQLiteStateStore("state.db")])
+async def test_a_status_with_half_a_character_is_refused_on_every_store(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = make()
+    with pytest.raises(errors.InvalidArgument, match="a status"):
+        await state.update_run_status("r", "\ud800")
+    assert await state.get_run_status("r") is None
+    await state.close()
+
+
+async def test_a_closed_runner_takes_no_run_in_memory_either() -> None:
+    runner = AgentRunner.open("memory://")
+    await runner.close()
+    asked: list[Callable[[], Any]] = [lambda: runner.submit("a"), lambda: runner.execute("a"), runner.run_once]
+    for ask in asked:
+        with pytest.raises(errors.StorageClosed, match="make another one"):
+            await ask()
+    await runner.close()
+
+
+@pytest.mark.parametrize("value", [5, 10**5000, Mute(), _deep(), int, None, "y\ud800"], ids=range(7))
+async def test_a_context_refuses_what_is_no_name_and_no_agent(value: Any) -> None:
+    async with open_run("memory://") as ctx:
+        asked: list[Callable[[], Any]] = [
+            lambda: ctx.emit(value, {}),
+            lambda: ctx.wait_for_signal(value, timeout=0),
+            lambda: ctx.approve(value, timeout=0),
+        ]
+        if not isinstance(value, str):
+            asked.append(lambda: ctx.call(value, {}))
+        for ask in asked:
+            with pytest.raises(errors.InvalidArgument) as refused:
+                await ask()
+            assert len(str(refused.value)) < 300
+
+
+async def test_a_mock_context_refuses_what_a_run_does() -> None:
+    ctx = MockRunContext()
+    deep: dict[str, Any] = {"a": _deep()}
+    asked: list[Callable[[], Any]] = [lambda: ctx.emit("x", deep), lambda: ctx.checkpoint(deep)]
+    for ask in asked:
+        with pytest.raises(errors.UnserialisableResult, match="nested deeper than 100 levels"):
+            await ask()
+    wrong: Any = Mute()
+    for refuse in (
+        lambda: ctx.emit(wrong, {}),
+        lambda: ctx.emit("x", wrong),
+        lambda: ctx.checkpoint(wrong),
+        lambda: ctx.step("s", wrong),
+        lambda: ctx.wait_for_signal(wrong),
+    ):
+        with pytest.raises(errors.InvalidArgument):
+            await refuse()
+    assert not ctx.events
+    assert not ctx.checkpoints

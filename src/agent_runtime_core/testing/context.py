@@ -7,14 +7,15 @@ import copy
 import inspect
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, TypeVar, overload
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
-from .._ids import run_uuid, trace_id
-from ..errors import InvalidArgument, NotSupported, UnknownAgent, WaitTimeout, brief
+from .._ids import run_uuid, trace_id, unbroken
+from .._refusals import MAX_DEPTH
+from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief
 from ..event_types import EventType
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
@@ -88,10 +89,14 @@ class MockRunContext:
         self._persistence = manager
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
-        self.events.append((_text(event_type), copy.deepcopy(dict(payload))))
+        if not isinstance(payload, Mapping):
+            raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
+        self.events.append((_text(event_type), _copied(dict(payload))))
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
-        self.checkpoints.append(copy.deepcopy(state))
+        if not isinstance(state, Mapping):
+            raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
+        self.checkpoints.append(_copied(state))
 
     async def get_state(self) -> dict[str, Any] | None:
         return copy.deepcopy(self.checkpoints[-1]) if self.checkpoints else None
@@ -117,6 +122,8 @@ class MockRunContext:
         returns: Any = None,
     ) -> Any:
         """`fn(*args)`, once: retries, times and records are the real context's business."""
+        if not callable(fn):
+            raise InvalidArgument(f"a step function is callable, not {brief(fn)}")
         result = fn(*place_context(fn, self, args))
         return await result if inspect.isawaitable(result) else result
 
@@ -125,7 +132,7 @@ class MockRunContext:
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
         """The payload of the earliest `signal` of that name not yet taken; WaitTimeout if there is none."""
-        waiting = self._signals.get(name)
+        waiting = self._signals.get(unbroken("a signal's name", name))
         if not waiting:
             said = brief(name)
             raise WaitTimeout(f"no signal {said} is there: call ctx.signal({said}, payload) before the agent runs")
@@ -142,6 +149,8 @@ class MockRunContext:
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:
             raise UnknownAgent(f"no agent {brief(agent)} is registered: register_runtime(...) first")
+        if not isinstance(input, Mapping):
+            raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {brief(input)}")
         child = MockRunContext(
             input.get("messages"),
             input.get("params"),
@@ -182,7 +191,7 @@ class MockRunContext:
 
     def signal(self, name: str, payload: Any = None) -> None:
         """Answer a coming `wait_for_signal` or `approve` of that name."""
-        self._signals.setdefault(name, deque()).append(payload)
+        self._signals.setdefault(unbroken("a signal's name", name), deque()).append(payload)
 
     def cancel(self) -> None:
         """From now on the run reads as cancelled."""
@@ -300,5 +309,14 @@ def _registry(tools: Iterable[Tool] | ToolRegistry | None) -> ToolRegistry:
     return registry
 
 
+def _copied(value: T) -> T:
+    try:
+        return copy.deepcopy(value)
+    except RecursionError:
+        raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels: give a flatter value") from None
+    except TypeError as error:
+        raise UnserialisableResult("$", f"it cannot be copied ({error}): give plain values") from error
+
+
 def _text(event_type: EventType | str) -> str:
-    return event_type.value if isinstance(event_type, EventType) else str(event_type)
+    return event_type.value if isinstance(event_type, EventType) else unbroken("an event's type", event_type)
