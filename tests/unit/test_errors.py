@@ -6,6 +6,8 @@ import copy
 import datetime as dt
 import inspect
 import pickle
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +20,7 @@ from agent_runtime_core.errors import AgentRuntimeError, brief
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.limits import RunLimits
-from agent_runtime_core.llm import Retries, Timeouts
+from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts
 from agent_runtime_core.loop import agent_tool
 from agent_runtime_core.persistence import FileMemoryStore, PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
@@ -281,3 +283,31 @@ async def test_a_mock_context_refuses_what_a_run_does() -> None:
             await refuse()
     assert not ctx.events
     assert not ctx.checkpoints
+
+
+@pytest.mark.parametrize("place", ["memory://", "sqlite:///kept.db"])
+async def test_filters_and_data_that_are_none_are_refused_by_stores(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stores = PersistenceManager.open(place)
+    assert await cast(Any, stores.audit).get_events(run_id="\ud800") == []
+    memory, tasks, audit = cast(Any, stores.memory), cast(Any, stores.tasks), cast(Any, stores.audit)
+    asked: list[Callable[[], Any]] = [
+        lambda: memory.get("k", _deep()),
+        lambda: memory.get("k", Mute()),
+        lambda: tasks.claim("w", lease_seconds=2**63),
+        lambda: audit.get_events(event_types=5),
+        lambda: audit.get_events(run_id=10**5000),
+        lambda: audit.get_metrics("m", tags="abc"),
+        lambda: audit.prune(older_than=10**400),
+    ]
+    for ask in asked:
+        with pytest.raises(errors.InvalidArgument):
+            await ask()
+    await stores.close()
+
+
+def test_a_stand_in_for_litellm_needs_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "litellm", types.ModuleType("litellm"))
+    LiteLLMClient("some-model")
