@@ -7,11 +7,13 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import re
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -699,6 +701,22 @@ async def test_a_user_without_channels_is_told_before_anything_is_written() -> N
             server.ask("ACL", "SETUSER", "app", "resetchannels")
             await put_at_last(engine, "a", "3")
             assert await get(engine, "a") == ["3"], "what is written is told, whether or not it could be rung"
+
+
+async def test_a_user_with_the_rights_that_the_guide_names_writes_reads_and_hears() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "redis.md").read_text(encoding="utf-8")
+    (rule,) = re.findall(r"`(ACL SETUSER app on >password [^`]*)`", guide)
+    with RedisServer() as server:
+        server.ask(*rule.split())
+        with one(f"redis://app:password@127.0.0.1:{server.port}/0") as engine:
+            assert await put(engine, "a", "1") == "1"
+            assert await get(engine, "a") == ["1"]
+            woken = threading.Event()
+            engine.listen("things", woken.set)
+            await until(lambda: server.ask("PUBSUB", "NUMSUB", "{arc}:bell:things")[1] == 1)
+            woken.clear()
+            await put(engine, "a", "2")
+            assert await asyncio.to_thread(woken.wait, PATIENT)
 
 
 async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(

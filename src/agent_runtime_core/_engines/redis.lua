@@ -1,12 +1,13 @@
 -- Carries out commits, each of them whole or not at all: what an operation writes is only noted down, in the
 -- transaction `tx`, and done once all operations of the commit have been decided.
 --
--- KEYS[1]: the prefix of all keys, "{arc}": the braces keep them in one slot of a cluster.
+-- KEYS[1]: what all keys begin with, "{arc}:": the braces keep them in one slot of a cluster, and a user who may use
+-- keys that begin so may use this one.
 -- ARGV[1]: "server" where lease and wall times are this server's: those given then count from now.
 -- ARGV[2]: JSON of the commits, [[key, token, [[operation, [argument, ...]], ...]], ...]; a null key is no guard.
 -- Returns a text for each: the JSON of its results, or "!" and why nothing was done.
 
-local P = KEYS[1] .. ':'
+local P = KEYS[1]
 local FENCE = P .. 'fence'
 local call, null = redis.call, cjson.null
 local instant = call('TIME')

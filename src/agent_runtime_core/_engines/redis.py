@@ -95,7 +95,7 @@ class RedisEngine(SharedEngine):
         self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
         self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
         self._last: dict[tuple[str, int], Any] = {}  # what that calls our last connection to it
-        self._line = Line(place, self._connected, (self._prefix, "server" if self.by_server else ""))
+        self._line = Line(place, self._connected, (f"{self._prefix}:", "server" if self.by_server else ""))
         self._pipe = Pipe(self._line, self._tell, lambda: self.patience)
         self._bell = ChannelBell(place, f"{self._prefix}:bell")
         self._line.use(joined([]))
