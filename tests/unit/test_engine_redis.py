@@ -681,6 +681,17 @@ async def test_a_server_that_tells_nobody_its_settings_is_used(caplog: pytest.Lo
             await put(engine, "a", "1")
 
 
+@pytest.mark.parametrize("options", [{"databases": 4}, {"cluster_enabled": "yes"}])
+async def test_a_database_that_there_is_not_is_no_server_that_is_away(options: dict[str, Any]) -> None:
+    with (
+        RedisServer(**options) as server,
+        one(f"redis://127.0.0.1:{server.port}/99") as engine,
+        pytest.raises(StorageError, match="has no database 99") as told,
+    ):
+        await put(engine, "a", "1")
+    assert not isinstance(told.value, StorageBusy), "later is no better"
+
+
 async def test_a_user_without_channels_is_told_before_anything_is_written() -> None:
     with RedisServer() as server:
         server.ask("ACL", "SETUSER", "app", "on", ">pw", "~*", "resetchannels", "+@all")

@@ -24,6 +24,8 @@ PIECE = 1 << 16  # bytes read at once, at most
 ANSWER = 2.0  # seconds a server may take for one answer
 IDLE = 0.5  # seconds after which a connection is looked at before it is used again
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
+#: What a server says to a number of a database that it has not, and a cluster to any but 0.
+_NO_DATABASE = ("DB index", "SELECT is not allowed")
 #: What redis-py takes off a server's words when it has a class of its own for them, which differs by version.
 _WORDS = {
     "MovedError": "MOVED", "AskError": "ASK", "TryAgainError": "TRYAGAIN", "ClusterDownError": "CLUSTERDOWN",
@@ -274,6 +276,8 @@ class Line:
                 raise StorageError(
                     f"{self.place} is not trusted: {error!s:.300}; set SSL_CERT_FILE to the certificates to trust"
                 ) from error
+            if isinstance(error, driver().said) and any(word in str(error) for word in _NO_DATABASE):
+                raise StorageError(f"{self.place} has no database {self.place.db}: {error!s:.300}") from error
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
         self._conn, self._cut, self._arrived = conn, False, Answers()
         try:
