@@ -44,8 +44,8 @@ end
 local function promote(wall)
   local lanes = {}
   for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'due', '-inf', wall, 'LIMIT', 0, MANY)) do
-    if not (tx.rows and tx.rows[run]) then
-      local row = get(run)
+    local row = not (tx.rows and tx.rows[run]) and named(P .. 'due', run, run)
+    if row then
       row[STATUS], row[DUE_AT] = 'pending', '0'
       if row[HELD] == BEHIND then lanes[#lanes + 1] = row[LANE] end
       changed(row)
@@ -63,9 +63,9 @@ end
 local function expired(want, limit)
   local found = {}
   for _, agent in ipairs(want.agents) do
-    local runs = call('ZRANGEBYSCORE', P .. 'lease:' .. agent, '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)
-    for _, run in ipairs(runs) do
-      local row = get(run)
+    local key = P .. 'lease:' .. agent
+    for _, run in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
+      local row = named(key, run, run)
       if #found < limit and row and row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) < want.lease_now then
         found[#found + 1] = row
       end
@@ -78,7 +78,7 @@ end
 local function lapsed(want)
   local found = {}
   for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'inline', '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
-    local row = get(run)
+    local row = named(P .. 'inline', run, run)
     if row and row[ORIGIN] ~= '' and row[HELD] == 0 and (row[STATUS] == 'pending' or row[STATUS] == 'running') then
       found[#found + 1] = row
     end
@@ -115,12 +115,18 @@ local function ready(want, limit)
     if known and known.dirty then changes = changes + 1 end
   end
   for _, agent in ipairs(want.agents) do
-    local left = limit
+    local key, left, from = P .. 'ready:' .. agent, limit, 0
     wanted_agent[agent] = true
-    -- Some more: those that this commit has changed may be among them.
-    for _, member in ipairs(call('ZRANGE', P .. 'ready:' .. agent, 0, limit + changes - 1)) do
-      if left > 0 and see(get(string.sub(member, 18))) then left = left - 1 end
-    end
+    repeat
+      -- Some more: those that this commit has changed may be among them.
+      local page, gone = call('ZRANGE', key, from, from + limit + changes - 1), false
+      for _, member in ipairs(page) do
+        local row = named(key, member, string.sub(member, 18))
+        gone = gone or not row
+        if left > 0 and see(row) then left = left - 1 end
+      end
+      from = from + #page
+    until left == 0 or not gone
   end
   for _, known in pairs(tx.rows or {}) do
     if known and known.dirty then see(known.row) end

@@ -19,7 +19,12 @@ end
 
 local function first_behind(lane)
   local first
-  for _, member in ipairs(call('ZRANGE', P .. 'behind:' .. lane, 0, 7)) do get(string.sub(member, 18)) end
+  local key, from, there = P .. 'behind:' .. lane, 0, nil
+  repeat
+    local page = call('ZRANGE', key, from, from + 7)
+    for _, member in ipairs(page) do there = named(key, member, string.sub(member, 18)) or there end
+    from = from + 8
+  until there or #page < 8
   for _, known in pairs(tx.rows) do
     local row = known and known.row
     if row and row[LANE] == lane and row[STATUS] == 'pending' and row[HELD] == BEHIND and row[DUE_AT] == '0'

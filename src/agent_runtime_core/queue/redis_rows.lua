@@ -50,6 +50,14 @@ local function get(run)
   return known and known.row or nil
 end
 
+-- The row that a member of a sorted set names. One whose row is gone, which no commit of ours leaves there, is taken
+-- away: it would stand in the way of the others for ever.
+local function named(key, member, run)
+  local row = get(run)
+  if not row then write('ZREM', key, member) end
+  return row
+end
+
 -- To be called with each row that is changed.
 local function changed(row)
   local known = tx.rows[row[RUN_ID]]

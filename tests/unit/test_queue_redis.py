@@ -1,0 +1,60 @@
+"""The queue on a Redis server: what is left where somebody took a part of it away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("redis")
+
+from agent_runtime_core.queue.redis import RedisQueue
+from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.testing.clock import VirtualClock
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.redis
+
+
+async def fill(queue: RedisQueue, clock: VirtualClock, how: str) -> list[str]:
+    """Runs that are looked for in one of the sorted sets, before all others there."""
+    options: dict[str, Any] = {"priority": 1}
+    if how == "due":
+        options["delay"] = 1
+    if how == "behind":
+        await queue.enqueue("head", "a", {}, concurrency_key="lane")
+        options["concurrency_key"] = "lane"
+    if how == "inline":
+        row = queue.new_row(None, "a", {}, concurrency_key="lane", origin="inline")
+        there = (await queue.take(row, "w", 1, insert=True, reopen=False))[1]
+        assert there is not None
+        return [there.run_id]
+    runs = [str((await queue.enqueue(None, "a", {}, **options)).run_id) for _ in range(20)]
+    if how == "lease":
+        assert len(await queue.claim("w", 1, limit=20)) == 20
+    return runs
+
+
+@pytest.mark.parametrize("how", ["ready", "due", "lease", "behind", "inline"])
+async def test_rows_that_were_deleted_by_hand_stand_in_the_way_of_no_other(how: str) -> None:
+    clock = VirtualClock()
+    with RedisServer() as server:
+        queue = RedisQueue(server.url, clock=clock)
+        try:
+            gone = await fill(queue, clock, how)
+            lane: dict[str, Any] = {"concurrency_key": "lane"} if how == "behind" else {}
+            last = await queue.enqueue("last", "a", {}, **lane)
+            server.ask("DEL", *(f"{{arc}}:run:{run}" for run in gone))
+            clock.advance(5)
+            claimed = await queue.claim("w2", 60)
+            if how == "behind":
+                await queue.release("head", "w2", True)
+                claimed = await queue.claim("w2", 60)
+            assert claimed.run_id == last.run_id
+            assert await queue.claim("w2", 60) is None
+            assert await queue.next_due() is None, "nothing is due for ever"
+            again = await queue.enqueue(gone[0], "a", {})
+            row: RunRow = (await queue.claim("w2", 60)).row
+            assert (row.run_id, row.attempt) == (str(again.run_id), 1)
+        finally:
+            await queue.close()
