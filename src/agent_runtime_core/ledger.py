@@ -14,7 +14,7 @@ from typing import Any, cast
 from ._clock import Clock
 from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
 from ._json import decode, encode
-from .errors import StorageBusy, StorageClosed, UnserialisableResult
+from .errors import LeaseLost, StorageBusy, StorageClosed, UnserialisableResult
 from .events.base import EventBus
 from .journal.record import (
     ATTEMPT,
@@ -150,11 +150,27 @@ class Ledger:
         return [results[:first], results[first:second], results[second:]]
 
     async def _commit(self, target: Commits, ops: Sequence[Op]) -> list[Any]:
-        notes = 0
-        if self._notes and target is self._state:
-            queued, self._notes = self._notes, []
-            notes, ops = len(queued), [*queued, *ops]
-        return (await self._repeated(target, self.guard, ops))[notes:]
+        if not self._notes or target is not self._state:
+            return await self._repeated(target, self.guard, ops)
+        (notes, self._notes), seq = (self._notes, []), self._seq
+        try:
+            return (await self._repeated(target, self.guard, [*notes, *ops]))[len(notes) :]
+        except (LeaseLost, StorageBusy):
+            raise  # no later one lands either, or they may have landed with it
+        except Exception:
+            self._put_back(notes, seq)
+            raise
+
+    def _put_back(self, notes: Sequence[Op], seq: int) -> None:
+        """Have notes wait again: the commit that they went with was refused, and the run goes on."""
+        if self._seq != seq:  # behind what was written since
+            notes = [
+                Op(op.name, (self.run_id, op.args[1]._replace(seq=self.next_seq())))
+                if op.name == "journal.append" else op
+                for op in notes
+            ]  # fmt: skip
+        later, self._notes = self._notes, [*notes]
+        self._linger(later)
 
     async def _repeated(self, target: Commits, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Commit, and again where there was no answer in time, as long as that keeps the order of the journal."""

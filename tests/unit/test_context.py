@@ -1730,6 +1730,22 @@ async def test_a_users_own_sql_error_fails_the_step_with_its_cause(tmp_path: Pat
         assert await ctx.transaction("count", lambda conn: conn.execute("SELECT 1").fetchone()[0]) == 1
 
 
+async def test_a_run_whose_first_transaction_fails_has_told_that_it_started(tmp_path: Path) -> None:
+    def bad(conn: Any) -> None:
+        raise ValueError("no")
+
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> str:
+            with pytest.raises(StepExecutionError):
+                await ctx.transaction("t", bad)
+            return "went on"
+
+        assert await rig.value(body) == "went on"
+        kinds = [kind for kind, _ in await rig.told()]
+        assert kinds == ["run.started", "step.failed", "run.succeeded"]
+
+
 async def test_a_failed_transaction_fails_again_where_the_code_went_on_without_it(tmp_path: Path) -> None:
     tried: list[str] = []
 

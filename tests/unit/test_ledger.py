@@ -252,3 +252,33 @@ async def test_status_and_notes_do_not_wait(apart: bool) -> None:
     await ledger.note(record(ledger))
     assert await backends.kinds() == ["step.started", "step.completed"]
     assert str(UUID(ledger.run_id)) == ledger.run_id
+
+
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+async def test_what_was_noted_is_not_lost_with_a_commit_that_is_refused(others: bool) -> None:
+    backends = Watched(apart=False)
+    backends.queue.engine.linger = 60.0
+    ledger = await backends.claimed()
+    await ledger.note(Record(ledger.next_seq(), "attempt", "agent", "", 1, ledger.claim_id, 1.0, nev=1))
+    await backends.queue.post(ledger.run_id, "signal", "go", "1")
+    commit, told = backends.queue.engine.commit, asyncio.Event()
+
+    async def told_late(guard: Guard | None, ops: Sequence[Op]) -> Any:
+        try:
+            return await commit(guard, ops)
+        except Moved:
+            await told.wait()
+            raise
+
+    backends.queue.engine.commit = told_late  # type: ignore[method-assign]
+    parking = asyncio.ensure_future(ledger.settle(Settle(ledger.claim_id, "waiting", 5.0, cursor=0)))
+    await asyncio.sleep(0)
+    if others:
+        await ledger.append(record(ledger, name="beside"))
+    told.set()
+    with pytest.raises(Moved):
+        await parking
+    await ledger.append(record(ledger))
+    assert sorted(await backends.kinds()) == ["run.started", *["step.completed"] * (1 + others)]
+    records = await backends.state.records(ledger.run_id)
+    assert [each.ev for each in records] == [*range(len(records))], "places and events grow together"
