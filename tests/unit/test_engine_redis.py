@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -679,6 +680,19 @@ async def test_a_server_that_tells_nobody_its_settings_is_used(caplog: pytest.Lo
             pytest.raises(StorageError, match="no permissions"),
         ):
             await put(engine, "a", "1")
+
+
+async def test_a_server_that_cannot_write_to_its_disk_is_full_until_it_can() -> None:
+    with RedisServer(save="3600 1") as server, one(server.url) as engine:
+        assert await put(engine, "a", "1") == "1"
+        shutil.rmtree(server.folder)
+        server.ask("BGSAVE")
+        await until(lambda: server.info()["rdb_last_bgsave_status"] == "err")
+        with pytest.raises(StorageFull, match="MISCONF"):
+            await put(engine, "a", "2")
+        assert await get(engine, "a") == ["1"]
+        server.ask("CONFIG", "SET", "stop-writes-on-bgsave-error", "no")
+        assert await put(engine, "a", "2") == "2"
 
 
 @pytest.mark.parametrize("options", [{"databases": 4}, {"cluster_enabled": "yes"}])

@@ -310,6 +310,8 @@ def in_full(error: Exception) -> str:
 
 def refused(said: str) -> StorageError:
     """The error of ours for what a server says."""
+    if "MISCONF" in said:  # its disk is full, in most cases
+        return StorageFull(f"{said}; nothing acknowledged is lost: have the server write to its disk again, and go on")
     if "OOM" in said:
         return StorageFull(f"{said}; nothing acknowledged is lost: free some memory, or raise maxmemory, and go on")
     return StorageError(said)
