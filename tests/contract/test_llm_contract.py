@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from agent_runtime_core.testing.contracts.llm import CASES, Case, Make
@@ -11,6 +13,8 @@ from tests.contract.llm_places import CLIENTS
 @pytest.fixture(params=CLIENTS)
 def make(request: pytest.FixtureRequest) -> Make:
     found: Make = request.param
+    if getattr(found, "__name__", "") == "litellm":
+        importlib.import_module("litellm")  # which takes seconds: the cases have their time for themselves
     return found
 
 
