@@ -44,7 +44,7 @@ class OnMemory(Backed):
     """In this process, gone when it ends."""
 
     def __init__(self, *, engine: MemoryEngine | None = None, clock: Clock = SYSTEM, **options: Any) -> None:
-        if engine is not None and not isinstance(engine, MemoryEngine):
+        if engine is not None and not isinstance(engine, Engine):
             raise InvalidArgument(f"engine is a MemoryEngine, not {brief(engine)}: leave it out for one of its own")
         super().__init__(clock=engine.clock if engine is not None else clock, **options)
         self.engine: MemoryEngine = engine or MemoryEngine(clock)
