@@ -283,9 +283,11 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 await ledger.note(*records)
             else:
                 try:
-                    await append_ends(book, records, records[:-1])
-                except StorageBusy:
-                    book.spoilt.add((work.name, work.key))  # it may have landed, or land later: not under that key
+                    await ledger.append(*records)
+                except BaseException as error:
+                    await not_heard(book, records, records[:-1], error)
+                    if isinstance(error, StorageBusy):
+                        book.spoilt.add((work.name, work.key))  # it may have landed, or land later: not under that key
                     raise
             book.done[work.name, work.key] = records[-1]
     finally:
@@ -294,23 +296,19 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     return handed
 
 
-async def append_ends(book: Book, records: Sequence[Record], deferred: Sequence[Record]) -> None:
-    """Make ends of steps durable; those `deferred` to this commit wait for the next one if it comes to nothing."""
-    try:
-        await book.ledger.append(*records)
-    except asyncio.CancelledError:
-        # The caller gave up: where it asks again, what has landed answers.
-        landed = None
+async def not_heard(
+    book: Book, records: Sequence[Record], deferred: Sequence[Record], error: BaseException
+) -> None:  # fmt: skip
+    """Of ends of steps whose commit ended in `error`: take them where they landed although the caller gave up, as where
+    it asks again they answer; else have those that were `deferred` to that commit wait for the next one."""
+    landed = None
+    if isinstance(error, asyncio.CancelledError):
         with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
             landed = await book.ledger.landed(records[-1])
-        if landed is not None:
-            book.take(records)
-        else:
-            book.defer(deferred)
-        raise
-    except Exception:
+    if landed is not None:
+        book.take(records)
+    elif isinstance(error, (Exception, asyncio.CancelledError)):
         book.defer(deferred)
-        raise
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

@@ -267,29 +267,32 @@ class Context:
         if record is None and self._frame is not None:
             async with self.book.only(name, place):
                 if (record := self.book.recorded(name, place)) is None:
-                    return await self._performed(name, place, fn, args, how, policy, mark, description)
+                    work = self._work(name, place, fn, args, how, policy, mark, description)
+                    value = await perform(self.book, work, self._seal)
+                    self.book.passed()
+                    return value
                 self.book.passed(record)
         if record is not None:
             await self._reuse(record, mark, on_changed_input)
             return None if record.result is None else how.decode(record.result)
-        return await self._performed(name, place, fn, args, how, policy, mark, description)
+        work = self._work(name, place, fn, args, how, policy, mark, description)
+        value = await perform(self.book, work, self._seal)
+        self.book.passed()
+        return value
 
-    async def _performed(
+    def _work(
         self, name: str, place: str, fn: Callable[..., Any], args: tuple[Any, ...], how: Callee, policy: Policy,
         mark: str | None, description: str | None,
-    ) -> Any:  # fmt: skip
-        """The result of a step that has no record yet."""
+    ) -> Work:  # fmt: skip
+        """A step that has no record yet."""
         if self.place.cancelled:
             raise StepCancelledError(name)
         beside = self.book.is_beside()
-        work = Work(
+        return Work(
             self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
             encode=how.encode, decode=how.decode, pos=self._take_pos(), description=description, digest=mark,
             info=BESIDE if beside else None,
         )  # fmt: skip
-        value = await perform(self.book, work, self._seal)
-        self.book.passed()
-        return value
 
     def recorded(self, name: str, key: str) -> Any:
         """The result of that step of an agent loop, which the run comes to with this; `UNRECORDED` if it has none."""

@@ -17,7 +17,7 @@ from .chain import Chain
 from .dag import Dag
 from .fanout import FanOut
 from .graph import Graph, is_graph
-from .model import ExecutionState, Step, unique
+from .model import ExecutionState, Step, name_of, unique
 from .plain import PlainChain, PlainDag, PlainFanOut
 
 DEFAULT_KEY = "_step_executor_state"
@@ -101,8 +101,8 @@ class StepExecutor:
                 return await PlainDag(self).run(graph, initial_state, resume)
             return await PlainChain(self).run(steps, initial_state, resume)
         around = book.within()
-        names = "\0".join(step.name for step in steps)
-        async with book.only(names, f"x:{self._scope}{around}") if around else nullcontext():
+        key = f"x:{self._scope}{around}"
+        async with book.only("\0".join(map(name_of, steps)), key) if around else nullcontext():
             if graph is not None:
                 return await Dag(self, book, self._scope).run(graph, initial_state, resume)
             return await Chain(self, book, self._scope).run(steps, initial_state, resume)

@@ -7,10 +7,10 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
 from .._json import decode, decode_all
-from ..attempts import append_ends
+from ..attempts import not_heard
 from ..book import BESIDE, Book
 from ..journal.record import RESET, SKIPPED, Record
-from .model import ExecutionState, Step
+from .model import ExecutionState, Step, name_of
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -51,7 +51,7 @@ class Listed:
         if self.placed:
             # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
             numbers = book.lists.setdefault(scope, {})
-            self.number = str(numbers.setdefault(tuple(step.name for step in steps), len(numbers)))
+            self.number = str(numbers.setdefault(tuple(map(name_of, steps)), len(numbers)))
 
     def _recorded(self, step: Step) -> Record | None:
         book = self.book
@@ -87,7 +87,11 @@ class Listed:
         """At the end of the list, what still waits for a checkpoint."""
         if self.deferred:
             records = self._with_deferred()
-            await append_ends(self.book, records, records)
+            try:
+                await self.book.ledger.append(*records)
+            except BaseException as error:
+                await not_heard(self.book, records, records, error)
+                raise
 
     def _completed(self, step: Step) -> None:
         completed = self.kept.completed_steps

@@ -6,6 +6,7 @@ import contextlib
 import datetime as _dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, ClassVar, cast
 from uuid import UUID
 
@@ -193,6 +194,9 @@ class ReadOnlyState(State):
     popitem: Callable[..., Any] = _refuse
     setdefault: Callable[..., Any] = _refuse
     update: Callable[..., Any] = _refuse
+
+
+name_of: Callable[[Any], str] = attrgetter("name")  # of a step
 
 
 def unique(steps: Iterable[Step]) -> Sequence[Step]:
