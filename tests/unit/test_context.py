@@ -7,7 +7,7 @@ import contextlib
 import datetime as dt
 import enum
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -507,26 +507,42 @@ async def test_a_message_whose_wait_gave_up_when_it_was_recorded_goes_to_the_nex
 
 
 async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) -> None:
-    clock, tries = VirtualClock(), list[float]()
+    clock, tries, limits = VirtualClock(), list[float](), list[asyncio.Timeout]()
 
     async def body(ctx: Any) -> Any:
+        async def limited(wait: Awaitable[Any]) -> None:
+            async with asyncio.timeout(None) as limit:
+                limits.append(limit)
+                await wait
+
         async def patient() -> Any:
             tries.append(clock.wall())
             if len(tries) < 3:
-                async with asyncio.timeout(0.02):
-                    await ctx.approve("go")
+                await limited(ctx.approve("go"))
             await ctx.approve("go", timeout=50)
-            async with asyncio.timeout(0.02 if len(tries) < 5 else None):
-                await ctx.sleep(100)
+            if len(tries) < 5:
+                await limited(ctx.sleep(100))
+            await ctx.sleep(100)
             return clock.wall() - tries[0]
 
         return await ctx.step("patient", patient, retries=9, retry_delay=0)
 
     async with Rig(place, clock) as rig:
+
+        async def give_up(number: int, wait: str) -> None:
+            await soon(lambda: len(limits) == number)
+            while not any(record.name == wait for record in await rig.records()):  # noqa: ASYNC110 - nobody rings for it
+                await asyncio.sleep(0.001)
+            limits[-1].reschedule(asyncio.get_running_loop().time() + 0.02)
+            await soon(lambda: len(tries) == number + 1)
+
         running = asyncio.ensure_future(rig.value(body))
-        await soon(lambda: len(tries) == 3)
+        await rig.begun()
+        await give_up(1, "signal:go")
+        await give_up(2, "signal:go")
         await rig.runner.approve("r", "go")
-        await soon(lambda: len(tries) == 5)
+        await give_up(3, "sleep")
+        await give_up(4, "sleep")
         clock.advance(100)
         async with asyncio.timeout(10):
             assert await running == 100

@@ -361,7 +361,7 @@ def test_without_content_nothing_that_was_said_leaves(make: Make, receiver: Rece
         b"what is 2",
         b"result 1",
         b"parcel",
-        b"4111",
+        b"4111 1111",
         b"by 0",
         b"observation.input",
         b"observation.output",
