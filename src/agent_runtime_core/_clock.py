@@ -48,6 +48,7 @@ class Clock:
 
 
 SYSTEM = Clock()
+TOO_LATE = 1e11  # seconds: what falls due after the year 9999 has no date, and whoever lists it fails
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=SYSTEM.forked)

@@ -302,13 +302,15 @@ async def not_heard(
     """Of ends of steps whose commit ended in `error`: take them where they landed although the caller gave up, as where
     it asks again they answer; else have those that were `deferred` to that commit wait for the next one."""
     landed = None
-    if isinstance(error, asyncio.CancelledError):
-        with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
-            landed = await book.ledger.landed(records[-1])
-    if landed is not None:
-        book.take(records)
-    elif isinstance(error, (Exception, asyncio.CancelledError)):
-        book.defer(deferred)
+    try:
+        if isinstance(error, asyncio.CancelledError):
+            with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
+                landed = await book.ledger.landed(records[-1])
+    finally:  # also where the caller is cancelled once more
+        if landed is not None:
+            book.take(records)
+        else:
+            book.defer(deferred)
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from ._clock import Clock
+from ._clock import TOO_LATE, Clock
 from ._engines.base import Op
 from ._ids import child_run_id, step_id, unbroken
 from ._json import MAX_WHOLE, decode, encode
@@ -21,7 +21,6 @@ from .journal.record import Record
 from .limits import RunLimits
 from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
-from .queue.base import TOO_LATE
 from .queue.row import LIVE, Mail, Moved, RunRow, Settle
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer

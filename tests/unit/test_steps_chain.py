@@ -355,14 +355,14 @@ async def test_what_waits_for_a_checkpoint_is_written_with_the_next_one_though_i
         assert [event.sequence for event in events] == list(range(len(events)))
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("cancelled", [0, 1, 2], ids=["no answer", "cancelled", "cancelled twice"])
 @pytest.mark.parametrize("graph", [False, True])
 async def test_what_waits_for_a_checkpoint_that_does_not_land_is_written_with_the_next_one(
-    graph: bool, cancelled: bool, monkeypatch: pytest.MonkeyPatch
+    graph: bool, cancelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
     inside = asyncio.Event()
-    away = True
+    away, again = True, cancelled == 2
 
     def step(name: str, *after: str, **options: Any) -> Step:
         async def fn(ctx: Any, state: Any) -> str:
@@ -384,11 +384,17 @@ async def test_what_waits_for_a_checkpoint_that_does_not_land_is_written_with_th
         return await StepExecutor(ctx).run([step("hang")])
 
     async with Rig() as rig:
-        engine = rig.runner.queue.commits
-        commit = engine.commit
+        engine, state = rig.runner.queue.commits, rig.runner.state_store
+        commit, records = engine.commit, state.records
+
+        async def cancelled_again(*args: Any) -> Any:
+            monkeypatch.setattr(state, "records", records)
+            raise asyncio.CancelledError
 
         async def lost(guard: Any, ops: Any) -> Any:
             if away and any(op.name == "journal.append" and op.args[1][1:3] == ("done", "b") for op in ops):
+                if again:  # while it is being found out whether it landed
+                    monkeypatch.setattr(state, "records", cancelled_again)
                 if cancelled:
                     raise asyncio.CancelledError
                 raise StorageBusy("did not answer")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from .._clock import SYSTEM, Clock, aware
+from .._clock import SYSTEM, TOO_LATE, Clock, aware
 from .._engines.base import Commits, Guard, Op
 from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id, unbroken
 from .._json import decode, digest, encode, same_tree
@@ -22,7 +22,6 @@ CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
 MOST_AT_ONCE = 10_000  # runs that one claim takes: each has its id drawn before, on the caller's loop
 MOST_LISTED = 2**53  # every store can be asked for so many
-TOO_LATE = 1e11  # seconds: what falls due after the year 9999 has no date, and whoever lists it fails
 PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from ..._clock import aware
+from ..._clock import TOO_LATE, aware
 from ..._refusals import is_number
 from ...errors import InvalidArgument, TaskNotHeld, brief
 from ..base.tasks import TaskStore
@@ -20,8 +20,6 @@ from .choices import check_count
 from .keys import id_text
 from .task_form import settled
 from .task_space import Change, TaskSpace
-
-LONGEST_LEASE = 1e11  # seconds: one that ends after the year 9999 has no date
 
 
 class Claims(Home, TaskStore):
@@ -167,5 +165,5 @@ def _said(error: object) -> str | None:
 
 
 def _check_lease(seconds: float | None) -> None:
-    if seconds is not None and not (is_number(seconds) and 0 < seconds < LONGEST_LEASE):
+    if seconds is not None and not (is_number(seconds) and 0 < seconds < TOO_LATE):
         raise InvalidArgument(f"lease_seconds is a number of seconds above 0, not {brief(seconds)}")
