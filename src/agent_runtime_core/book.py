@@ -64,6 +64,8 @@ class Frame:
 
 BESIDE: Final = '{"beside":true}'  # the `info` of a step that runs beside other code of its run
 
+APART: Final = "~"  # before the number of a step list that ran in a task of its own
+
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
 
 
@@ -97,8 +99,8 @@ class Book:
         self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
         self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
-        self.states: dict[str, str] = {}  # the state of step lists as last committed, by key
-        self.lists: dict[str, dict[tuple[str, ...], int]] = {}  # numbers of the step lists it has run, by scope
+        self.states: dict[str, str] = {}  # the state of step lists as last committed: see `state_of`
+        self.lists: dict[str, dict[tuple[str, ...], str]] = {}  # numbers of the step lists it has run, by scope
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
         self.maps: dict[str, list[str | None]] = {}  # digests of their items, of the maps it has run
         self.ended: Record | None = None
@@ -129,7 +131,7 @@ class Book:
         self.owner: Callable[[], Any] = _nobody
 
     def _read(self, records: Sequence[Record]) -> None:
-        done, begun, ordered, states = self.done, self.begun, self._ordered, self.states
+        done, begun, ordered = self.done, self.begun, self._ordered
         last = carrier = None
         start = of = among = ""  # the start that the record before carries, and the key and digest beside it
         carriers: list[Record] = []
@@ -145,7 +147,7 @@ class Book:
             if begun:
                 begun.pop(identity, None)
             if state is not None:
-                states[key] = state
+                self.keep_state(key, number, state)
             if key.startswith("s:") and not _is_beside(record):
                 ordered.append(record)
             # In a chain, the start is that of the step at the next place: no need to read it.
@@ -320,7 +322,27 @@ class Book:
         for record in records:
             self.done[record.name, record.key] = record
             if record.state is not None:
-                self.states[record.key] = record.state
+                self.keep_state(record.key, record.digest, record.state)
+
+    def keep_state(self, key: str, number: str | None, state: str) -> None:
+        """Know the state that the step list of that number has come to."""
+        self.states[key] = state
+        if number is not None and number.startswith(APART):
+            self.states[f"{key}{number}"] = state
+
+    def state_of(self, key: str, number: str) -> str | None:
+        """The state that the step list of that number goes on with: its own where others run beside it, else that of
+        the list before."""
+        own = self.states.get(f"{key}{number}") if number.startswith(APART) else None
+        return own or self.states.get(key)
+
+    def apart(self, key: str) -> dict[str, set[str]]:
+        """The names of recorded steps of the lists under that key that ran in tasks of their own, by number."""
+        found: dict[str, set[str]] = {}
+        for (name, of), record in self.done.items():
+            if of == key and record.digest is not None and record.digest.startswith(APART):
+                found.setdefault(record.digest, set()).add(name)
+        return found
 
     def defer(self, records: Sequence[Record]) -> None:
         """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""

@@ -380,6 +380,26 @@ async def test_a_loop_that_outlives_its_run_is_collected_without_a_word(
     assert said == []
 
 
+async def test_tools_that_outlive_their_run_are_collected_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: said.append(about.exc_value))
+
+    async with open_run("memory://", "r", input={"messages": HELLO}) as ctx:
+        begun = asyncio.Event()
+
+        async def hang() -> None:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        client = Scripted(asks(call("hang", {}, "1"), call("hang", {}, "2")))
+        asyncio.ensure_future(run_turn_loop(ctx, client, registry(hang)))  # noqa: RUF006
+        await begun.wait()
+        await asyncio.sleep(0)
+    del ctx, hang, client
+    gc.collect()
+    assert said == []
+
+
 @pytest.mark.parametrize("messages", ["hello", b"hello", {"role": "user"}, ["hello"], [1]], ids=repr)
 async def test_messages_that_are_none_are_refused(messages: Any) -> None:
     with pytest.raises(InvalidArgument, match="messages are a list of dicts"):

@@ -525,6 +525,73 @@ async def test_another_list_than_the_recorded_one_is_refused(
         assert len(calls) == before
 
 
+@pytest.mark.parametrize("graph", [False, True])
+async def test_lists_side_by_side_under_one_key_come_in_any_order(place: Path | None, graph: bool) -> None:
+    ran, seen, turn = list[str](), set[tuple[str, Any]](), {name: asyncio.Event() for name in "ab"}
+    inside, first_life = asyncio.Event(), True
+
+    def step(name: str, **options: Any) -> Step:
+        async def fn(ctx: Any, state: Any) -> str:
+            if name.endswith("2") and first_life:
+                if name == "a2":  # the last that is begun
+                    inside.set()
+                await asyncio.Event().wait()
+            ran.append(name)
+            if name == "b1":
+                turn["a"].set()
+            if name.endswith("1") and not graph:
+                state["by"] = name
+            seen.add((name, state.get("by")))
+            return name.upper()
+
+        return Step(name, fn, **options)
+
+    async def body(ctx: Any) -> Any:
+        async def branch(name: str) -> Any:
+            steps = [step(f"{name}{n}", depends_on=[f"{name}{n - 1}"] if graph and n > 1 else []) for n in (1, 2, 3)]
+            await turn[name].wait()
+            return await StepExecutor(ctx).run(steps)
+
+        before = await StepExecutor(ctx).run([step("m1")])
+        return [before, *await asyncio.gather(branch("a"), branch("b")), await StepExecutor(ctx).run([step("n1")])]
+
+    async with Rig(place) as rig:
+        turn["b"].set()
+        await rig.cut(body, inside)
+        assert ran == ["m1", "b1", "a1"]
+        seen.clear()
+        first_life = False  # both may go on, and "a" is the first
+        lists = [["m1"], ["a1", "a2", "a3"], ["b1", "b2", "b3"], ["n1"]]
+        assert await rig.value(body) == [{name: name.upper() for name in names} for names in lists]
+        assert sorted(ran) == sorted(name for names in lists for name in names)
+        if not graph:  # each goes on with its own state
+            assert seen >= {("a2", "a1"), ("a3", "a1"), ("b2", "b1"), ("b3", "b1")}
+
+
+@pytest.mark.parametrize("now", ["axb", "xb", "ba"])
+async def test_a_list_beside_others_that_is_not_the_recorded_one_is_refused(place: Path | None, now: str) -> None:
+    calls = Calls()
+
+    async def lists(ctx: Any, *names: str) -> tuple[Any, ...]:
+        made = [[calls.bad(name) if name in "yz" else calls.step(name) for name in of] for of in names]
+        return tuple(await asyncio.gather(*(StepExecutor(ctx).run(each) for each in made), return_exceptions=True))
+
+    async def first(ctx: Any) -> None:
+        await lists(ctx, "abz", "cdy")
+        raise ConnectionError
+
+    async def changed(ctx: Any) -> None:
+        refused, same, new = await lists(ctx, now, "cde", "fg")
+        assert isinstance(refused, JournalMismatch)
+        assert refused.recorded in ("a", "b")
+        assert (list(same), list(new)) == (["c", "d", "e"], ["f", "g"])
+
+    async with Rig(place) as rig:
+        await rig.go(first)
+        await rig.value(changed)
+        assert sorted(calls) == sorted("abzcdyefg")
+
+
 async def test_a_mismatch_fails_the_run_for_good() -> None:
     calls = Calls()
     async with Rig(max_retries=3) as rig:

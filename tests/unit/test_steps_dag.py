@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -781,3 +783,25 @@ async def test_the_cut_run_is_taken_up_where_it_was(place: Path | None) -> None:
         second = [work.step("a"), work.step("b"), work.step("c", ["a"]), work.step("d", ["c"])]
         await rig.value(running(second))
         assert work.begun in (["b"], ["b", "d"])  # d may have been cut off on its way to the journal
+
+
+async def test_a_graph_that_outlives_its_run_is_collected_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: said.append(about.exc_value))
+
+    async def body(ctx: Any) -> None:
+        begun = asyncio.Event()
+
+        async def hang(ctx: Any, state: Any) -> None:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        async def go(ctx: Any, state: Any) -> None: ...
+
+        asyncio.ensure_future(StepExecutor(ctx).run([Step("a", hang), Step("b", go, depends_on=["a"])]))  # noqa: RUF006
+        await begun.wait()
+
+    async with Rig() as rig:
+        await rig.value(body)
+        gc.collect()
+    assert said == []

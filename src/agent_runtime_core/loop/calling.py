@@ -91,10 +91,13 @@ class Calling:
         tasks = [asyncio.ensure_future(one(*each)) for each in calls]
         try:
             await asyncio.gather(*tasks)
-        finally:
+        except GeneratorExit:  # it outlived its run and is collected, as are its tasks
+            raise
+        except BaseException:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
         """The answer to one call as it is recorded: {"content", "ok", "error", "result"}."""

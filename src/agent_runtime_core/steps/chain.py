@@ -82,7 +82,7 @@ class Chain(Listed):
                 )
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
-        self.state_text: str = self.book.states.get(self.key) or encode(
+        self.state_text: str = self.book.state_of(self.key, self.number) or encode(
             {**self.kept.custom_state, **(initial_state or {})}
         )
         self._new_state()
@@ -111,7 +111,8 @@ class Chain(Listed):
         if not step.checkpoint:
             book.done[self.work.name, self.key] = self.sealed
         if self.changed is not None:
-            self.state_text = book.states[self.key] = self.changed
+            self.state_text = self.changed
+            book.keep_state(self.key, self.number, self.changed)
             self._new_state()
         book.passed()
         self._completed(step)

@@ -39,6 +39,8 @@ class Crew:
                 self._tasks -= ended
                 for task in ended:
                     task.result()
+        except GeneratorExit:  # it outlived its run and is collected, as are its workers
+            raise
         except BaseException:
             await self._let_go()
             raise

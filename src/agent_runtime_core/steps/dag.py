@@ -58,7 +58,7 @@ class Dag(Listed):
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
         kept = self.kept
         values = {**kept.custom_state, **(initial_state or {})}
-        self.state_text: str = self.book.states.get(self.key) or encode(values)
+        self.state_text: str = self.book.state_of(self.key, self.number) or encode(values)
         kept.custom_state = cast("dict[str, Any]", decode(self.state_text))
         kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
 
