@@ -616,6 +616,23 @@ async def test_compacting_gives_space_back(engine: SQLiteEngine, path: Path) -> 
     assert await engine.read(get, "a") is None
 
 
+async def test_compacting_waits_no_longer_than_others_do(
+    engine: SQLiteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped in a commit does not let go; one that could not begin in time never does."""
+    compacted: list[str] = []
+    monkeypatch.setattr(engine.log, "compact", lambda: compacted.append("again"))
+    engine.writer.patience = 0.2
+    lock = CommitLock(Path(f"{path}.live"))
+    with contextlib.closing(lock), lock, pytest.raises(StorageBusy, match="was not compacted"):
+        await engine.compact()
+    engine.writer.patience = 6.0
+    await engine.commit(None, [Op("put", ("a", 1))])
+    assert compacted == []
+    await engine.compact()
+    assert compacted == ["again"]
+
+
 async def test_a_commit_does_not_overtake_what_its_task_posted(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

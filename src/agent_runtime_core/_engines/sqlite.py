@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
-from ..errors import InvalidArgument, StorageClosed, StorageError, brief
+from ..errors import InvalidArgument, StorageBusy, StorageClosed, StorageError, brief
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
 from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
@@ -231,24 +231,41 @@ class SQLiteEngine(SharedEngine):
         return self._bell.listen(topic, wake)
 
     async def compact(self) -> None:
-        """Give the space of deleted rows back to the file system."""
+        """Give the space of deleted rows back to the file system; StorageBusy where that cannot begin in time."""
         self._usable()
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
+        loop, patience = asyncio.get_running_loop(), self.writer.patience
+        begun, done = asyncio.Event(), loop.create_future()
+        given_up = False
+
+        def tell(call: Callable[..., Any], *args: Any) -> None:
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(call, *args)
 
         def job() -> None:
             error: BaseException | None = None
             try:
                 with self.writer.alone():
+                    if given_up:
+                        return
+                    tell(begun.set)
                     self.log.compact()
             except sqlite3.Error as cause:
                 error = translate(cause, self.path)
             except Exception as cause:  # noqa: BLE001 - it belongs to the caller
                 error = StorageError(f"{self.path}: {cause!r}")
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_answer, done, None, error)
+            tell(_answer, done, None, error)
+            tell(begun.set)
 
         self.writer.hand([job])
+        try:
+            async with asyncio.timeout(patience):
+                await begun.wait()
+        except TimeoutError:
+            given_up = True
+            done.cancel()
+            raise StorageBusy(
+                f"{self.path} was in use for {patience:g} s without a break: it was not compacted, do it another time"
+            ) from None
         await done
 
     # -- the end

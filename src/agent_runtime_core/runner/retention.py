@@ -25,8 +25,8 @@ async def vacuum(backends: Backends, retention: Mapping[str, float], stores: Seq
                 with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
                     await forget(backends, row, stores)
                     deleted += 1
-    for backend in backends:
-        compact = getattr(backend.commits, "compact", None)
+    for commits in {id(backend.commits): backend.commits for backend in backends}.values():
+        compact = getattr(commits, "compact", None)
         if deleted and compact is not None:
             await compact()
     return deleted
