@@ -109,6 +109,14 @@ class RedisServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def write_out(self) -> None:
+        """Wait until its log holds all that it has acknowledged: while a flush is under way it keeps back what it
+        appends, for up to two seconds, unless it is told to flush always."""
+        end = time.monotonic() + START_SECONDS
+        while any(self.info().get(waits, "0") != "0" for waits in ("aof_buffer_length", "aof_pending_bio_fsync")):
+            assert time.monotonic() < end, f"it did not write for {START_SECONDS:g} s"
+            time.sleep(0.002)
+
     def stop(self) -> None:
         """SIGSTOP, and wait until it stands still."""
         self._running().send_signal(signal.SIGSTOP)

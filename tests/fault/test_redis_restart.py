@@ -107,6 +107,7 @@ async def restarted(times: int, **options: str) -> None:
             before = len(load.acknowledged)
             await until(lambda: len(load.acknowledged) > before + 20)  # noqa: B023
             await asyncio.sleep(random.random() * 0.05)
+            await asyncio.to_thread(server.write_out)
             server.kill()
             await asyncio.sleep(random.random() * 0.2)
             await asyncio.to_thread(server.restart)

@@ -66,6 +66,7 @@ def test_a_killed_server_comes_back_on_its_port_with_what_it_wrote(appendonly: s
     with RedisServer(appendonly=appendonly) as server:
         port, pid, life = server.port, server.pid, server.info()["run_id"]
         server.ask("SET", "a", 1)
+        server.write_out()
         server.kill()
         assert not server.alive
         with pytest.raises(ConnectionError):

@@ -429,6 +429,7 @@ async def test_a_server_that_is_still_loading_is_waited_for() -> None:
                 link.receive()
         with one(server.url) as engine:
             await put(engine, "a", "1")
+            await asyncio.to_thread(server.write_out)
             server._options["key-load-delay"] = "100"
             for _ in range(TRIES):
                 restart = threading.Thread(target=server.restart)
