@@ -287,7 +287,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 except BaseException as error:
                     await not_heard(book, records, records[:-1], error)
                     if isinstance(error, StorageBusy):
-                        book.spoilt.add((work.name, work.key))  # it may have landed, or land later: not under that key
+                        book.leave_open(records[-1], outer)
                     raise
             book.done[work.name, work.key] = records[-1]
     finally:

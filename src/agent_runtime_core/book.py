@@ -115,7 +115,7 @@ class Book:
         #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
         self._alone: dict[Identity, asyncio.Event] = {}  # what goes on and is not recorded yet: see `only`
-        self.unsure: dict[Identity, Record] = {}  # transactions of which nobody here has heard whether they landed
+        self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0
@@ -273,9 +273,8 @@ class Book:
             if (name, key) not in self.spoilt:
                 return key
 
-    def ask_again(self, name: str, key: str) -> None:
-        """Have the next use of that name be this one, if it was the last."""
-        frame = FRAME.get()
+    def ask_again(self, name: str, key: str, frame: Frame | None) -> None:
+        """Have the next use of that name in that step, or between steps, be this one, if it was the last."""
         counts = self._counts if frame is None or frame.book is not self else frame.counts
         space, _, use = key.partition("@")[0].partition(":")
         if counts is not None and use.isdecimal() and counts.get((space, name)) == int(use) + 1:
@@ -348,6 +347,22 @@ class Book:
         """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""
         for record in reversed(records):
             self.deferred.setdefault(record.key, []).insert(0, record)
+
+    def leave_open(self, record: Record, frame: Frame | None) -> None:
+        """Nobody has heard whether that end of a step landed: who asks for it again, in `frame`, finds out."""
+        self.unsure[record.name, record.key] = record
+        self.ask_again(record.name, record.key, frame)
+
+    async def landed(self, name: str, key: str) -> Record | None:
+        """The record of a step that was left open, if it landed."""
+        unsure = self.unsure.get((name, key))
+        if unsure is None:
+            return None
+        record = await self.ledger.landed_at_last(unsure)
+        self.unsure.pop((name, key), None)
+        if record is not None:
+            self.take((record,))
+        return record
 
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""

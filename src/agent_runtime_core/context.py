@@ -266,12 +266,15 @@ class Context:
         place, record = self._identify(name, key)
         if record is None and self._frame is not None:
             async with self.book.only(name, place):
-                if (record := self.book.recorded(name, place)) is None:
+                record = self.book.recorded(name, place) or await self._landed(name, place)
+                if record is None:
                     work = self._work(name, place, fn, args, how, policy, mark, description)
                     value = await perform(self.book, work, self._seal)
                     self.book.passed()
                     return value
                 self.book.passed(record)
+        elif record is None and self.book.unsure:
+            record = await self._landed(name, place)
         if record is not None:
             await self._reuse(record, mark, on_changed_input)
             return None if record.result is None else how.decode(record.result)
@@ -438,14 +441,9 @@ class Context:
         return cast(T, None if text is None else how.decode(text))
 
     async def _landed(self, name: str, place: str) -> Record | None:
-        """The record of a transaction whose outcome an earlier try of the step around it did not wait for."""
-        unsure = self.book.unsure.get((name, place))
-        if unsure is None:
-            return None
-        record = await self._ledger.landed_at_last(unsure)
-        del self.book.unsure[name, place]
+        """The record of a step or transaction whose outcome an earlier try of it did not wait for, or did not hear."""
+        record = await self.book.landed(name, place)
         if record is not None:
-            self.book.done[name, place] = record
             self.book.passed(record)
         return record
 

@@ -307,7 +307,7 @@ class Waits:
         with suppress(Exception):  # not known, then: it is the cancellation that is raised
             if await self._ledger.landed(record) is not None:
                 self._book.take([record])
-                self._book.ask_again(record.name.removeprefix("call:"), record.key)
+                self._book.ask_again(record.name.removeprefix("call:"), record.key, FRAME.get())
                 return True
         return False
 

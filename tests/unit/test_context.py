@@ -453,6 +453,54 @@ async def test_a_transaction_whose_outcome_was_not_heard_is_done_once_in_all_tri
             assert db.execute("SELECT count(*) FROM paid").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_step_whose_commit_was_not_answered_runs_again_only_if_it_did_not_land(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, inside: bool, key: str | None, landed: bool
+) -> None:
+    sent: list[str] = []
+    all_there, crash = asyncio.Event(), True
+
+    async def body(ctx: Any) -> Any:
+        async def send(what: str) -> str:
+            sent.append(what)
+            return f"{what} {len(sent)}"
+
+        async def both() -> list[str]:
+            return [await ctx.step("send", send, what, key=key and f"{key}{what}") for what in ("a", "b")]
+
+        if inside:
+            both_sent = await ctx.step("both", both, retries=2, retry_delay=0)
+        else:
+            try:
+                both_sent = await both()
+            except StorageBusy:
+                both_sent = [f"a {1}", await ctx.step("send", send, "b", key=key and f"{key}b")]
+        if crash:
+            all_there.set()
+            await asyncio.Event().wait()
+        return [both_sent, await ctx.step("send", send, "c", key=key and f"{key}c")]
+
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def unheard(guard: Any, ops: Any) -> Any:
+            if any(op.name == "journal.append" and op.args[1][7] == '"b 2"' for op in ops):
+                if landed:
+                    await commit(guard, ops)
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", unheard)
+        await rig.cut(body, all_there)
+        crash = False
+        again = [] if landed else ["b"]
+        assert await rig.value(body) == [["a 1", "b 2" if landed else "b 3"], f"c {3 + len(again)}"]
+        assert sent == ["a", "b", *again, "c"]
+
+
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_message_whose_wait_gave_up_when_it_was_recorded_goes_to_the_next_wait_alone(
     place: Path | None, monkeypatch: pytest.MonkeyPatch, inside: bool
