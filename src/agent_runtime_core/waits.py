@@ -421,7 +421,7 @@ class Waits:
         """
         waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._place.mail.wait())]
         if seconds is not None:
-            waits = [*waits, asyncio.ensure_future(self._clock.sleep(seconds))]
+            waits = [*waits, asyncio.ensure_future(self._until(self._clock.boot() + seconds))]
         if or_idle:
             waits = [*waits, asyncio.ensure_future(self._until_idle())]
         place, alone = self._place, self._place.waiting_since is None and self._book.running == 0
@@ -437,6 +437,11 @@ class Waits:
             if alone and place.waiting_since is not None:
                 place.waited += self._clock.boot() - place.waiting_since
                 place.waiting_since = None
+
+    async def _until(self, at: float) -> None:
+        """Until `at` by the boot clock, which may have moved on before this began."""
+        if (left := at - self._clock.boot()) > 0:
+            await self._clock.sleep(left)
 
     async def _park(self, reason: str) -> None:
         """Give the run back as waiting, until the first of its waits is over. Returns only if a message or a request

@@ -35,6 +35,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.waits import Waits
 from tests.unit.rig import Rig, Script, soon, until
 
 
@@ -595,6 +596,32 @@ async def test_a_wait_goes_on_in_the_next_try_of_its_step(place: Path | None) ->
         async with asyncio.timeout(10):
             assert await running == 100
         assert len(await rig.told("approval.requested")) == 1
+
+
+async def test_a_wait_is_over_though_the_clock_moved_while_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, look, moves = VirtualClock(), Waits._look, [100.0]
+
+    async def looked(waits: Waits) -> None:
+        await look(waits)
+        asked = clock.wall
+
+        def wall() -> float:  # next it is worked out how long to sleep
+            clock.wall = asked  # type: ignore[method-assign]
+            if moves:
+                asyncio.get_running_loop().call_soon(clock.advance, moves.pop())
+            return asked()
+
+        clock.wall = wall  # type: ignore[method-assign]
+
+    monkeypatch.setattr(Waits, "_look", looked)
+
+    async def body(ctx: Any) -> float:
+        began = clock.boot()
+        await ctx.sleep(100)
+        return clock.boot() - began
+
+    async with Rig(None, clock) as rig, asyncio.timeout(10):
+        assert await rig.value(body) == 100
 
 
 async def test_a_step_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None) -> None:
