@@ -7,7 +7,8 @@ import datetime as _dt
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from ._alarms import Alarms
 
@@ -34,9 +35,10 @@ class Clock:
         """Seconds since the epoch; may jump."""
         return time.time()
 
-    def boot(self) -> float:
-        """Seconds since this machine started, the same in every process on it; never goes back."""
-        return time.clock_gettime(_BOOT) if _BOOT is not None else time.monotonic()
+    #: Seconds since this machine started, the same in every process on it; never goes back. Each step asks twice.
+    boot: Callable[[], float] = staticmethod(
+        partial(time.clock_gettime, _BOOT) if _BOOT is not None else time.monotonic
+    )
 
     def forked(self) -> None:
         """Two processes must not draw the same ids."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextvars import ContextVar, Token
 from typing import Any
 
@@ -12,7 +13,5 @@ def restore(variable: ContextVar[Any], token: Token[Any]) -> None:
     A task that waits for ever, as those that outlive their run do, is collected some day in whoever's context that is:
     nothing is restored there.
     """
-    try:  # noqa: SIM105 - each step comes here, and suppress() takes as long as the rest
+    with contextlib.suppress(ValueError):
         variable.reset(token)
-    except ValueError:
-        pass

@@ -138,7 +138,7 @@ _callees: dict[ReferenceType[Any], Callee] = {}  # of functions, as long as they
 
 def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> Callee:
     """How to call that function; with `returns`, or a size of its results, they are written and read so."""
-    how = _known(fn)
+    how = known_callee(fn)
     if returns is None and max_result_bytes == MAX_RESULT:
         return how
     to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
@@ -146,7 +146,8 @@ def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = 
     return replace(how, encode=to_text, decode=from_text, takes_context=how.asked(fn))
 
 
-def _known(fn: Callable[..., Any]) -> Callee:
+def known_callee(fn: Callable[..., Any]) -> Callee:
+    """The same by its annotations alone, looked at once."""
     key = fn.__func__ if type(fn) is MethodType else fn
     try:
         known = _callees.get(ref(key))
@@ -291,8 +292,14 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                     raise
             book.done[work.name, work.key] = records[-1]
     finally:
-        book.step_left()
-        restore(FRAME, token)
+        # As book.step_left() and restore() have it, for the one place that each step goes through.
+        book.running -= 1
+        if book.at_rest is not None and not book.running:
+            book.at_rest()
+        try:  # noqa: SIM105 - suppress() takes as long as the rest
+            FRAME.reset(token)
+        except ValueError:
+            pass
     return handed
 
 

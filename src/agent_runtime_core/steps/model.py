@@ -14,7 +14,7 @@ from .._clock import SYSTEM, aware
 from .._forms import codec_for
 from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT
-from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee
+from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee, known_callee
 from ..errors import InvalidArgument, brief
 from ..retry import Delay
 from ..status import StepStatus
@@ -75,7 +75,7 @@ class Step:
         """How its function is called, looked at once."""
         fn, returns, most = self.fn, self.returns, self.max_result_bytes
         if returns is None and most == MAX_RESULT:
-            return callee(fn)
+            return known_callee(fn)
         known = self._callee
         if known is None or known[0] is not fn or known[1] is not returns or known[2] != most:
             known = self._callee = (fn, returns, most, callee(fn, returns, most))  # type: ignore[misc]
