@@ -60,6 +60,8 @@ async def test_a_worker_gives_it_back_until_it_is_time(kind: str, tmp_path: Path
         result = await runner.wait(run_id)
         assert result.final_output == {"value": "done"}
         assert (await runner.get_run(run_id)).attempt == 1
+        told = [event.event_type for event in await runner.event_bus.get_events(run_id)]
+        assert (told.count("run.started"), told.count("run.resumed")) == (1, 2)
     assert ran == ["a"]
     assert len(client.asked) == 4
 
