@@ -20,15 +20,18 @@ from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core._engines import redis_line
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.redis import RedisEngine
+from agent_runtime_core._engines.redis_line import Line, Unanswered, Unsent, connection
 from agent_runtime_core._engines.redis_script import RedisConcern
+from agent_runtime_core._engines.redis_url import redis_place
+from agent_runtime_core._load import load
 from agent_runtime_core.backends import open_url
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.bars import TRIES
 from tests.cut import Cut
-from tests.fault.rig import Agent, consistent, settings
-from tests.servers import RedisServer
+from tests.fault.rig import Agent, consistent, settings, until
+from tests.servers import RedisServer, free_port
 
 pytestmark = pytest.mark.redis
 
@@ -244,3 +247,100 @@ async def under_load(server: RedisServer, prefix: str) -> tuple[Counter[str], in
         landed: int = await engine.ask("count")
         await engine.close()
     return told, landed
+
+
+# -- nothing is sent twice: by its own defaults redis-py repeats what got no answer (RELIABILITY.md, findings 3 and 4)
+
+TALLY = RedisConcern(
+    "tally",
+    {},
+    script="""
+ops['tally'] = function()
+  write('INCR', P .. 'tally')
+end
+ops['tallied'] = function()
+  return tonumber(call('GET', P .. 'tally') or '0')
+end
+""",
+)
+
+
+@pytest.mark.usefixtures("redis_url")
+async def test_what_got_no_answer_was_carried_out_once(redis_server: RedisServer) -> None:
+    with Cut(redis_server.port) as proxy:
+        engine = RedisEngine.open(f"{proxy.url}?prefix=tally")
+        engine.add(TALLY)
+        assert await engine.ask("tallied") == 0  # it is connected
+        for n in (1, 2, 3):
+            proxy.cut("after")
+            with pytest.raises(StorageBusy, match="unknown"):
+                await engine.commit(None, [Op("tally", ())])
+            assert await engine.ask("tallied") == n
+        await engine.close()
+        assert proxy.cuts == 3
+
+
+@pytest.mark.usefixtures("redis_url")
+async def test_a_command_that_got_no_answer_was_carried_out_once(redis_server: RedisServer) -> None:
+    with Cut(redis_server.port) as proxy:
+        line = Line(redis_place(proxy.url), lambda line: None)
+        for n in (1, 3, 5):
+            assert await asyncio.to_thread(line.ask, "INCR", "counted") == n
+            proxy.cut("after")
+            with pytest.raises(Unanswered):
+                await asyncio.to_thread(line.ask, "INCR", "counted")
+        line.drop()
+        assert proxy.asked.count("INCR") == 6
+
+
+async def test_who_is_not_let_in_knocks_once() -> None:
+    with Cut(free_port()) as proxy:
+        line = Line(redis_place(proxy.url), lambda line: None)
+        with pytest.raises(Unsent):
+            await asyncio.to_thread(line.ask, "PING")
+        assert proxy.connections == 1
+
+
+def tries(made: Any, error: str) -> int:
+    """How often redis-py would try what this connection fails at with such an error."""
+    wrong: Any = load(f"redis.exceptions:{error}")
+    count = 0
+
+    def fails() -> None:
+        nonlocal count
+        count += 1
+        raise wrong
+
+    with pytest.raises(wrong):
+        made.retry.call_with_retry(fails, lambda error: None)
+    return count
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1/1", "rediss://127.0.0.1", "unix:///run/redis.sock"])
+@pytest.mark.parametrize("error", ["TimeoutError", "ConnectionError", "BusyLoadingError"])
+def test_a_connection_tries_nothing_again(url: str, error: str) -> None:
+    made = connection(redis_place(url))
+    assert tries(made, error) == 1
+    assert (made.retry_on_timeout, made.retry_on_error) == (False, [])
+
+
+@pytest.mark.usefixtures("redis_url")
+async def test_nor_does_any_that_an_engine_makes(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one for commits and the one that hears of those of others."""
+    module: Any = load("redis.connection")
+    made: list[Any] = []
+
+    class Seen(module.Connection):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(module, "Connection", Seen)
+    engine = RedisEngine.open(f"{redis_server.url}?prefix=retries")
+    engine.add(ECHO)
+    deaf = engine.listen("work", lambda: None)
+    assert await engine.ask("count") == 0
+    await until(lambda: len(made) >= 2)
+    deaf()
+    await engine.close()
+    assert {tries(each, "TimeoutError") for each in made} == {1}
