@@ -50,7 +50,6 @@ from .claimed import Claimed
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 POISON = 3  # crashes in a row without a new record, after which a run is dead
-POSTPONED_APART = 0.2  # of the time that a run is put off for, added by chance
 #: The run goes on when they are over.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 #: Another attempt would only fail the same way.
@@ -364,8 +363,7 @@ class Drive(Claimed):
 
     async def _postponed(self, error: BaseException, seconds: float) -> Any:
         """Take the run up again later, as if this attempt had never been."""
-        # Not all those put off by the same failure at the same moment.
-        after = seconds * (1 + self.clock.random.uniform(0, POSTPONED_APART))
+        after = self._apart(seconds)
         log.info("%s is taken up again in %g s: %s", self._what, after, error)
         if self.inline:
             await self._renew(stalls=self.row.stalls)
