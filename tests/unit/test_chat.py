@@ -182,7 +182,7 @@ def _status(status: int | None, **about: Any) -> Sdk:
 
 TEXT = ["hel", "lo ", "there", ANSWER]
 GONE = ConnectionResetError("connection reset by peer")
-SHORT = Timeouts(first_byte=5, between_chunks=5, total=0.02)
+SHORT = Timeouts(first_byte=600, between_chunks=600, total=0.02)
 FAULTS = [
     Fault("429 without Retry-After", "ask", [_status(429), ANSWER], "answer", 2),
     Fault("429 with Retry-After", "ask", [_status(429, retry_after=7), ANSWER], "answer", 2, 7),
