@@ -1,4 +1,4 @@
-"""Runs that one outage puts off together do not come back together (RELIABILITY.md, F65).
+"""Runs that one outage puts off together do not come back together.
 
 They come back in a window that begins when they may and lasts a fifth of the time until then.
 """
