@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
+from agent_runtime_core.llm.litellm import _imported
 from agent_runtime_core.testing.contracts.llm import CASES, Case, Make
 from tests.contract.llm_places import CLIENTS
 
@@ -14,7 +13,7 @@ from tests.contract.llm_places import CLIENTS
 def make(request: pytest.FixtureRequest) -> Make:
     found: Make = request.param
     if getattr(found, "__name__", "") == "litellm":
-        importlib.import_module("litellm")  # which takes seconds: the cases have their time for themselves
+        _imported()  # which takes seconds: the cases have their time for themselves
     return found
 
 
