@@ -886,6 +886,29 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
     assert await asyncio.to_thread(woken.wait, PATIENT)
 
 
+async def test_why_a_bell_is_not_heard_is_said_once_for_each_kind_of_error(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear, errors = redis_bell.ChannelBell._hear, [ValueError("one"), ValueError("two"), TypeError("three")]
+
+    def hearing(self: redis_bell.ChannelBell, conn: Any) -> None:
+        if errors:
+            raise errors.pop(0)
+        hear(self, conn)
+
+    monkeypatch.setattr(redis_bell.ChannelBell, "_hear", hearing)
+    monkeypatch.setattr(redis_bell, "pause", lambda seconds: None)
+    with one(f"{redis_server.url}?prefix=said") as engine:
+        woken: list[int] = []
+        engine.listen("things", lambda: woken.append(1))
+        await until(lambda: len(woken) == 4)  # once for each connection
+        await put(engine, "a", "1")
+        await until(lambda: len(woken) == 5)
+    said = [record for record in caplog.records if "is not heard" in record.getMessage()]
+    assert all(f"{redis_server.url} is not heard" in record.getMessage() for record in said)
+    assert [str(record.exc_info[1]) for record in said if record.exc_info] == ["one", "three"]
+
+
 async def test_a_listener_hears_nothing_of_a_connection_that_is_dropped_while_it_comes(
     engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

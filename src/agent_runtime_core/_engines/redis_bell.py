@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from typing import Any
 
@@ -12,12 +13,14 @@ from .redis_answers import Answers
 from .redis_line import PIECE, connection, pause
 from .redis_url import Place
 
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
 QUIET = 5.0  # seconds without a word, after which the server is asked for one
 _TURN = 1.0  # seconds between looks whether it is over
 
 
 class ChannelBell(Bell):
-    """After a time without a connection all are woken.
+    """After a time without a connection all are woken. Why it has none is logged once for each kind of error.
 
     It follows the topics that somebody here listens to, and over TLS all of them: only its own thread may
     use such a connection.
@@ -28,6 +31,7 @@ class ChannelBell(Bell):
         self._place = place
         self._channel = channel
         self._conn: Any = None  # where what is rung can be heard
+        self._said: set[type] = set()
 
     def _begun(self, topic: str) -> None:
         self._say("SUBSCRIBE", topic)
@@ -63,13 +67,19 @@ class ChannelBell(Bell):
                 self._subscribe(conn)
                 self.wake()  # what was rung meanwhile was not heard
                 self._hear(conn)
-            except Exception:  # noqa: BLE001 - of any kind: a listener's thread may be dropping the connection at this moment
+            except Exception as error:  # noqa: BLE001 - of any kind: a listener's thread may be dropping the connection at this moment
+                self._tell(error)
                 pause(0.2)
             finally:
                 with self._lock:
                     self._conn = None
                 with contextlib.suppress(Exception):
                     conn.disconnect()
+
+    def _tell(self, error: Exception) -> None:
+        if type(error) not in self._said:
+            self._said.add(type(error))
+            log.warning("%s is not heard until it is connected anew; that is said once", self._place, exc_info=error)
 
     def _hear(self, conn: Any) -> None:
         # Read here and not by redis-py, which takes as long for it as the way from the server does. What it holds
