@@ -34,8 +34,9 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.event_types import EventType
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
 from agent_runtime_core.events.base import StoredEvent, payload_of
-from agent_runtime_core.events.feed import PAGE, WINDOW
+from agent_runtime_core.events.feed import PAGE, WINDOW, WINDOW_BYTES
 from agent_runtime_core.journal.record import ATTEMPT, DONE, ENDED, STARTED, Record
+from tests.unit.rig import soon
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
@@ -228,7 +229,64 @@ async def test_what_is_kept_for_followers_is_bounded() -> None:
     assert sequences(await fast) == list(range(10_000))
     assert feed.floor > 1
     for expected in range(1, 10_000):
-        assert (await anext(slow)).sequence == expected
+        event = await anext(slow)
+        assert (event.sequence, event.payload) == (expected, {"n": expected})
+    await slow.aclose()
+
+
+async def test_what_is_kept_for_followers_is_bounded_in_bytes_too() -> None:
+    bus, text, at_once = InMemoryEventBus(), "x" * 10_000, 5
+    slow = bus.subscribe(RUN, 0)
+    fast = asyncio.create_task(take(bus, 200, 0))
+    for first in range(0, 200, at_once):
+        rows = [(f"e{n}", "tick", {"text": text}) for n in range(first, first + at_once)]
+        await bus.commit(None, [bus.publishing(RUN, rows)])
+        await turns(5)
+        if not first:
+            await anext(slow)
+    assert sequences(await fast) == list(range(200))
+    kept = bus._hub().feeds[str(RUN)].window
+    assert sum(len(event._row[2]) for event in kept) <= WINDOW_BYTES + at_once * len(text)
+    assert sequences([await anext(slow) for _ in range(199)]) == list(range(1, 200))
+    await slow.aclose()
+
+
+async def test_who_comes_at_an_edge_of_what_is_kept_begins_where_it_asked(bus: EventBus) -> None:
+    ahead = asyncio.create_task(take(bus, 4 * PAGE + 1, 0))
+    await turns()
+    for first in range(0, 4 * PAGE, PAGE):
+        await fill(bus, PAGE, first=first)
+        await soon(lambda: bus._hub().feeds[str(RUN)].tail == first + PAGE)  # noqa: B023
+    feed = bus._hub().feeds[str(RUN)]
+    assert (feed.floor, feed.tail) == (2 * PAGE, 4 * PAGE)
+    for edge in (feed.floor, feed.floor + PAGE, feed.tail):
+        for since in range(edge - 2, min(edge + 3, feed.tail)):
+            [event] = await take(bus, 1, since)
+            assert (event.sequence, event.payload) == (since, {"n": since})
+    await bus.publish(RUN, "tick", {})
+    assert sequences(await ahead) == list(range(4 * PAGE + 1))
+    await bus.close()
+
+
+async def test_a_publisher_neither_waits_nor_reads_for_a_follower_that_is_behind() -> None:
+    bus = Watched()
+    slow = bus.subscribe(RUN, 0)
+    await fill(bus, 1)
+    await anext(slow)
+    fast = asyncio.create_task(take(bus, 2 * WINDOW + 1, 0))
+    for n in range(2 * WINDOW):
+        with pytest.raises(StopIteration):  # done at its first step: there is nothing in between to wait at
+            bus.publish(RUN, "tick", {"n": n}).send(None)
+        if n % PAGE == 0:
+            await turns(5)
+    await fast
+    assert bus._hub().feeds[str(RUN)].floor > 1, "the slow one has fallen out of the window"
+    pages = bus.pages
+    for _ in range(100):
+        await bus.publish(RUN, "tick", {})
+        await turns(5)
+    assert bus.pages == pages
+    assert sequences([await anext(slow) for _ in range(2 * WINDOW + 100)]) == list(range(1, 2 * WINDOW + 101))
     await slow.aclose()
 
 
