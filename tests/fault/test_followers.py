@@ -1,13 +1,16 @@
-"""One publisher and a hundred followers, of which some go and come again, some come late, and one is slow.
+"""One publisher and a hundred followers, of which some go and come again, some come late, and one is slow; and a
+publisher, or a server, that is killed again and again.
 
-The long form, 100,000 events: pytest tests/fault/test_followers.py -m slow
+The long forms, 100,000 events, and a million over 50 kills: pytest tests/fault/test_followers.py -m slow
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
+import signal
 import tracemalloc
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -16,8 +19,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from agent_runtime_core.backends import open_url
+from agent_runtime_core.errors import StorageError
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, get_event_bus
 from agent_runtime_core.events.feed import PAGE, WINDOW
+from tests.fault.children import Child
+from tests.servers import RedisServer
 
 FOLLOWERS = 100
 AT_ONCE = 50  # events of one commit
@@ -116,6 +123,61 @@ async def slow(bus: EventBus, count: int) -> None:
         cursor += 1
     await events.aclose()
     await bus.close()
+
+
+async def through(bus: EventBus, run: UUID, count: int, seed: int) -> None:
+    """Read it all, gone now and then, and whenever the store is; it goes on behind what it read last."""
+    rng, cursor = random.Random(seed), 0
+    while cursor < count:
+        stay = rng.randrange(1, 1000) if seed else count
+        with contextlib.suppress(StorageError):
+            async for event in bus.subscribe(run, cursor):
+                assert (event.sequence, event.payload) == (cursor, {"n": cursor}), "a gap, a repeat, or out of order"
+                cursor += 1
+                stay -= 1
+                if cursor == count or stay == 0:
+                    break
+
+
+async def killed(url: str, count: int, kills: int, server: RedisServer | None = None) -> None:
+    """A publisher that dies in a commit, and the next one at once; the server too, each second time."""
+    run, backends = uuid4(), open_url(url)
+    following = [asyncio.ensure_future(through(backends.bus, run, count, seed)) for seed in range(3)]
+    try:
+        for n in range(1, kills + 2):
+            dies_at = n * count // (kills + 1) if n <= kills else -1
+            with Child("tells", url, run, count, AT_ONCE, dies_at) as child:
+                assert await child.aended() == (-signal.SIGKILL if n <= kills else 0)
+            if server is not None and n % 2:
+                await asyncio.to_thread(server.restart)
+        await asyncio.gather(*following)
+        assert await backends.bus.head(run) == count
+    finally:
+        for each in following:
+            each.cancel()
+        await backends.close()
+
+
+async def test_followers_miss_nothing_of_publishers_that_are_killed(tmp_path: Path) -> None:
+    await killed(str(tmp_path / "all.db"), 3_000, 2)
+
+
+@pytest.mark.redis
+async def test_followers_miss_nothing_where_redis_is_killed_too() -> None:
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
+        await killed(server.url, 3_000, 2, server)
+
+
+@pytest.mark.slow
+async def test_a_million_events_over_50_kills(tmp_path: Path) -> None:
+    await killed(str(tmp_path / "all.db"), 1_000_000, 50)
+
+
+@pytest.mark.redis
+@pytest.mark.slow
+async def test_a_million_events_on_redis_over_50_kills() -> None:
+    with RedisServer(appendonly="yes", appendfsync="everysec") as server:
+        await killed(server.url, 1_000_000, 50, server)
 
 
 async def test_a_hundred_followers_miss_nothing(bus: EventBus) -> None:
