@@ -144,6 +144,16 @@ async def test_who_follows_past_a_type_that_is_not_known_here_gets_each_event(bu
     await bus.close()
 
 
+async def test_a_record_of_a_type_that_is_not_known_here_is_read_from_its_middle(bus: EventBus) -> None:
+    info, result = '{"began": ["attempt", "agent", 1, {}]}', '{"final_output": {"n": {"$": "theirs.Odd", "v": 1}}}'
+    await append(bus, records()[-1]._replace(seq=0, info=info, result=result, nev=2))
+    for since, kinds in enumerate((["run.started", "run.succeeded"], ["run.succeeded"], [])):
+        found = await bus.get_events(RUN, since)
+        assert [event.event_type for event in found] == kinds
+        assert sequences(found) == list(range(since, 2))
+    await bus.close()
+
+
 async def test_boundary_records_appear_among_the_events(bus: EventBus) -> None:
     started, begun, done, quiet, ended = records()
     await append(bus, started, begun)
