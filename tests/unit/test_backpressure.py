@@ -16,6 +16,7 @@ from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.runner.flow import Flow
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
 from tests.unit.rig import Rig, Script, soon, until
@@ -218,3 +219,15 @@ async def test_a_model_is_paused_for_a_slow_reader(place: Path | None) -> None:
     assert result.raise_for_status().final_output == {"length": model.pieces * PIECE}
     assert got == model.pieces
     assert LIMIT // PIECE - 2 <= furthest <= LIMIT // PIECE + 2
+
+
+async def test_what_an_output_has_taken_is_that_event_and_all_before_it() -> None:
+    flow = Flow(15)
+    with flow.attached("r", 0) as output:
+        assert flow.told("r", 0, 10) is None
+        waiting = flow.told("r", 1, 10)
+        assert waiting is not None
+        output.taken(0)
+        await asyncio.sleep(0)
+        assert waiting.done()
+        assert flow.told("r", 2, 10) is not None, "the second one is not taken yet"

@@ -39,6 +39,7 @@ async def test_the_same_event_is_published_once(place: Path | None) -> None:
         there = [each async for each in one.subscribe(RESULTS, 0, follow=False)]
         assert [each.step_id for each in there] == ["STEP", "OTHER"]
         assert there[0] == first
+        assert [each.offset async for each in one.subscribe(RESULTS, 1, follow=False)] == [1]
 
 
 async def test_what_is_no_event_and_no_place_is_refused() -> None:

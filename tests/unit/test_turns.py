@@ -876,6 +876,7 @@ async def test_a_turn_is_streamed_to_its_end() -> None:
         turn = await manager.start_turn(SUM)
         running = asyncio.ensure_future(house.runner.run_once())
         kinds = [each.event_type async for each in manager.stream(turn.id, backpressure=True)]
+        assert [each.event_type async for each in manager.stream(turn.id, 2)] == kinds[2:]
         await running
         assert kinds[0] == "run.started"
         assert kinds[-2:] == ["assistant.message", "run.succeeded"]
