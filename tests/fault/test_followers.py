@@ -154,6 +154,7 @@ async def killed(url: str, count: int, kills: int, server: RedisServer | None = 
             with Child("tells", url, run, count, AT_ONCE, dies_at) as child:
                 assert await child.aended() == (-signal.SIGKILL if n <= kills else 0)
             if server is not None and n % 2:
+                await asyncio.to_thread(server.write_out)
                 await asyncio.to_thread(server.restart)
         await asyncio.gather(*following)
         assert await backends.bus.head(run) == count

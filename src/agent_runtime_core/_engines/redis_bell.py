@@ -77,7 +77,7 @@ class ChannelBell(Bell):
                     conn.disconnect()
 
     def _tell(self, error: Exception) -> None:
-        if type(error) not in self._said:
+        if not self._closed and type(error) not in self._said:
             self._said.add(type(error))
             log.warning("%s is not heard until it is connected anew; that is said once", self._place, exc_info=error)
 
