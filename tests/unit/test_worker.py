@@ -267,6 +267,34 @@ async def test_a_timer_that_is_due_wakes_the_loop(place: Path | None) -> None:
         await stopped(rig.runner, loop)
 
 
+async def test_a_claim_that_fails_is_tried_again_at_the_next_poll_whatever_is_due(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, failed = VirtualClock(), asyncio.Event()
+
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async def damaged(*args: Any, **options: Any) -> list[RunRow]:
+        failed.set()
+        raise StorageCorrupt("somebody else was here")
+
+    async with Rig(place, clock) as rig:
+        rig.register(body)
+        run_id = await rig.runner.submit("script", delay=50)
+        loop = await working(rig.runner, poll_interval=3600)
+        await soon(lambda: clock.next_due is not None)
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.runner.queue, "claim_rows", damaged)
+            clock.advance(50)
+            await until(failed)
+            await soon(lambda: clock.next_due is not None)
+            assert clock.next_due == pytest.approx(3600)
+        clock.advance(3600)
+        assert (await rig.runner.wait(run_id, 10)).status == RunStatus.SUCCEEDED
+        await stopped(rig.runner, loop)
+
+
 async def test_stopping_lets_running_work_finish(place: Path | None) -> None:
     inside, leave = asyncio.Event(), asyncio.Event()
 
