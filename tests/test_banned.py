@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -211,3 +213,117 @@ def test_a_refusal_shows_what_it_refuses_by_brief(path: Path) -> None:
 def test_a_refusal_that_shows_all_is_found() -> None:
     assert told_in_full("def f(x):\n    raise InvalidArgument(f'not {x!r:.80}')") == ["2: x"]
     assert told_in_full("def f(x):\n    raise InvalidArgument(f'not {brief(x)}')") == []
+
+
+#: Who opens files by their path, and how often. None of them is a SQLite database, nor the index of its log: to close
+#: any descriptor of one drops all locks that SQLite has on it in this process. The log itself is never locked.
+OPENS: dict[str, dict[str, int]] = {
+    # The files of its own that stand beside the database.
+    "_engines/presence.py": {
+        "CommitLock.__init__": 1,
+        "CommitLock.beside": 1,
+        "Presence._is_dead": 1,
+        "Presence._prove_life": 1,
+        "Presence._rescan": 1,
+        "Presence.hang_bell": 1,
+    },
+    "_engines/redis_script.py": {"joined": 1, "part": 1},  # scripts of ours
+    "_engines/sqlite_file.py": {"DatabaseFile._create": 1},  # exclusively: one that is there is not opened
+    "_engines/sqlite_log.py": {"Log._extend": 1},  # the log
+    "cli/main.py": {"main": 2},  # the null device
+    "persistence/carry_over.py": {"_read": 1},  # JSON files of an earlier version, by their names
+    "persistence/documents/file_disk.py": {"Disk.draft": 2, "Disk.read": 2, "_flush": 1},  # JSON files, by their names
+    "persistence/documents/file_lock.py": {"_made": 2, "_taken": 1},  # a lock file
+    "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},
+    "turns/files.py": {"_read": 2},  # settings and packs
+}
+#: Whole modules that open what they are given.
+OPENERS = {
+    "bz2", "codecs", "dbm", "filecmp", "fileinput", "gzip", "linecache", "lzma", "mmap", "shutil", "tarfile",
+    "tempfile", "tokenize", "zipfile",
+}  # fmt: skip
+OPENING = {
+    "os": {"open", "fdopen", "popen", "truncate", "posix_spawn"},
+    "io": {"open", "open_code", "FileIO"},
+}
+#: Whose `open` is one of ours: classes, and objects of them.
+OURS = re.compile(r"(^|\.)([A-Z]\w*|cls|self|ledger|manager)$")
+PATHS = {"read_bytes", "read_text", "write_bytes", "write_text"}
+
+
+def opening(text: str) -> Counter[str]:
+    """Where `text` opens files by their path, or has at hand what does: functions and imports."""
+    return Counter(_opening(ast.parse(text), ""))
+
+
+def _opening(node: ast.AST, inside: str) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            inside = f"{inside}.{name}".strip(".")
+        case ast.Import(names=names):
+            yield from (f"import {each.name}" for each in names if each.name.split(".")[0] in OPENERS)
+        case ast.ImportFrom(module=str(module), names=names, level=0):
+            known = OPENING.get(module, set())
+            yield from (f"from {module} import {e.name}" for e in names if e.name in known or module in OPENERS)
+        case ast.Name(id="open" | "open_code" | "FileIO", ctx=ast.Load()):
+            yield inside
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if name in OPENING.get(owner, ()):
+            yield inside
+        case ast.Attribute(attr=name) if name in PATHS:
+            yield inside
+        case ast.Attribute(value=owner, attr="open") if not OURS.search(ast.unparse(owner)):
+            yield inside
+    for each in ast.iter_child_nodes(node):
+        yield from _opening(each, inside)
+
+
+def test_files_are_opened_only_where_none_can_be_a_database() -> None:
+    found = {
+        path.relative_to(SOURCE).as_posix(): dict(opened)
+        for path in sorted(SOURCE.rglob("*.py"))
+        if (opened := opening(path.read_text("utf-8")))
+    }
+    assert found == OPENS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open(db)",
+        "io.open(db)",
+        "os.open(db, os.O_RDONLY)",
+        "os.close(os.open(db, 0))",
+        "Path(db).read_bytes()",
+        "self.path.read_text()",
+        "Path(db).open('rb')",
+        "path.open()",
+        "map(open, paths)",
+        "loop.run_in_executor(None, open, db)",
+        "read = os.open",
+        "from os import open",
+        "from io import FileIO",
+        "import shutil",
+        "from shutil import copy",
+        "import mmap as m",
+        "os.truncate(db, 0)",
+    ],
+)
+def test_what_opens_a_file_is_found(text: str) -> None:
+    assert opening(text).total() == 1, opening(text)
+    inside = "\n    ".join(["class C:", f"    def f(self): {text}"])
+    assert set(opening(inside)) <= {"C.f", text.replace(" as m", "")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SQLiteEngine.open(db)",
+        "cls.open(db)",
+        "self.ledger.open()",
+        "sqlite3.connect(db)",
+        "os.stat(db)",
+        "os.close(fd)",
+    ],
+)
+def test_what_opens_no_file_passes(text: str) -> None:
+    assert not opening(text)
