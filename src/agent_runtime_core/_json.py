@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from ._refusals import MAX_DEPTH, foreign
-from ._tags import MAX_PARTS, PART, TAG, Tagging, allowance, oversize, revived
+from ._tags import HALVES, MAX_PARTS, PART, TAG, Tagging, allowance, oversize, revived
 from .errors import UnserialisableResult
 
 #: Of a value that is written: a message, an answer of a model, an event.
@@ -81,7 +81,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
             text = None  # NaN, an infinity, or a change by another thread; the pass below finds where
     elif left != _LOOK:
         raise oversize(max_bytes)
-    if text is None:
+    if text is None or (len(text) <= max_bytes and _paired(text, value)):
         tree = Tagging(max_bytes, plain_text).of(value, None)
         try:
             text = "".join(write(tree, 0))
@@ -99,9 +99,14 @@ def encode_step_result(value: object) -> str:
             text = "".join(_write(value, 0))
         except (TypeError, ValueError):
             text = None  # encode() finds where
-        if text is not None and len(text) <= MAX_RESULT:
+        if text is not None and len(text) <= MAX_RESULT and not _paired(text, value):
             return text
     return encode(value, max_bytes=MAX_RESULT)
+
+
+def _paired(text: str, tree: object) -> bool:
+    """Whether this text of the tree says a character where the tree has two halves of one."""
+    return "\\ud" in text and HALVES.search("".join(_write_utf8(tree, 0))) is not None
 
 
 def plain_text(tree: object) -> str:

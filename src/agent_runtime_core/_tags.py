@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import datetime as _dt
 import functools
+import re
 from collections.abc import Callable, Collection, Iterable
 from decimal import Decimal
 from typing import Any, Final
@@ -21,6 +22,10 @@ TAG: Final = "$"
 PART: Final = 16
 MAX_PARTS: Final = 1024 * 1024  # bytes around parts in a value of usual size
 MAX_DIGITS: Final = 4300
+
+#: Two halves of a character side by side, which JSON would read as the character.
+HALVES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_BETWEEN: Final = re.compile("(?<=[\ud800-\udbff])(?=[\udc00-\udfff])")
 
 _INT_END: Final = 10**MAX_DIGITS
 _ABSENT: Final = object()
@@ -75,6 +80,8 @@ class Tagging:
         kind = type(value)
         if kind is str:
             self.spend(len(value), 1)
+            if not value.isascii() and HALVES.search(value) is not None:
+                return {TAG: "text", "v": _BETWEEN.split(value)}
             return value
         if value is None or kind is bool:
             return value
@@ -106,6 +113,9 @@ class Tagging:
                     f"the key {short(key)} is {a_kind(type(key))}: JSON keys are str, so write them as str yourself"
                 )
                 raise refused(here.parent, reason)
+            if not key.isascii() and HALVES.search(key) is not None:
+                way = "join them with key.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+                raise refused(here.parent, f"the key {short(key)} holds two halves of a character side by side: {way}")
             self.spend(len(key), 1)
             here.step = key
             tree[key] = self.of(item, here)
@@ -249,6 +259,7 @@ def _revive_decimal(form: Any) -> Decimal:
 
 
 REVIVE: Final[dict[str, Callable[[Any], object]]] = {
+    "text": lambda form: "".join(_only(list, form)),
     "uuid": lambda form: UUID(_only(str, form)),
     "datetime": functools.partial(_revive_moment, _dt.datetime),
     "date": lambda form: _dt.date.fromisoformat(_only(str, form)),

@@ -15,7 +15,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core import _json
@@ -74,6 +74,7 @@ def _written(write: Callable[[], str]) -> str:
 
 @settings(QUICK, max_examples=VALUES * 10 // 100)
 @given(anything)
+@example(["\ud83d\ude00"])
 def test_results_are_written_as_other_values_are(value: object) -> None:
     assert _written(lambda: encode_step_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
 
@@ -131,6 +132,7 @@ def test_many_values(test: Any, values: st.SearchStrategy[object], share: int) -
     "value",
     [
         True, 0, -0.0, 1e308, 5e-324, 2**63, -(10**4300) + 1, "", "\ud800", "a\0b", "\ufeff", [], {}, (),
+        "\ud83d\ude00", "\ude00\ud83d\ude00\ud83d", ["\U0001f600", {"a": "\ud83d\ude00\0"}], {"\ud83d": "\ude00"},
         set(), frozenset(),
         {"$": 1}, {"$": "uuid", "v": "x"}, {"$": {"$": {"$": "dict", "v": {}}}}, [{"$": "uuid"}], {"v": ({"$": ()},)},
         UUID(int=0), b"", b"\x00\xff", Decimal("-0.00"), Decimal("1E+999999"), Decimal("1.10"),
@@ -272,6 +274,12 @@ def test_a_value_that_would_not_come_back_is_refused(value: object, told: str) -
         assert len(str(caught.value)) < 400
 
 
+def test_a_key_of_two_halves_is_refused_before_it_is_read_as_another() -> None:
+    assert "'utf-16'" in (error := refused({"a": [{"x\ud83d\ude00": 1}]})).reason
+    assert error.path == "$.a[0]"
+    assert comes_back_or_is_refused({"\ud83d": 1, "a\ude00": 2, "\U0001f600": 3})
+
+
 def test_a_coroutine_is_told_to_be_awaited() -> None:
     async def fetch() -> int:
         return 1
@@ -389,6 +397,7 @@ def test_hostile_values_are_refused_soon(make: Callable[[], object]) -> None:
         '{"$":"decimal","v":"NaN"}', '{"$":"decimal","v":"x"}', '{"$":"set","v":[[]]}', '{"$":"bytes","v":"a"}',
         '{"$":"datetime","v":["2024-01-01",0,"No/Where"]}', '{"$":"datetime","v":["2024-01-01",0,"../x"]}',
         '{"$":"datetime","v":["2024-01-01",7,null]}', '{"$":"timedelta","v":[99999999999,0,0]}', '{"$":"dict","v":1}',
+        '{"$":"text","v":[1]}', '{"$":"text","v":"a"}',
     ],
     ids=lambda text: ascii(text[:30]),
 )  # fmt: skip
