@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,8 @@ import pytest
 from agent_runtime_core import AgentRunner, RunnerConfig
 from agent_runtime_core._tags import HALVES
 from agent_runtime_core.backends import open_url
+from agent_runtime_core.cli.main import main as command
+from agent_runtime_core.config import configure, get_config
 from agent_runtime_core.errors import AgentRuntimeError
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.persistence import (
@@ -458,3 +461,38 @@ async def test_a_value_comes_back_equal_on_every_store(way: Way, url: str) -> No
     async with opened(url) as at:
         for text in texts(way.__name__):
             assert await way(at, text) == tree(text), ascii(text)
+
+
+def test_a_command_ends_with_a_code_and_prints_what_can_be_printed(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    url = str(tmp_path / "there.db")
+
+    async def fails(ctx: Any) -> None:
+        await ctx.emit("said", {"text": ctx.params["text"]})
+        raise ValueError(ctx.params["text"])
+
+    async def runs() -> None:
+        async with opened(url) as at:
+            for n, text in enumerate(ODD):
+                await at.runner.execute(Agent("agent", fails), f"r{n}", {"params": {"text": text}}, {"text": text})
+
+    asyncio.run(runs())
+    for n, text in enumerate(ODD):
+        for args in (["show", f"r{n}", "--events"], ["show", f"r{n}", "--json"], ["runs", "--agent", text]):
+            assert command([*args, "--url", url]) in (0, 1), ascii(text)
+        for args in (["show", text, "--url", url], ["cancel", text, "--url", url]):
+            assert command(args) in (1, 2), ascii(text)
+    assert b"\x1b" not in capfdbinary.readouterr().out
+
+
+@pytest.mark.parametrize("setting", ["default_model", "model_provider", "sqlite_path", "redis_url", "queue_backend"])
+def test_a_setting_is_as_it_was_given_or_refused(setting: str) -> None:
+    for text in texts(setting):
+        try:
+            configure(**{setting: text})
+        except AgentRuntimeError as error:
+            assert str(error).encode()  # noqa: PT017 - either may be
+        else:
+            assert getattr(get_config(), setting) == text
+            assert repr(get_config()).encode()

@@ -154,6 +154,7 @@ hashables = st.recursive(
     max_leaves=3,
 )
 keys = st.one_of(texts, st.sampled_from(["$", "v", "items"]))
+kept_keys = keys.filter(lambda key: not HALVES.search(key))
 values = st.recursive(
     st.one_of(hashables, st.sets(hashables, max_size=4)),
     lambda inner: st.one_of(
@@ -166,9 +167,7 @@ values = st.recursive(
 )
 json_trees = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), texts),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=6), st.dictionaries(keys.filter(lambda key: not HALVES.search(key)), inner, max_size=6)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(kept_keys, inner, max_size=6)),
     max_leaves=12,
 )
 foreign = st.one_of(
