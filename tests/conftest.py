@@ -9,6 +9,7 @@ import importlib
 import inspect
 import itertools
 import os
+import re
 import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -25,6 +26,8 @@ collect_ignore = [] if find_spec("redis") else ["unit/test_engine_redis.py", "fa
 LIMIT_SECONDS = 60.0
 SLOW_LIMIT_SECONDS = 300.0
 STANDSTILL = 15.0
+#: What the tests give as keys.
+KEYS = re.compile(rb"sk-(?:ant-|lf-)?canary-[\w-]+")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,6 +50,32 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(within_the_limit(), debug=False)
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """No key of the tests is in what any of them logged, printed, raised or left in its folder, databases first of
+    all."""
+    report = yield
+    if report.when != "setup" and item.get_closest_marker("keys") is None:
+        said = [(f"what it said: {name}", text.encode()) for name, text in report.sections]
+        said.append(("its error", str(report.longrepr or "").encode()))
+        left = _left(item) if report.when == "call" else ()
+        found = [where for where, text in (*said, *left) if KEYS.search(text)]
+        if found:
+            report.outcome, report.longrepr = "failed", f"a key of the tests is in {', '.join(sorted(set(found)))}"
+    return report
+
+
+def _left(item: pytest.Item) -> Iterator[tuple[str, bytes]]:
+    """The files that a test left in its folder."""
+    folder: Path | None = getattr(item, "funcargs", {}).get("tmp_path")
+    if folder is None:
+        return
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with contextlib.suppress(OSError):
+                yield path.relative_to(folder).as_posix(), path.read_bytes()
 
 
 @pytest.fixture(autouse=True)
