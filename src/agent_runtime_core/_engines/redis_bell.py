@@ -79,7 +79,8 @@ class ChannelBell(Bell):
     def _tell(self, error: Exception) -> None:
         if not self._closed and type(error) not in self._said:
             self._said.add(type(error))
-            log.warning("%s is not heard until it is connected anew; that is said once", self._place, exc_info=error)
+            said = f"{type(error).__name__}: {error}"
+            log.warning("%s is not heard until it is connected anew (%s); that is said once", self._place, said)
 
     def _hear(self, conn: Any) -> None:
         # Read here and not by redis-py, which takes as long for it as the way from the server does. What it holds
