@@ -114,3 +114,18 @@ async def test_hundreds_of_runs_leave_nothing_in_their_process(kind: str, tmp_pa
     kept = functools.reduce(Counter.__and__, (after.objects - before.objects for before, after in steps))
     assert kept == {}, "objects that there are more of after each round"
     assert min(after.bytes - before.bytes for before, after in steps) < 4 * RUNS * BYTES
+
+
+async def test_a_run_that_has_ended_is_not_remembered_by_the_connection_that_writes(tmp_path: Path) -> None:
+    """Which remembers others for as long as nobody else writes to the file."""
+    async with store("sqlite", tmp_path) as here:
+        agents(here)
+        runner = here.runner(settings(max_retries=1, park_after=0))
+        runs = [await runner.submit(kind) for kind in ("plain", "parent", "waits", "fails")]
+        await runner.signal(runs[2], "go", 2)
+        while await runner.run_once():
+            pass
+        assert {(await runner.get_run(run)).status.value for run in runs} == {"succeeded", "failed"}
+        known: Any = runner.queue.commits.known  # type: ignore[attr-defined]
+        ids = set(map(str, runs))
+        assert [len(ids & kept.keys()) for kept in (known.fences, known.rows, known.counters)] == [0, 0, 0]

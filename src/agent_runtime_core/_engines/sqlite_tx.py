@@ -172,7 +172,10 @@ class SQLiteTx:
 
     def held(self, key: str, token: str | None) -> None:
         """What a concern's own row says of that fence from now on."""
-        self._fences[key] = token
+        if token is None:  # of one that has ended, mostly: it is not asked for again
+            self._fences.pop(key, None)
+        else:
+            self._fences[key] = token
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run a user's function here, kept off our tables and out of our transaction control."""

@@ -124,7 +124,10 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         )
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
-    tx.counters[run_id] = ev + nev
+    if kind == ENDED:
+        tx.counters.pop(run_id, None)  # mostly the last number that is asked for
+    else:
+        tx.counters[run_id] = ev + nev
     if nev:
         tx.rings.add("events")
     return seq
