@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import shutil
 import sqlite3
@@ -13,6 +14,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -631,6 +633,16 @@ async def test_compacting_waits_no_longer_than_others_do(
     assert compacted == []
     await engine.compact()
     assert compacted == ["again"]
+
+
+async def test_a_thread_that_waits_holds_nothing_of_what_it_did_last(engine: SQLiteEngine) -> None:
+    class Found(list[int]):
+        pass
+
+    await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("a", 1))])
+    await soon(lambda: not any(type(each) is Request for each in gc.get_objects()))
+    found = weakref.ref(await engine.read(lambda conn: Found([1])))
+    await soon(lambda: found() is None)
 
 
 async def test_a_commit_does_not_overtake_what_its_task_posted(

@@ -162,24 +162,28 @@ class Pipe:
     # -- the thread
 
     def _run(self) -> None:
-        item: Call | str | None = None
-        while item != "end":
-            item = self._inbox.get()
-            with self._reads:
-                if item is None:
-                    self._fetching = False
-                    self._read()
-                elif isinstance(item, Call):
-                    batch, item = self._together(item)
-                    # Nobody sends while something waits, so what is under way now is all there will be.
-                    self._read_all()
-                    self._carry_out(batch)
-                    with self._lock:
-                        self._waiting -= len(batch)
+        while not self._next_is_last():  # and holds nothing of one while it waits for the next
+            pass
         with self._reads:
             self._read_all()
             self._line.drop()
         self._turn_away()
+
+    def _next_is_last(self) -> bool:
+        """Carry out what comes next; whether it is the end."""
+        item = self._inbox.get()
+        with self._reads:
+            if item is None:
+                self._fetching = False
+                self._read()
+            elif isinstance(item, Call):
+                batch, item = self._together(item)
+                # Nobody sends while something waits, so what is under way now is all there will be.
+                self._read_all()
+                self._carry_out(batch)
+                with self._lock:
+                    self._waiting -= len(batch)
+        return item == "end"
 
     def _turn_away(self) -> None:
         """Those who came after the end."""

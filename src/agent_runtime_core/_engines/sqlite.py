@@ -191,22 +191,31 @@ class SQLiteEngine(SharedEngine):
                 thread.start()
 
     def _read_loop(self) -> None:
-        conn: sqlite3.Connection | None = None
-        while (item := self._reads.get()) is not None:
-            fn, args, loop, future = item
-            result: Any = None
-            error: Exception | None = None
-            try:
-                conn = conn or self.file.connect()
-                result = self.view(conn, fn, args)
-            except DRIVER_ERRORS as failure:
-                error = translate(failure, self.path)
-            except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
-                error = failure
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_answer, future, result, error)
-        if conn is not None:
+        conns: list[sqlite3.Connection] = []  # one, once it is needed
+        while self._read_next(conns):  # and nothing of what was read is held meanwhile
+            pass
+        for conn in conns:
             self.file.disconnect(conn)
+
+    def _read_next(self, conns: list[sqlite3.Connection]) -> bool:
+        """Carry out the next read; False where there is none any more."""
+        item = self._reads.get()
+        if item is None:
+            return False
+        fn, args, loop, future = item
+        result: Any = None
+        error: Exception | None = None
+        try:
+            if not conns:
+                conns.append(self.file.connect())
+            result = self.view(conns[0], fn, args)
+        except DRIVER_ERRORS as failure:
+            error = translate(failure, self.path)
+        except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
+            error = failure
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_answer, future, result, error)
+        return True
 
     @staticmethod
     def view(conn: sqlite3.Connection, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -208,10 +208,14 @@ class Writer(Groups):
 
     def run(self) -> None:
         left: deque[_Item | None] = deque()
-        over = False
-        while not over:
-            batch, jobs, over = self._together(left)
-            self.write(batch, jobs)
+        while not self._group_is_last(left):  # and holds nothing of one while it waits for the next
+            pass
+
+    def _group_is_last(self, left: deque[_Item | None]) -> bool:
+        """Carry out the next group; whether the thread is to end."""
+        batch, jobs, over = self._together(left)
+        self.write(batch, jobs)
+        return over
 
     def _together(self, left: deque[_Item | None]) -> tuple[list[Request], int, bool]:
         """The next group, what is left of the last one first; how many jobs were done; whether it is the end."""
