@@ -639,8 +639,9 @@ async def test_a_thread_that_waits_holds_nothing_of_what_it_did_last(engine: SQL
     class Found(list[int]):
         pass
 
-    await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("a", 1))])
-    await soon(lambda: not any(type(each) is Request for each in gc.get_objects()))
+    ops = [Op("put", ("a", 1))]
+    await asyncio.to_thread(engine.commit_from_thread, None, ops)
+    await soon(lambda: not any(type(each) is Request and each.ops is ops for each in gc.get_objects()))
     found = weakref.ref(await engine.read(lambda conn: Found([1])))
     await soon(lambda: found() is None)
 
