@@ -57,7 +57,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """No key of the tests is in what any of them logged, printed, raised or left in its folder, databases first of
     all."""
     report = yield
-    if report.when != "setup" and item.get_closest_marker("keys") is None:
+    if report.when != "setup":
         said = [(f"what it said: {name}", text.encode()) for name, text in report.sections]
         said.append(("its error", str(report.longrepr or "").encode()))
         left = _left(item) if report.when == "call" else ()

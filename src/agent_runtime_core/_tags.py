@@ -81,7 +81,9 @@ class Tagging:
         if kind is str:
             self.spend(len(value), 1)
             if not value.isascii() and HALVES.search(value) is not None:
-                return {TAG: "text", "v": _BETWEEN.split(value)}
+                parts = _BETWEEN.split(value, self.left // PART + 1)  # no more than would be refused
+                self.spend(len(parts))
+                return {TAG: "text", "v": parts}
             return value
         if value is None or kind is bool:
             return value

@@ -18,7 +18,7 @@ from .ledger import Ledger
 
 Identity = tuple[str, str]  # (name, key)
 
-_SEQ = itemgetter(0)
+_SEQ, _POS = itemgetter(0), itemgetter(10)
 _READ = itemgetter(1, 2, 3, 9, 10, 15, 16)  # kind, name, key, state, pos, next and digest of a record
 
 
@@ -100,7 +100,8 @@ class Book:
         self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
         self.states: dict[str, str] = {}  # the state of step lists as last committed: see `state_of`
-        self.lists: dict[str, dict[tuple[str, ...], str]] = {}  # numbers of the step lists it has run, by scope
+        self.lists: dict[str, dict[tuple[str, ...], int]] = {}  # numbers of the step lists it has run, by scope
+        self.beside: dict[tuple[str, ...], str] = {}  # and of those in tasks of their own, by key and names
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
         self.maps: dict[str, list[str | None]] = {}  # digests of their items, of the maps it has run
         self.ended: Record | None = None
@@ -114,6 +115,7 @@ class Book:
         #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
         #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
+        self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
         self._alone: dict[Identity, asyncio.Event] = {}  # what goes on and is not recorded yet: see `only`
         self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
         self._counts: dict[tuple[str, str], int] = {}
@@ -124,14 +126,13 @@ class Book:
         self._failure: Record | None = None
         self._ended_tries: set[Identity] = set()
         self._read(records)
-        self._ordered.sort(key=lambda record: record.pos)
         self.pos = 0
         #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
         #: collector.
         self.owner: Callable[[], Any] = _nobody
 
     def _read(self, records: Sequence[Record]) -> None:
-        done, begun, ordered = self.done, self.begun, self._ordered
+        done, begun, ordered = self.done, self.begun, dict[Identity, Record]()
         last = carrier = None
         start = of = among = ""  # the start that the record before carries, and the key and digest beside it
         carriers: list[Record] = []
@@ -149,7 +150,7 @@ class Book:
             if state is not None:
                 self.keep_state(key, number, state)
             if key.startswith("s:") and not _is_beside(record):
-                ordered.append(record)
+                ordered[identity] = record  # the last one: what nobody heard of may land behind another try
             # In a chain, the start is that of the step at the next place: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
                 carriers.append(carrier)
@@ -157,6 +158,7 @@ class Book:
                 carrier = None
             else:
                 carrier, start, of, among = record, carried, key, number
+        self._ordered = sorted(ordered.values(), key=_POS)
         if last is not None:
             self._last = last.seq
         if carrier is not None:
@@ -335,12 +337,17 @@ class Book:
         own = self.states.get(f"{key}{number}") if number.startswith(APART) else None
         return own or self.states.get(key)
 
-    def apart(self, key: str) -> dict[str, set[str]]:
-        """The names of recorded steps of the lists under that key that ran in tasks of their own, by number."""
-        found: dict[str, set[str]] = {}
-        for (name, of), record in self.done.items():
-            if of == key and record.digest is not None and record.digest.startswith(APART):
-                found.setdefault(record.digest, set()).add(name)
+    def unmatched(self, key: str) -> tuple[dict[str, str], set[str]]:
+        """Of the lists under that key that ran in tasks of their own in earlier claims: the number of each by the names
+        of its recorded steps, and the numbers of those that this claim has not come to yet."""
+        found = self._unmatched.get(key)
+        if found is None:
+            numbers = {
+                name: record.digest
+                for (name, of), record in self.done.items()
+                if of == key and record.digest is not None and record.digest.startswith(APART)
+            }
+            found = self._unmatched[key] = (numbers, set(numbers.values()))
         return found
 
     def defer(self, records: Sequence[Record]) -> None:

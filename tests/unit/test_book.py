@@ -92,6 +92,12 @@ def test_order_is_matched_step_by_step() -> None:
     known.match("x", None)
 
 
+def test_a_step_whose_end_landed_twice_has_one_place() -> None:
+    known = book(done("a", pos=1), done("a", pos=2), done("b", pos=3))
+    known.match("a", known.done["a", "s:0"])
+    known.match("b", known.done["b", "s:0"])
+
+
 def test_steps_that_ran_side_by_side_have_no_place() -> None:
     known = book(done("a", pos=1), done("b", pos=2, info='{"beside":true}'), done("c", pos=3))
     known.match("b", known.done["b", "s:0"])

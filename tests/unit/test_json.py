@@ -19,7 +19,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core import _json
-from agent_runtime_core._json import MAX_PARSED, arguments_digest, decode, decode_all, encode, encode_step_result
+from agent_runtime_core._json import (
+    MAX_PARSED,
+    MAX_WHOLE,
+    arguments_digest,
+    decode,
+    decode_all,
+    encode,
+    encode_step_result,
+)
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
 from tests.bars import times_another
@@ -278,6 +286,12 @@ def test_a_key_of_two_halves_is_refused_before_it_is_read_as_another() -> None:
     assert "'utf-16'" in (error := refused({"a": [{"x\ud83d\ude00": 1}]})).reason
     assert error.path == "$.a[0]"
     assert comes_back_or_is_refused({"\ud83d": 1, "a\ude00": 2, "\U0001f600": 3})
+
+
+def test_a_text_of_halves_has_no_more_parts_than_a_list() -> None:
+    text = "\ud83d\ude00" * (MAX_WHOLE // 15)  # 12 characters of JSON each
+    with pytest.raises(UnserialisableResult, match="too many parts"):
+        encode(text, max_bytes=MAX_WHOLE)
 
 
 def test_a_coroutine_is_told_to_be_awaited() -> None:

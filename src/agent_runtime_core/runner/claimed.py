@@ -28,7 +28,7 @@ from .heart import Heart, Held
 from .settings import RunnerConfig
 
 AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on, or a little more
-APART = 0.2  # of the time until a run is taken up again, added by chance
+SPREAD = 0.2  # of the time until a run is taken up again, added by chance
 
 
 class Claimed:
@@ -167,9 +167,9 @@ class Claimed:
     async def _give_back(self) -> None:
         await self._leave(self._as_it_was())
 
-    def _apart(self, seconds: float) -> float:
+    def _spread(self, seconds: float) -> float:
         """That many seconds and up to a fifth more: what one failure put off together does not come back together."""
-        return seconds * (1 + self.clock.random.uniform(0, APART)) if seconds else 0.0
+        return seconds * (1 + self.clock.random.uniform(0, SPREAD))
 
     async def _put_off(self, error: Exception) -> None:
         """Give the run back for later: that a store was away is no crash of the run.
@@ -178,7 +178,7 @@ class Claimed:
         """
         self.leaving = True
         how = self._settle(
-            "pending", due_at=self.clock.wall() + self._apart(AFTER_OUTAGE), parked=int(self.begun),
+            "pending", due_at=self.clock.wall() + self._spread(AFTER_OUTAGE), parked=int(self.begun),
             stalls=self.row.stalls, reason=type(error).__name__,
         )  # fmt: skip
         with contextlib.suppress(AgentRuntimeError, Moved):

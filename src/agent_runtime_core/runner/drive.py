@@ -363,7 +363,7 @@ class Drive(Claimed):
 
     async def _postponed(self, error: BaseException, seconds: float) -> Any:
         """Take the run up again later, as if this attempt had never been."""
-        after = self._apart(seconds)
+        after = self._spread(seconds)
         log.info("%s is taken up again in %g s: %s", self._what, after, error)
         if self.inline:
             await self._renew(stalls=self.row.stalls)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any
 
@@ -51,24 +50,25 @@ class Listed:
         self.number: str = "0"
         if self.placed:
             # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
-            numbers, names = book.lists.setdefault(scope, {}), tuple(map(name_of, steps))
-            if names not in numbers:
-                numbers[names] = self._next_number(numbers) if self.info is None else self._apart(numbers, names)
-            self.number = numbers[names]
+            names = tuple(map(name_of, steps))
+            if self.info is None:
+                numbers = book.lists.setdefault(scope, {})
+                self.number = str(numbers.setdefault(names, len(numbers)))
+            else:
+                self.number = book.beside.get((self.key, *names)) or self._apart(names)
 
-    def _next_number(self, numbers: Mapping[Any, str]) -> str:
-        return str(sum(not number.startswith(APART) for number in numbers.values()))
-
-    def _apart(self, numbers: Mapping[Any, str], names: Sequence[str]) -> str:
+    def _apart(self, names: Sequence[str]) -> str:
         """The number of a list in a task of its own, whose turn may come sooner or later the next time: it is known by
         the names of its steps. A recorded list that has some of them and others too was this one before it was
         changed."""
-        there, book = self.book.apart(self.key), self.book
-        mine = {*names, *(book.renames[name] for name in names if name in book.renames)}
-        free = [number for number in there if number not in numbers.values()]
-        found = [number for number in free if there[number] <= mine] or [each for each in free if there[each] & mine]
-        taken = {*there, *numbers.values()}
-        return found[0] if found else next(number for n in count() if (number := f"{APART}{n}") not in taken)
+        book = self.book
+        recorded, left = book.unmatched(self.key)
+        known = (recorded.get(name) or recorded.get(book.renames.get(name, "")) for name in names)
+        # A new one has the length of the journal in it: no number of an earlier claim does.
+        number = next((each for each in known if each in left), f"{APART}{book.length}.{len(book.beside)}")
+        left.discard(number)
+        book.beside[self.key, *names] = number
+        return number
 
     def _recorded(self, step: Step) -> Record | None:
         book = self.book
