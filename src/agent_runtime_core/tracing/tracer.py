@@ -98,7 +98,7 @@ class Tracer:
         if self._outlets:
             self._put("end_run", run_id, outcome, about or {})
 
-    def close(self, timeout: float = 2.5) -> None:
+    def close(self, timeout: float = 2.0) -> None:
         """Hand over what waits, then flush the sinks, for at most `timeout` seconds; what is told later is dropped."""
         with self._lock:
             self._closed = True
