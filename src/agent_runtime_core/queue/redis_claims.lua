@@ -112,13 +112,13 @@ local function ready(want, limit)
   end
   local changes = 0
   for _, known in pairs(tx.rows or {}) do
-    if known and known.dirty then changes = changes + 1 end
+    if known and known.dirty and known.was and known.was[1] == 'pending' then changes = changes + 1 end
   end
   for _, agent in ipairs(want.agents) do
     local key, left, from = P .. 'ready:' .. agent, limit, 0
     wanted_agent[agent] = true
     repeat
-      -- Some more: those that this commit has changed may be among them.
+      -- Some more: those that were pending until this commit changed them may be among them.
       local page, gone = call('ZRANGE', key, from, from + limit + changes - 1), false
       for _, member in ipairs(page) do
         local row = named(key, member, string.sub(member, 18))
