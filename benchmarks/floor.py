@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 SMALL = '{"ok":true,"n":1}'  # the record of a small step
-_TABLE = "CREATE TABLE record (run TEXT, n INTEGER, result TEXT, PRIMARY KEY (run, n)) WITHOUT ROWID"
+_TABLE = "CREATE TABLE IF NOT EXISTS record (run TEXT, n INTEGER, result TEXT, PRIMARY KEY (run, n)) WITHOUT ROWID"
 _INSERT = "INSERT INTO record VALUES (?, ?, ?)"
 
 
@@ -124,15 +124,21 @@ class GroupCommit:
 
     def __init__(self, path: Path, synchronous: str) -> None:
         self._conn = connect(path, synchronous)
-        self._inbox: SimpleQueue[tuple[asyncio.Future[None], tuple[Any, ...]] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[asyncio.Future[Any], str, tuple[Any, ...]] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._write, daemon=True)
         self._thread.start()
 
     async def insert(self, run: str, n: int, result: str) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
-        self._inbox.put((future, (run, n, result)))
+        self._inbox.put((future, _INSERT, (run, n, result)))
         await future
+
+    async def execute(self, sql: str, *values: Any) -> tuple[Any, ...] | None:
+        """The first row that it returns, once it is committed."""
+        future: asyncio.Future[tuple[Any, ...] | None] = self._loop.create_future()
+        self._inbox.put((future, sql, values))
+        return await future
 
     def _write(self) -> None:
         inbox, conn = self._inbox, self._conn
@@ -145,10 +151,9 @@ class GroupCommit:
                     break
                 batch.append(more)
             conn.execute("BEGIN")
-            for _, record in batch:
-                conn.execute(_INSERT, record)
+            told = [(future, conn.execute(sql, values).fetchone()) for future, sql, values in batch]
             conn.execute("COMMIT")
-            self._loop.call_soon_threadsafe(_settle, [future for future, _ in batch])
+            self._loop.call_soon_threadsafe(_settle, told)
 
     def close(self) -> None:
         self._inbox.put(None)
@@ -156,10 +161,10 @@ class GroupCommit:
         self._conn.close()
 
 
-def _settle(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
+def _settle(told: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, row in told:
         if not future.done():
-            future.set_result(None)
+            future.set_result(row)
 
 
 class Hold:

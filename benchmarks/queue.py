@@ -19,7 +19,7 @@ from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 
-from .floor import Line, Size, connect, in_turns
+from .floor import GroupCommit, Line, Size, connect, in_turns
 
 DRAIN = {1: 1_800.0, 16: 5_000.0}  # runs a second at that concurrency
 FLAT = 1.2
@@ -64,25 +64,51 @@ async def _drain(path: Path, concurrency: int, count: int) -> float:
     return count / took
 
 
-def _claim_and_done(path: Path, count: int) -> float:
-    """Runs a second of a bare claim and a fenced end, one commit each."""
+_CLAIM = (
+    "UPDATE run SET status = 'running', claim = ? WHERE n = "
+    "(SELECT n FROM run WHERE status = 'pending' ORDER BY n LIMIT 1) RETURNING n"
+)
+_DONE = "UPDATE run SET status = 'succeeded' WHERE n = ? AND claim = ?"
+
+
+def _fill(path: Path, count: int) -> sqlite3.Connection:
+    """A table of bare runs that wait."""
     conn = connect(path, "FULL")
     conn.execute("CREATE TABLE run (n INTEGER PRIMARY KEY, status TEXT, claim TEXT)")
     conn.execute("CREATE INDEX ready ON run (n) WHERE status = 'pending'")
     conn.execute("BEGIN")
     conn.executemany("INSERT INTO run VALUES (NULL, 'pending', '')", [()] * count)
     conn.execute("COMMIT")
+    return conn
+
+
+def _one_by_one(path: Path, count: int) -> float:
+    """Runs a second of a bare claim and a fenced end, one commit each."""
+    conn = _fill(path, count)
     since = time.perf_counter()
     for number in range(count):
         claim = f"claim-{number}"
-        n = conn.execute(
-            "UPDATE run SET status = 'running', claim = ? WHERE n = "
-            "(SELECT n FROM run WHERE status = 'pending' ORDER BY n LIMIT 1) RETURNING n",
-            (claim,),
-        ).fetchone()[0]
-        conn.execute("UPDATE run SET status = 'succeeded' WHERE n = ? AND claim = ?", (n, claim))
+        n = conn.execute(_CLAIM, (claim,)).fetchone()[0]
+        conn.execute(_DONE, (n, claim))
     took = time.perf_counter() - since
     conn.close()
+    return count / took
+
+
+async def _in_groups(path: Path, count: int, tasks: int) -> float:
+    """The same by so many tasks at once, through one writing thread."""
+    _fill(path, count).close()
+    commits = GroupCommit(path, "FULL")
+
+    async def work(number: int) -> None:
+        claim = f"claim-{number}"
+        while run := await commits.execute(_CLAIM, claim):
+            await commits.execute(_DONE, *run, claim)
+
+    since = time.perf_counter()
+    await asyncio.gather(*map(work, range(tasks)))
+    took = time.perf_counter() - since
+    commits.close()
     return count / took
 
 
@@ -94,14 +120,14 @@ def drain(size: Size) -> Iterator[Line]:
         with size.file() as path:
             return asyncio.run(_drain(path, concurrency, count))
 
-    def floor() -> float:
+    def floor(concurrency: int) -> float:
         with size.file() as path:
-            return _claim_and_done(path, count)
+            return _one_by_one(path, count) if concurrency == 1 else asyncio.run(_in_groups(path, count, concurrency))
 
-    measures = [lambda c=c: ours(c) for c in DRAIN]
-    *found, bare = in_turns(size.rounds(5), *measures, floor)
-    for (concurrency, bar), rate in zip(DRAIN.items(), found, strict=True):
-        note = "beside: a bare claim and end, two commits, one at a time"
+    found = in_turns(size.rounds(5), *(lambda of=of, c=c: of(c) for c in DRAIN for of in (ours, floor)))
+    for (concurrency, bar), rate, bare in zip(DRAIN.items(), found[::2], found[1::2], strict=True):
+        how = "one at a time" if concurrency == 1 else f"{concurrency} at once in groups"
+        note = f"beside: a bare claim and end, two commits, {how}"
         least = None if size.tiny else bar
         yield Line(f"drain FULL, concurrency {concurrency}", rate, "runs/s", least=least, beside=bare, note=note)
 
