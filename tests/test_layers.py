@@ -32,7 +32,7 @@ LAYERS: list[set[str]] = [
     {"attempts"},
     {"waits"},
     {"steps", "context"},
-    {"outputs"},
+    {"outputs", "keyed"},
     {"loop", "planning"},
     {"agents"},
     {"registry", "backends"},

@@ -418,6 +418,11 @@ class Book:
 
     # -- writing
 
+    def take_pos(self) -> int:
+        """The place of the next imperative step among those of the run."""
+        self.pos += 1
+        return self.pos
+
     def started(
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
         info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False,
@@ -454,6 +459,10 @@ class Book:
             ),
         )  # fmt: skip
         return record
+
+    def seal(self, work: Performed, text: str, attempt: int, ms: int) -> tuple[Record]:
+        """All there is to write when a step has ended: its DONE record."""
+        return (self.finished(work, text, attempt, ms),)
 
     def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:
         """A DONE record that stands for no events: of a wait, a child, a recorded value."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import datetime as _dt
 from collections.abc import Awaitable, Callable
-from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 from weakref import ref
 
 from ._clock import Clock, aware
-from ._ids import known_uuid, step_id, trace_id, unbroken
+from ._ids import known_uuid, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
 from .book import BESIDE, FRAME, Book, Frame
@@ -26,7 +25,7 @@ from .errors import (
 )
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
-from .journal.record import FAILED, SKIPPED, Record, is_copied
+from .journal.record import FAILED, SKIPPED, Record
 from .limits import Budget, RunLimits
 from .queue.row import RunRow
 from .retry import Delay
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from .persistence.manager import PersistenceManager
 
 T = TypeVar("T")
-
-#: Told apart from None, which is a result.
-UNRECORDED: object = object()
 
 _DELTA = EventType.ASSISTANT_DELTA.value
 
@@ -151,20 +147,13 @@ class Context:
 
     # -- events and checkpoints
 
-    async def _open(self) -> None:
-        """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""
-        if self.place.sealed:
-            if self.place.refusal is not None:
-                raise self.place.refusal()
-            await asyncio.get_running_loop().create_future()
-
     async def emit(self, event_type: EventType | str, payload: dict[str, Any] | None = None) -> None:
         """Publish an event of this run; returns when it is durable.
 
         Code between steps that runs again on resume publishes nothing twice.
         """
         if self.place.sealed:
-            await self._open()
+            await self.place.refuse()
         if not isinstance(event_type, str):
             unbroken("an event's type", event_type)
         kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
@@ -210,7 +199,7 @@ class Context:
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         """Save `state` for `get_state`, and publish it as a STATE_CHECKPOINT event."""
-        await self._open()
+        await self.place.unsealed()
         if not isinstance(state, dict):
             raise InvalidArgument(f"a checkpoint is a dict, not {type(state).__name__}: {brief(state)}")
         text = encode(state)
@@ -220,7 +209,7 @@ class Context:
 
     async def get_state(self) -> dict[str, Any] | None:
         """The last checkpoint, or None."""
-        await self._open()
+        await self.place.unsealed()
         return await self._ledger.state.get_checkpoint(self._row.run_id)
 
     # -- steps
@@ -255,7 +244,7 @@ class Context:
         arguments use the record, and say so in a STEP_SKIPPED event, unless `on_changed_input="raise"`.
         """
         if self.place.sealed:
-            await self._open()
+            await self.place.refuse()
         policy = PLAIN_POLICY
         if retries or timeout is not None or on_in_doubt != "retry" or retry_delay != 1.0:
             policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
@@ -264,97 +253,35 @@ class Context:
         how = callee(fn, returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, key)
+        asked = (name, place, fn, args, how, policy, mark, description)
         if record is None and self._frame is not None:
             async with self.book.only(name, place):
                 record = self.book.recorded(name, place) or await self._landed(name, place)
                 if record is None:
-                    work = self._work(name, place, fn, args, how, policy, mark, description)
-                    value = await perform(self.book, work, self._seal)
-                    self.book.passed()
-                    return value
+                    return await self._perform(*asked)
                 self.book.passed(record)
         elif record is None and self.book.unsure:
             record = await self._landed(name, place)
-        if record is not None:
-            await self._reuse(record, mark, on_changed_input)
-            return None if record.result is None else how.decode(record.result)
-        work = self._work(name, place, fn, args, how, policy, mark, description)
-        value = await perform(self.book, work, self._seal)
-        self.book.passed()
-        return value
+        if record is None:
+            return await self._perform(*asked)
+        await self._reuse(record, mark, on_changed_input)
+        return None if record.result is None else how.decode(record.result)
 
-    def _work(
+    async def _perform(
         self, name: str, place: str, fn: Callable[..., Any], args: tuple[Any, ...], how: Callee, policy: Policy,
         mark: str | None, description: str | None,
-    ) -> Work:  # fmt: skip
-        """A step that has no record yet."""
-        if self.place.cancelled:
-            raise StepCancelledError(name)
-        beside = self.book.is_beside()
-        return Work(
-            self.book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
-            encode=how.encode, decode=how.decode, pos=self._take_pos(), description=description, digest=mark,
-            info=BESIDE if beside else None,
-        )  # fmt: skip
-
-    def recorded(self, name: str, key: str) -> Any:
-        """The result of that step of an agent loop, which the run comes to with this; `UNRECORDED` if it has none."""
-        record = self.book.recorded(name, f"k:{key}")
-        if record is None:
-            return UNRECORDED
-        self.book.passed(record)
-        self.book.pos = max(self.book.pos, record.pos)
-        return None if record.result is None else decode(record.result)
-
-    def ahead(self, name: str, key: str) -> Any:
-        """The same of a step that the run has yet to come to."""
-        record = self.book.recorded(name, f"k:{key}")
-        return UNRECORDED if record is None or record.result is None else decode(record.result)
-
-    def took(self, name: str, key: str) -> float:
-        """Seconds that the recorded step took this run; none where another run's was copied."""
-        record = self.book.recorded(name, f"k:{key}")
-        return 0.0 if record is None or is_copied(record) else record.ms / 1000
-
-    def named(self, name: str, key: str) -> dict[str, str]:
-        """What each event of that step of an agent loop says of it, for those that are told outside of it."""
-        return {"step_id": step_id(str(self.run_id), name, f"k:{key}"), "trace_id": self.trace_id}
-
-    def copied(self, name: str, key: str) -> bool:
-        """Whether that step of an agent loop is recorded, and was paid for by the run that this one was forked from."""
-        record = self.book.recorded(name, f"k:{key}")
-        return record is not None and is_copied(record)
-
-    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
-        """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
-        identity = (name, f"k:{key}")
-        return self.book.doubted(identity) if identity in self.book.begun or identity in self.book.lost else None
-
-    async def perform(
-        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
-        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
     ) -> Any:  # fmt: skip
-        """A step of an agent loop that has no record yet: it tells no STEP_* events, and its errors come as they are.
-
-        A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
-        `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
-        """
-        if self.place.sealed:
-            await self._open()
+        """The result of a step that has no record yet."""
         if self.place.cancelled:
             raise StepCancelledError(name)
-        started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
-        if reserve:
-            started = {**(started or {}), "reserve": reserve}
-        info = BESIDE if self.book.is_apart() else None
-        if tool is not None:
-            info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
+        book = self.book
         work = Work(
-            name, f"k:{key}", call, policy, pos=self._take_pos(), info=info, quiet=tool is None,
-            started=started, bare=True, lazy=lazy, settled=None if tool is None else _answered,
+            book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
+            encode=how.encode, decode=how.decode, pos=book.take_pos(), description=description, digest=mark,
+            info=BESIDE if book.is_beside() else None,
         )  # fmt: skip
-        value = await perform(self.book, work, self._seal)
-        self.book.passed()
+        value = await perform(book, work, book.seal)
+        book.passed()
         return value
 
     def _identify(self, name: str, key: str | None, space: str = "s") -> tuple[str, Record | None]:
@@ -374,10 +301,6 @@ class Context:
             self.book.passed(record)
         return place, record
 
-    def _take_pos(self) -> int:
-        self.book.pos += 1
-        return self.book.pos
-
     async def _reuse(self, record: Record, mark: str | None, on_changed: str) -> None:
         self.book.pos = max(self.book.pos, record.pos)
         if record.digest == mark:
@@ -392,16 +315,13 @@ class Context:
         skip = [record.name, record.key, record.pos, {"input_changed": True}]
         await self._ledger.note(self.book.boundary_record(SKIPPED, nev=1, info={"steps": [skip]}))
 
-    def _seal(self, work: Work, text: str, attempt: int, ms: int) -> tuple[Record]:
-        return (self.book.finished(work, text, attempt, ms),)
-
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """A step whose plain `fn(conn, *args)` runs inside the commit of its own record: exactly once.
 
         `conn.execute` and `conn.executemany` reach the SQLite file the journal is on, not the tables of
         this library; more than a second of SQL is stopped. NotSupported where the journal is elsewhere.
         """
-        await self._open()
+        await self.place.unsealed()
         if not self._ledger.state.transacts:
             raise NotSupported(
                 "ctx.transaction needs the journal on SQLite: AgentRunner.open('agents.db'), or a SQLiteStateStore"
@@ -415,7 +335,7 @@ class Context:
             name = self.book.former(name, place)
             record = await self._landed(name, place)
         if record is None:
-            pos = self._take_pos()
+            pos = self.book.take_pos()
 
             # Its place is taken here: the writer thread only fills in the result.
             info = BESIDE if self.book.is_beside() else None
@@ -457,7 +377,7 @@ class Context:
 
     async def pinned(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
         """What `make()` gave when this run first came here."""
-        await self._open()
+        await self.place.unsealed()
         place = self.book.occurrence("v", name)
         record = self.book.recorded(name, place)
         if record is not None:
@@ -500,12 +420,12 @@ class Context:
 
     async def sleep(self, seconds: float) -> None:
         """Wait; a crash or a park in between does not begin the wait anew."""
-        await self._open()
+        await self.place.unsealed()
         await self.waits.sleep(seconds)
 
     async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
         """The payload of the next signal of that name; WaitTimeout after `timeout` seconds."""
-        await self._open()
+        await self.place.unsealed()
         return await self.waits.signal(name, timeout)
 
     async def approve(
@@ -522,7 +442,7 @@ class Context:
         `schema` (JSON Schema) says what an answer looks like; `runner.approve` checks it. On a resume an
         approval is known by its name and how often that name was used before, or by `key`.
         """
-        await self._open()
+        await self.place.unsealed()
         return await self.waits.approve(name, details, schema, timeout, key)
 
     async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
@@ -530,13 +450,8 @@ class Context:
 
         The child has an id of its own that is the same on every attempt, so it is never run twice.
         """
-        await self._open()
+        await self.place.unsealed()
         return await self.waits.child(agent, input, key)
-
-
-def _answered(result: Any) -> dict[str, Any]:
-    """What somebody says of a tool call in doubt, as its record."""
-    return {"content": str(result), "ok": True, "error": None, "result": result}
 
 
 def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[object], Record]:

@@ -100,6 +100,16 @@ class Place:
         """Whether the present task is the one that the run began in."""
         return self.task is None or asyncio.current_task() is self.task
 
+    async def unsealed(self) -> None:
+        """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""
+        if self.sealed:
+            await self.refuse()
+
+    async def refuse(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal()
+        await asyncio.get_running_loop().create_future()
+
     def stop(self) -> None:
         """Cancel the task, and wake whoever waits for it: it may not listen."""
         self.stopped = True

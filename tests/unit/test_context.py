@@ -29,6 +29,7 @@ from agent_runtime_core.errors import (
     WaitTimeout,
 )
 from agent_runtime_core.interfaces import EventType, RunContext, RunResult, Tool, ToolRegistry
+from agent_runtime_core.keyed import keyed_steps
 from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run
 from agent_runtime_core.status import RunStatus
@@ -384,7 +385,7 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
             case "call":
                 return await ctx.call(Script(body_of_child, "child"), {})
             case _:
-                return await ctx.perform("model", "turn", lambda attempt: one())
+                return await keyed_steps(ctx).perform("model", "turn", lambda attempt: one())
 
     async def body_of_child(ctx: Any) -> Any:
         return 1
@@ -400,7 +401,9 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
 
         async def follows() -> Any:
             await failed.wait()
-            return ctx.recorded("model", "turn") if len(tries) > 1 and beside == "model" else await other(ctx)
+            return (
+                keyed_steps(ctx).recorded("model", "turn") if len(tries) > 1 and beside == "model" else await other(ctx)
+            )
 
         value, _ = await asyncio.gather(fails(), follows())
         return value

@@ -18,6 +18,7 @@ from agent_runtime_core.planning import (
     RuleBasedPlanner,
     built_in_tools,
 )
+from agent_runtime_core.planning.asking import RecordedClient
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.testing import create_test_context
 from agent_runtime_core.tools import Tool, ToolRegistry
@@ -151,6 +152,22 @@ async def test_the_calls_of_a_planners_model_are_recorded_and_paid_once() -> Non
     assert (result.usage["turns"], result.usage["total_tokens"]) == (2, 240)
     assert names == ["model", "model", "plan", "step_1"]
     assert agent.planner.client is client  # type: ignore[attr-defined]
+
+
+async def test_a_recorded_answer_of_a_model_has_been_come_to_by_the_run() -> None:
+    lives: list[str] = []
+
+    async def body(ctx: Any) -> None:
+        client = RecordedClient(ctx, Scripted("hello"), "plan", ctx.budget)
+        lives.append((await client.generate([{"role": "user", "content": "hi"}])).message["content"])
+        if len(lives) == 1:
+            raise ConnectionError("down")
+        await ctx.emit("word", {"said": lives[-1]})
+
+    async with Rig(max_retries=2) as rig:
+        await rig.value(body)
+        assert lives == ["hello", "hello"]
+        assert await rig.told("word") == [("word", {"said": "hello"})]
 
 
 async def test_a_plan_of_somebody_elses_planner_is_checked_too() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 from .._clock import Clock
 from ..config import get_config
-from ..context import UNRECORDED
 from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, UnknownPrice, brief
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
+from ..keyed import UNRECORDED
 from ..limits import tokens_of
 from ..llm._prices import cost_usd, price_of
 from .state import TurnState

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 from .._json import MAX_PARSED, encode, strictly
 from ..attempts import PLAIN_POLICY, Policy
-from ..context import UNRECORDED, Context
+from ..context import Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
+from ..keyed import UNRECORDED
 from ..limits import RunLimits
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.calls import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read

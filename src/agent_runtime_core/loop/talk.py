@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from .._clock import SYSTEM, Clock
-from ..attempts import PLAIN_POLICY, Policy
-from ..context import UNRECORDED, Context
+from ..context import Context
 from ..errors import LimitExceeded, StepCancelledError
-from ..event_types import EventType
 from ..interfaces import LLMClient
+from ..keyed import KeyedSteps, UnjournaledSteps, keyed_steps
 from ..limits import Budget, RunLimits
 from ..tools.registry import ToolRegistry
 from .state import CancellationToken, Hooks, TurnState
@@ -21,46 +19,6 @@ from .state import CancellationToken, Hooks, TurnState
 
 class Cancelled(Exception):
     """The token was cancelled."""
-
-
-class _Unjournaled:
-    """The steps of a context that records none, in the shape of those of `Context`."""
-
-    def __init__(self, ctx: Any) -> None:
-        self._ctx = ctx
-
-    def recorded(self, name: str, key: str) -> Any:
-        return UNRECORDED
-
-    def ahead(self, name: str, key: str) -> Any:
-        return UNRECORDED
-
-    def took(self, name: str, key: str) -> float:
-        return 0.0
-
-    def named(self, name: str, key: str) -> dict[str, str]:
-        return {}
-
-    def copied(self, name: str, key: str) -> bool:
-        return False
-
-    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
-        return None
-
-    async def perform(
-        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
-        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
-    ) -> Any:  # fmt: skip
-        if tool is None:
-            return await call(1)
-        told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
-        # Of its own: the tool may change what it is given.
-        await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": copy.deepcopy(tool["args"])})
-        answer = await call(1)
-        failed = {} if answer.get("ok", True) else {"error": answer["content"]}
-        result = answer.get("result", answer["content"])
-        await self._ctx.emit(EventType.TOOL_RESULT, {**told, "result": result, **failed})
-        return answer
 
 
 class Talk:
@@ -80,10 +38,9 @@ class Talk:
         #: Of them, those since the last call of the model that are no answers to it.
         self.said: list[dict[str, Any]] = messages
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
-        durable = isinstance(ctx, Context)
-        self.steps: Any = ctx if durable else _Unjournaled(ctx)
+        self.steps: KeyedSteps | UnjournaledSteps = keyed_steps(ctx)
         #: What tells this loop's steps from those of another one in the run.
-        self.name: str = ctx.book.occurrence("l", "loop") if durable else ""
+        self.name: str = ctx.book.occurrence("l", "loop") if isinstance(ctx, Context) else ""
         #: Whether the last answer of the model was paid for by the run that this one was forked from.
         self.copied: bool = False
         self._since = 0.0  # when this stretch of work began

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
-from .._json import decode
 from ..config import get_config
-from ..context import Context
 from ..errors import NotSupported, UnknownPrice
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..journal.record import Record, is_copied
+from ..keyed import UNRECORDED, keyed_steps
 from ..limits import Budget
 from ..llm._prices import cost_usd, price_of
 
@@ -30,6 +28,7 @@ class RecordedClient(LLMClient):
         self.client = client
         self.name = name
         self.budget = budget
+        self._steps = keyed_steps(ctx)
         self._calls = 0
 
     async def generate(
@@ -40,15 +39,15 @@ class RecordedClient(LLMClient):
         options = {"model": model, "tools": tools, "temperature": temperature, "max_tokens": max_tokens, **kwargs}
         given = {name: value for name, value in options.items() if value is not None}
         key, self._calls = f"{self.name}:{self._calls}", self._calls + 1
-        record = _recorded(self.ctx, key)
-        if record is not None:
-            answer = _response(record)
+        told = self._steps.recorded("model", key)
+        if told is not UNRECORDED:
+            answer = _response(told)
             recalled = getattr(self.client, "recalled", None)
             if recalled is not None:
                 recalled(answer)
             return answer
         self._need_price(self._model(given))
-        doubted = self.ctx.in_doubt("model", key) if isinstance(self.ctx, Context) else None
+        doubted = self._steps.in_doubt("model", key)
         _count_doubted(self.budget, doubted)
         self.budget.before_turn()
         answer = _response(await self._made(key, messages, given, doubted))
@@ -63,10 +62,8 @@ class RecordedClient(LLMClient):
             told = await self._traced(messages, options)
             return {**told, "doubted": doubted} if doubted else told
 
-        if isinstance(self.ctx, Context):
-            reserve = self._reserve(messages, options)
-            return cast("dict[str, Any]", await self.ctx.perform("model", key, call, reserve=reserve))
-        return await call(1)
+        reserve = self._reserve(messages, options)
+        return cast("dict[str, Any]", await self._steps.perform("model", key, call, reserve=reserve))
 
     def _reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
         """What the call may use at most, which counts if nobody learns how it ended; nothing where nobody counts."""
@@ -139,13 +136,14 @@ class RecordedClient(LLMClient):
 
 def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
     """Count what earlier lives of the run used for the calls of that name, and nothing that it was forked with."""
-    calls = 0
-    while (record := _recorded(ctx, f"{name}:{calls}")) is not None:
+    steps, calls = keyed_steps(ctx), 0
+    while (told := steps.ahead("model", key := f"{name}:{calls}")) is not UNRECORDED:
         calls += 1
-        if not is_copied(record):
+        if not steps.copied("model", key):
+            answer = _response(told)
             budget.turn()
-            budget.used((answer := _response(record)).usage, answer.cost_usd)
-            _count_doubted(budget, cast("dict[str, Any]", decode(record.result or "{}")).get("doubted"))
+            budget.used(answer.usage, answer.cost_usd)
+            _count_doubted(budget, told.get("doubted"))
 
 
 def _count_doubted(budget: Budget, reserved: dict[str, Any] | None) -> None:
@@ -154,12 +152,5 @@ def _count_doubted(budget: Budget, reserved: dict[str, Any] | None) -> None:
         budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
 
 
-def _recorded(ctx: Any, key: str) -> Record | None:
-    return ctx.book.recorded("model", f"k:{key}") if isinstance(ctx, Context) else None
-
-
-def _response(told: dict[str, Any] | Record) -> LLMResponse:
-    plain = cast("dict[str, Any]", decode(told.result or "{}")) if isinstance(told, Record) else told
-    return LLMResponse(
-        plain["message"], plain["usage"], plain["model"], plain["finish_reason"], cost_usd=plain["cost_usd"]
-    )
+def _response(told: dict[str, Any]) -> LLMResponse:
+    return LLMResponse(told["message"], told["usage"], told["model"], told["finish_reason"], cost_usd=told["cost_usd"])

@@ -1,0 +1,142 @@
+"""Steps that the library itself takes for an agent, each under a name and a key of its own: calls of models and tools.
+
+They tell no STEP_* events, and their errors come as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Awaitable, Callable
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any
+
+from ._ids import step_id
+from ._json import decode
+from .attempts import PLAIN_POLICY, Policy, Work, perform
+from .book import BESIDE
+from .context import Context
+from .errors import StepCancelledError
+from .event_types import EventType
+from .journal.record import is_copied
+
+#: Told apart from None, which is a result.
+UNRECORDED: object = object()
+
+
+class KeyedSteps:
+    """Those of one run."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._book = ctx.book
+
+    def recorded(self, name: str, key: str) -> Any:
+        """The result of that step, which the run comes to with this; `UNRECORDED` if it has none."""
+        record = self._book.recorded(name, f"k:{key}")
+        if record is None:
+            return UNRECORDED
+        self._book.passed(record)
+        self._book.pos = max(self._book.pos, record.pos)
+        return None if record.result is None else decode(record.result)
+
+    def ahead(self, name: str, key: str) -> Any:
+        """The same of a step that the run has yet to come to."""
+        record = self._book.recorded(name, f"k:{key}")
+        return UNRECORDED if record is None or record.result is None else decode(record.result)
+
+    def took(self, name: str, key: str) -> float:
+        """Seconds that the recorded step took this run; none where another run's was copied."""
+        record = self._book.recorded(name, f"k:{key}")
+        return 0.0 if record is None or is_copied(record) else record.ms / 1000
+
+    def named(self, name: str, key: str) -> dict[str, str]:
+        """What each event of that step says of it, for those that are told outside of it."""
+        return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
+
+    def copied(self, name: str, key: str) -> bool:
+        """Whether that step is recorded, and was paid for by the run that this one was forked from."""
+        record = self._book.recorded(name, f"k:{key}")
+        return record is not None and is_copied(record)
+
+    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
+        """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
+        identity, book = (name, f"k:{key}"), self._book
+        return book.doubted(identity) if identity in book.begun or identity in book.lost else None
+
+    async def perform(
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
+        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
+    ) -> Any:  # fmt: skip
+        """The result of that step, which has no record yet.
+
+        A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
+        `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
+        """
+        book, place = self._book, self._ctx.place
+        if place.sealed:
+            await place.refuse()
+        if place.cancelled:
+            raise StepCancelledError(name)
+        started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
+        if reserve:
+            started = {**(started or {}), "reserve": reserve}
+        info = BESIDE if book.is_apart() else None
+        if tool is not None:
+            info = f'{{"tool":{{"name":{quote(tool["name"])},"id":{quote(tool["id"])}}}}}'
+        work = Work(
+            name, f"k:{key}", call, policy, pos=book.take_pos(), info=info, quiet=tool is None,
+            started=started, bare=True, lazy=lazy, settled=None if tool is None else _answered,
+        )  # fmt: skip
+        value = await perform(book, work, book.seal)
+        book.passed()
+        return value
+
+
+class UnjournaledSteps:
+    """The same over a context that has no journal: each step is just performed."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def recorded(self, name: str, key: str) -> Any:
+        return UNRECORDED
+
+    def ahead(self, name: str, key: str) -> Any:
+        return UNRECORDED
+
+    def took(self, name: str, key: str) -> float:
+        return 0.0
+
+    def named(self, name: str, key: str) -> dict[str, str]:
+        return {}
+
+    def copied(self, name: str, key: str) -> bool:
+        return False
+
+    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
+        return None
+
+    async def perform(
+        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
+        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
+    ) -> Any:  # fmt: skip
+        if tool is None:
+            return await call(1)
+        told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
+        # Of its own: the tool may change what it is given.
+        await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": copy.deepcopy(tool["args"])})
+        answer = await call(1)
+        failed = {} if answer.get("ok", True) else {"error": answer["content"]}
+        result = answer.get("result", answer["content"])
+        await self._ctx.emit(EventType.TOOL_RESULT, {**told, "result": result, **failed})
+        return answer
+
+
+def keyed_steps(ctx: Any) -> KeyedSteps | UnjournaledSteps:
+    """Those of the run that the context is of."""
+    return KeyedSteps(ctx) if isinstance(ctx, Context) else UnjournaledSteps(ctx)
+
+
+def _answered(result: Any) -> dict[str, Any]:
+    """What somebody says of a tool call in doubt, as its record."""
+    return {"content": str(result), "ok": True, "error": None, "result": result}
