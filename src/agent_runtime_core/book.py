@@ -126,7 +126,7 @@ class Book:
         self._failure: Record | None = None
         self._ended_tries: set[Identity] = set()
         self._read(records)
-        self.pos = 0
+        self.pos: int = 0
         #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
         #: collector.
         self.owner: Callable[[], Any] = _nobody

@@ -58,6 +58,7 @@ class Context:
         self.conversation_id: UUID | None = conversation_id(input_.get("conversation_id"))
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
+        self.failures: int = row.failures  # of the attempts before; the others crashed
         #: Whether what this run says becomes part of its conversation.
         self.remembered: bool = True
         #: What was said before in the run's conversation and its own messages, once that was read.

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
@@ -207,24 +207,36 @@ class RunContext(Protocol):
         retries: int = 0,
         retry_delay: float = 1.0,
         timeout: float | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool] = Exception,
         backoff: Delay | None = None,
         on_in_doubt: str | Callable[..., Any] = "retry",
         returns: Any = None,
+        on_changed_input: str = "use",
+        description: str | None = None,
+        max_result_bytes: int = ...,
     ) -> Any:
         """The recorded result of `fn(*args)`, run only if there is no record of it yet."""
+
+    def renamed(self, old: str, new: str) -> None:
+        """The step called `old` when it was recorded is `new` now."""
 
     async def sleep(self, seconds: float) -> None: ...
     async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
         """The payload of the next signal of that name; WaitTimeout after `timeout` seconds."""
 
     async def approve(
-        self, name: str, details: Any = None, *, schema: dict[str, Any] | None = None, timeout: float | None = None
+        self,
+        name: str,
+        details: Any = None,
+        *,
+        schema: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
     ) -> Any:
         """Ask for a decision and wait for its answer, which fits `schema`."""
 
     # Runs another agent as a child of this run.
-    async def call(self, agent: AgentRuntime | str, input: dict[str, Any]) -> RunResult: ...
+    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult: ...
 
     # A step whose `fn(conn, *args)` commits together with its own record.
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T: ...
@@ -236,12 +248,16 @@ class RunContext(Protocol):
 
 
 class AgentRuntime(ABC):
-    """An agent. A class attribute `key = "x"` will do for the property."""
+    """An agent. `key`, its name, is a property or a class attribute: `key = "x"`."""
 
-    @property
-    @abstractmethod
-    def key(self) -> str:
-        """The name of this agent, unique in its registry."""
+    if TYPE_CHECKING:
+        key: Any  # a text; checkers take it as that which a subclass makes of it, attribute or property
+    else:
+
+        @property
+        @abstractmethod
+        def key(self) -> str:
+            """The name of this agent, unique in its registry."""
 
     @abstractmethod
     async def run(self, ctx: RunContext) -> RunResult:

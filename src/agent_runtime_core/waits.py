@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -22,11 +23,14 @@ from .limits import RunLimits
 from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
 from .queue.row import LIVE, Mail, Moved, RunRow, Settle
+from .schema import misfit
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
 
 if TYPE_CHECKING:
     from .persistence.manager import PersistenceManager
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 ADOPTION = 5.0  # seconds that a child is held to be given to workers
 
@@ -77,6 +81,19 @@ class Services:
     idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
     #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.
     told: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
+
+
+_ANSWER = "arc.answer:"
+
+
+def answer_id(request_id: str, message_id: str | None = None) -> str:
+    """The id of a message that answers this question and no other."""
+    return f"{_ANSWER}{request_id}" if message_id is None else f"{_ANSWER}{request_id}:{message_id}"
+
+
+def answered(msg_id: str) -> str | None:
+    """The question that a message with this id answers; None for one that may answer any."""
+    return msg_id.removeprefix(_ANSWER).partition(":")[0] if msg_id.startswith(_ANSWER) else None
 
 
 @dataclass(repr=False, eq=False)
@@ -144,6 +161,7 @@ class Waits:
         self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
         self._writing = 0  # ends of waits, and parks, that are being committed
         self._rest = asyncio.Event()  # something that went on beside the waits has ended
+        self._unfit: set[int] = set()  # messages that were told of as no answer
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     # -- what agents wait for
@@ -172,9 +190,19 @@ class Waits:
 
         def ask(wait: str) -> Awaitable[Any]:
             # Known by the wait, and told also where records lie ahead: a step beside it may have ended since.
-            return self._ledger.emit([(f"asked:{wait}", "approval.requested", encode(request), self._clock.wall())])
+            text = encode({**request, "request_id": wait})
+            return self._ledger.emit([(f"asked:{wait}", "approval.requested", text, self._clock.wall())])
 
-        return await self._message("signal", name, timeout, f"approval {name}", ask, known_by)
+        def answers(mail: Mail, wait: str) -> bool:
+            if (meant := answered(mail.msg_id)) is not None:
+                return meant == wait
+            wrong = misfit(decode(mail.payload), schema or {})  # it came by another way, or before the question
+            if wrong is not None and mail.seq not in self._unfit:
+                self._unfit.add(mail.seq)
+                log.warning("what came for approval %.100r does not fit, and is no answer: %s", name, wrong)
+            return wrong is None
+
+        return await self._message("signal", name, timeout, f"approval {name}", ask, known_by, answers)
 
     async def review(self, name: str, key: str, start: int) -> Happened | None:
         """Park until somebody says what became of a step in doubt; the answer is about that start and no other."""
@@ -329,6 +357,7 @@ class Waits:
         reason: str,
         ask: Callable[[str], Awaitable[Any]] | None = None,
         known_by: str | None = None,
+        answers: Callable[[Mail, str], bool] = lambda mail, wait: True,
     ) -> Any:
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
@@ -337,10 +366,13 @@ class Waits:
         async with self._book.only(name, key):
             record = self._replayed(name, key)
             if record is None:
+                wait = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._book.begun:
-                    await ask(step_id(self._row.run_id, name, key))
+                    await ask(wait)
                 until = await self._begin(name, key, timeout)
-                mail = await self._wait(lambda: self._find(kind, wanted), until, reason)
+                mail = await self._wait(
+                    lambda: self._find(kind, wanted, lambda mail: answers(mail, wait)), until, reason
+                )
                 if mail is _LATE:
                     record = await self._end(name, key, None, late=True)
                 else:
@@ -365,8 +397,9 @@ class Waits:
                 self._mail.setdefault((mail.kind, mail.name), []).append(mail)
                 self._cursor = mail.seq
 
-    def _find(self, kind: str, name: str) -> Mail | None:
-        return next((mail for mail in self._mail.get((kind, name), ()) if mail.seq not in self._used), None)
+    def _find(self, kind: str, name: str, fits: Callable[[Mail], bool] = lambda mail: True) -> Mail | None:
+        there = self._mail.get((kind, name), ())
+        return next((mail for mail in there if mail.seq not in self._used and fits(mail)), None)
 
     # -- waiting itself
 

@@ -370,7 +370,7 @@ async def test_what_a_person_approved_of_is_called_as_it_stands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"), [(False, "denied"), ({"approved": False, "reason": "too late"}, "too late"), ("no!", "no!")]
+    ("answer", "says"), [(False, "denied"), ({"approved": "no", "reason": "too late"}, "too late"), ("no!", "no!")]
 )
 async def test_after_a_no_the_run_fails_and_says_so(answer: Any, says: str) -> None:
     said = Said(requires_confirmation=True)

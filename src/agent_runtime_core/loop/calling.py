@@ -168,7 +168,7 @@ class Calling:
         talk.go_on()
         talk.state(TurnState.TOOL_EXECUTION)
         if isinstance(answer, Mapping):
-            if answer.get("approved"):
+            if answer.get("approved") is True:
                 if isinstance(answer.get("arguments"), Mapping):
                     call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
                 return None

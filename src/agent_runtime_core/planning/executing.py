@@ -215,7 +215,7 @@ class _Execution:
         details = {"tool_name": step.tool_name, "tool_args": given, "tool_call_id": step_name(step)}
         known_by = {} if self.book is None else {"key": self._key(step)}
         answer = await self.ctx.approve(f"tool:{step.tool_name}", details, **known_by)
-        if answer is True or (isinstance(answer, Mapping) and answer.get("approved")):
+        if answer is True or (isinstance(answer, Mapping) and answer.get("approved") is True):
             return approved_input(answer, given)
         reason = answer.get("reason") if isinstance(answer, Mapping) else answer if isinstance(answer, str) else None
         raise ToolFailed(step.tool_name, f"a person refused this call: {reason or 'denied'}")

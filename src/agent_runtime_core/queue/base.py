@@ -121,9 +121,13 @@ class RunQueue(ABC):
     news(run_ids) and next_due(). `listen(topic, wake)` is optional: without it workers poll.
     """
 
-    def __init__(self, *, max_retries: int = 3, clock: Clock = SYSTEM) -> None:
-        self.max_retries: int = whole("max_retries, which counts attempts,", max_retries)
+    def __init__(self, *, max_retries: int | None = None, clock: Clock = SYSTEM) -> None:
+        #: How many failures end a run, where somebody says so for this queue.
+        self.own_max_retries: int | None = max_retries
+        self.max_retries: int = whole("max_retries, which counts failures,", 3 if max_retries is None else max_retries)
         self.clock = clock
+        #: Told the id of each run whose cancelling was asked for through this object: its holder here hears it at once.
+        self.cancel_asked: set[Callable[[str], None]] = set()
         self._handed: dict[tuple[str, str], str] = {}
         #: Tickets of claims that got no answer, and may hold something.
         self._unsure: set[str] = set()
@@ -375,7 +379,7 @@ class RunQueue(ABC):
     ) -> bool:
         """Give a failed attempt back for another one after `delay_seconds`.
 
-        False when that was the last of `max_retries` attempts, or for a worker that does not hold it.
+        False when that was the last of `max_retries` failures, or for a worker that does not hold it.
         """
         delay = seconds("delay_seconds", delay_seconds)
         try:
@@ -383,7 +387,7 @@ class RunQueue(ABC):
         except LeaseLost:
             return False
         row = await self.row(key)
-        if row is None or row.attempt >= self.max_retries:
+        if row is None or row.failures + 1 >= self.max_retries:
             return False
         how = self.keep(row, token)._replace(
             status="pending",
@@ -424,8 +428,14 @@ class RunQueue(ABC):
             )
         except Moved:
             status, _ = await self.post(key, "cancel", "", "null")
+            self.tell_cancelled(key)
             return status in LIVE
         return True
+
+    def tell_cancelled(self, run_id: str) -> None:
+        """Have it heard at once in this process that the run was asked to be cancelled."""
+        for tell in tuple(self.cancel_asked):
+            tell(run_id)
 
     async def is_cancelled(self, run_id: UUID | str) -> bool:
         """Whether the run was cancelled, or asked to be."""

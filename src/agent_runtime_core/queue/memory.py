@@ -198,7 +198,7 @@ class InMemoryQueue(OnMemory, RunQueue):
         "next_due": _next_due,
     }
 
-    def __init__(self, max_retries: int = 3, **options: Any) -> None:
+    def __init__(self, max_retries: int | None = None, **options: Any) -> None:
         super().__init__(max_retries=max_retries, **options)
 
     def clear(self) -> None:

@@ -52,6 +52,9 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
     if not apart:
         queue_ops += [op for end in ends for op in _ended(backends, end, now)]
     first = (await queue.commits.commit(None, queue_ops))[0]  # the queue decides
+    for each in tree:
+        if each.status == "running":
+            queue.tell_cancelled(each.run_id)
     for end in ends:
         await _told(backends, end, now, recorded=not apart)
     for each in earlier:  # by a cancel that may have got no answer half-way

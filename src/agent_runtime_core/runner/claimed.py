@@ -27,6 +27,7 @@ from .ending import Ending, said_at_end, tell_of_end
 from .heart import Heart, Held
 from .settings import RunnerConfig
 
+NOTICE = 0.05  # seconds that code which looks at ctx.cancelled() has to end by itself before its task is cancelled
 AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on, or a little more
 SPREAD = 0.2  # of the time until a run is taken up again, added by chance
 
@@ -91,7 +92,11 @@ class Claimed:
         if place.cancelled or place.sealed or self.leaving:
             return
         place.cancelled = True
-        place.stop()
+        asyncio.get_running_loop().call_later(NOTICE, self._cut_short)
+
+    def _cut_short(self) -> None:
+        if not self.place.sealed and not self.leaving:
+            self.place.stop()
 
     def _lose(self, claim_id: str) -> None:
         if claim_id == self.row.claim_id and not self.lost and not self.place.sealed and not self.leaving:
@@ -114,7 +119,7 @@ class Claimed:
         """Change counters of the row under this claim."""
         how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
         row: RunRow = (await self.ledger.settle(how))[0]
-        self.row = row.changed(parked=self.row.parked)
+        self.row = row.changed(parked=self.row.parked, reason=self.row.reason)
 
     async def _renew(self, **changes: Any) -> None:
         """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""

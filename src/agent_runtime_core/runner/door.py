@@ -97,11 +97,11 @@ class _Door(Drive):
             task.uncancel()
         if self.lost:
             raise LeaseLost(*self.ledger.guard) from error
-        if error is None:
-            await self._end(RunStatus.SUCCEEDED, used(self.ctx))
-        elif place.cancelled:
+        if place.cancelled:
             await self._end(RunStatus.CANCELLED, used(self.ctx), {})
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
+        if error is None:
+            await self._end(RunStatus.SUCCEEDED, used(self.ctx))
         elif isinstance(error, Postponed):
             await self._give_back()  # whoever opens it again goes on
         elif isinstance(error, Exception) and not isinstance(error, LeaseLost):

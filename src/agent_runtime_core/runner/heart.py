@@ -65,6 +65,7 @@ class Heart:
                 self._answered = self._clock.boot()
                 self._stop_beat = self._start_beating()
                 self._stop_listening = self._queue.listen("mail", self._mail)
+                self._queue.cancel_asked.add(self._cancelled)
         self._watch(held.loop)
         self._beat_in(held.loop)
 
@@ -81,6 +82,7 @@ class Heart:
                 if stop is not None:
                     stop()
             self._stop_beat = self._stop_listening = None
+            self._queue.cancel_asked.discard(self._cancelled)
         for task in (*(task for _, task in tuple(self._watchers.values())), *tuple(self._beaters.values())):
             with contextlib.suppress(RuntimeError):
                 task.get_loop().call_soon_threadsafe(task.cancel)
@@ -171,6 +173,16 @@ class Heart:
             held.loop.call_soon_threadsafe(what)
 
     # -- hearing
+
+    def _cancelled(self, run_id: str) -> None:
+        """Somebody in this process, on some loop, asked for a run to be cancelled."""
+        held = self._held.get(run_id)
+        if held is None:
+            return
+        if held.loop is asyncio.get_running_loop():
+            held.cancel()
+        else:
+            self._tell(held, held.cancel)
 
     def _mail(self) -> None:
         """Some mailbox got a message: every loop with claims looks."""

@@ -22,7 +22,7 @@ from ..status import TERMINAL, RunStatus
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Times are seconds. `max_retries` counts attempts: the third failure of 3 ends the run.
+    """Times are seconds. `max_retries` counts failures: the third of 3 ends the run; crashes are none.
 
     `run_timeout_seconds` is time under a claim in one attempt, waiting left out. `park_after` is how
     long a wait stays in place before the run is parked. `grace_seconds` is what running work gets when
@@ -52,7 +52,7 @@ class RunnerConfig:
         for name in ("retry_backoff_base", "retry_backoff_max", "park_after", "grace_seconds"):
             self._number(name)
         if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
-            raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {brief(self.max_retries)}")
+            raise InvalidArgument(f"max_retries counts failures and is at least 1, not {brief(self.max_retries)}")
         whole("max_unsent_bytes", self.max_unsent_bytes)
         if self.limits is not None and not isinstance(self.limits, RunLimits):
             raise InvalidArgument(f"limits are RunLimits(...) or None, not {brief(self.limits)}")

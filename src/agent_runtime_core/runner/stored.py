@@ -24,7 +24,7 @@ from ..registry import Registry
 from ..schema import misfit
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
-from ..waits import Chronicle
+from ..waits import Chronicle, answer_id, answered
 from .cancelling import cancel_tree, cancelled_whole
 from .flow import Flow
 from .forking import fork
@@ -213,16 +213,40 @@ class StoredRuns:
         return status in LIVE
 
     async def approve(
-        self, run_id: UUID | str, name: str, answer: Any = True, *, message_id: str | None = None
+        self,
+        run_id: UUID | str,
+        name: str,
+        answer: Any = True,
+        *,
+        request_id: str | None = None,
+        message_id: str | None = None,
     ) -> bool:
-        """Answer `ctx.approve(name, …)`; InvalidArgument if the answer does not fit the schema asked for."""
-        for event in reversed(await self.event_bus.get_events(self._key(run_id))):
-            if event.event_type == "approval.requested" and event.payload.get("name") == name:
-                wrong = misfit(answer, event.payload.get("schema") or {})
-                if wrong is not None:
-                    raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
-                break
-        return await self.signal(run_id, name, answer, message_id=message_id)
+        """Answer `ctx.approve(name, …)`: False if the run has ended, or that question was answered before.
+
+        Of several questions of that name the latest open one is meant, or that whose "approval.requested" event
+        told `request_id`. What comes before the first of them is kept for it. InvalidArgument if the answer
+        does not fit the schema asked for.
+        """
+        key = self._key(run_id)
+        asked = {
+            event.payload["request_id"]: event.payload
+            for event in await self.event_bus.get_events(key)
+            if event.event_type == "approval.requested" and event.payload.get("name") == name
+        }
+        if request_id is not None and request_id not in asked:
+            raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
+        if not asked:
+            return await self.signal(run_id, name, answer, message_id=message_id)
+        told = [mail.msg_id for mail in await self.queue.mail(key)]
+        done = {each for msg_id in told if (each := answered(msg_id)) is not None}
+        again = message_id and next((each for each in asked if answer_id(each, message_id) in told), None)
+        wanted = again or request_id or next((each for each in reversed(asked) if each not in done), None)
+        if wanted is None or (wanted in done and wanted != again):
+            return False
+        wrong = misfit(answer, asked[wanted].get("schema") or {})
+        if wrong is not None:
+            raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
+        return await self.signal(run_id, name, answer, message_id=answer_id(wanted, message_id))
 
     async def resume(self, run_id: UUID | str) -> RunInfo:
         """Open a new generation of a run that failed, timed out, was cancelled or is dead: a worker goes on with it.

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._ids import run_uuid, trace_id, unbroken
+from .._json import MAX_RESULT
 from .._refusals import MAX_DEPTH
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief
 from ..event_types import EventType
@@ -116,16 +117,22 @@ class MockRunContext:
         retries: int = 0,
         retry_delay: float = 1.0,
         timeout: float | None = None,
-        retry_on: type[BaseException] | tuple[type[BaseException], ...] = Exception,
+        retry_on: type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool] = Exception,
         backoff: Delay | None = None,
         on_in_doubt: str | Callable[..., Any] = "retry",
         returns: Any = None,
+        on_changed_input: str = "use",
+        description: str | None = None,
+        max_result_bytes: int = MAX_RESULT,
     ) -> Any:
         """`fn(*args)`, once: retries, times and records are the real context's business."""
         if not callable(fn):
             raise InvalidArgument(f"a step function is callable, not {brief(fn)}")
         result = fn(*place_context(fn, self, args))
         return await result if inspect.isawaitable(result) else result
+
+    def renamed(self, old: str, new: str) -> None:
+        """Nothing is recorded here that could have another name."""
 
     async def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
@@ -139,12 +146,18 @@ class MockRunContext:
         return waiting.popleft()
 
     async def approve(
-        self, name: str, details: Any = None, *, schema: dict[str, Any] | None = None, timeout: float | None = None
+        self,
+        name: str,
+        details: Any = None,
+        *,
+        schema: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        key: str | None = None,
     ) -> Any:
         """The same as `wait_for_signal`: answer with `signal`."""
         return await self.wait_for_signal(name, timeout=timeout)
 
-    async def call(self, agent: AgentRuntime | str, input: dict[str, Any]) -> RunResult:
+    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
         """Run the agent now, in a MockRunContext of its own; RunFailed if it fails, as in a real run."""
         found = get_runtime(agent) if isinstance(agent, str) else agent
         if found is None:

@@ -52,7 +52,7 @@ class TurnAgent(AgentRuntime, Ending):
 
     async def _told(self, ctx: Context, error: BaseException, info: ErrorInfo) -> None:
         parts, turn = self.parts, await saved(self.parts, ctx)
-        over = not info.retriable or ctx.attempt >= parts.max_retries
+        over = not info.retriable or ctx.failures + 1 >= parts.max_retries
         turn.status = RunStatus.FAILED if over else RunStatus.PENDING
         turn.error = {"type": info.type, "message": info.message, "details": info.details}
         await save(parts, ctx, turn)

@@ -26,7 +26,7 @@ _OF_CLIENTS = ("model_provider", "default_model", "openai_api_key", "anthropic_a
 
 @dataclass
 class Parts:
-    """The parts of one manager. `key` is the agent key of its turns, `max_retries` how often a run is tried."""
+    """The parts of one manager. `key` is the agent key of its turns, `max_retries` how often a run may fail."""
 
     key: str
     plans: PlanExecutor

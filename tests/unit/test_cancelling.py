@@ -1,0 +1,170 @@
+"""What code sees of a request to cancel its run: it may end by itself, and begins nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import RunFailed, StepCancelledError
+from agent_runtime_core.interfaces import RunResult, RunStatus
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
+from agent_runtime_core.runner.claimed import NOTICE
+from agent_runtime_core.steps import Step, StepExecutor
+from tests.unit.rig import Rig, Script
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return None if request.param == "memory" else tmp_path / "agents.db"
+
+
+@pytest.mark.parametrize("by", ["runner", "queue"])
+async def test_a_run_that_cancels_itself_begins_no_other_step(place: Path | None, by: str) -> None:
+    log: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            async def one(*_: Any) -> None:
+                assert await (rig.runner if by == "runner" else rig.runner.queue).cancel(ctx.run_id)
+                log.append(f"heard {ctx.cancelled()}")
+
+            async def two(*_: Any) -> None:
+                log.append("two")
+
+            try:
+                await StepExecutor(ctx).run([Step("one", one), Step("two", two)])
+            except StepCancelledError as error:
+                log.append(f"not {error.step_name}")
+                raise
+
+        result = await rig.go(body)
+    assert result.status is RunStatus.CANCELLED
+    assert log == ["heard True", "not two"]
+
+
+async def test_code_that_looks_ends_by_itself_and_what_it_gives_is_kept(place: Path | None) -> None:
+    async def body(ctx: Any) -> RunResult:
+        begun.set()
+        rounds = 0
+        while not ctx.is_cancelled():
+            rounds += 1
+            await asyncio.sleep(NOTICE / 10)
+        return RunResult({"rounds": rounds})
+
+    begun = asyncio.Event()
+    async with Rig(place) as rig:
+        going = asyncio.ensure_future(rig.go(body))
+        await begun.wait()
+        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
+        result = await going
+        assert result.status is RunStatus.CANCELLED
+        assert result.final_output["rounds"] > 0
+        assert [kind for kind, _ in await rig.told("run.")] == ["run.started", "run.cancelled"]
+
+
+async def test_what_such_code_gives_need_not_have_a_form() -> None:
+    async def body(ctx: Any) -> RunResult:
+        await rig.runner.cancel(ctx.run_id)
+        return RunResult({"what": object()})
+
+    async with Rig() as rig:
+        result = await rig.go(body)
+    assert (result.status, result.final_output) == (RunStatus.CANCELLED, {})
+
+
+async def test_code_that_does_not_look_is_stopped() -> None:
+    seen: list[str] = []
+
+    async def body(ctx: Any) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append(f"stopped, {ctx.cancelled()}")
+            raise
+
+    begun = asyncio.Event()
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.go(body))
+        await begun.wait()
+        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
+        assert (await going).status is RunStatus.CANCELLED
+    assert seen == ["stopped, True"]
+
+
+async def test_a_block_that_looks_and_ends_was_cancelled(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    with pytest.raises(RunFailed, match="was cancelled"):
+        async with open_run(path, "r") as ctx, AgentRunner.open(path, registry=Registry()) as other:
+            assert await other.cancel("r")
+            while not ctx.cancelled():
+                await asyncio.sleep(NOTICE / 10)
+    async with AgentRunner.open(path, registry=Registry()) as runner:
+        assert (await runner.get_run("r")).status is RunStatus.CANCELLED
+    await asyncio.sleep(NOTICE * 1.5)  # the task of the block is not cancelled later
+
+
+async def _crash(rig: Rig) -> None:
+    """A worker that claims the run, and is never heard of again."""
+    assert await rig.runner.queue.claim_rows("w", 60)
+    rig.clock.advance(61)  # type: ignore[attr-defined]
+
+
+async def test_crashes_are_no_failures() -> None:
+    lives: list[int] = []
+
+    async def body(ctx: Any) -> int:
+        lives.append(ctx.attempt)
+        if len(lives) == 1:
+            raise ConnectionError("down")
+        return 1
+
+    async with Rig(max_retries=2, retry_backoff_base=0) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        for _ in range(2):
+            await _crash(rig)
+        assert await rig.runner.run_once(), "the first failure, in the third attempt"
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r", 10)).status is RunStatus.SUCCEEDED
+    assert lives == [3, 4]
+
+
+async def test_a_queue_may_allow_fewer_failures_than_the_runner() -> None:
+    lives: list[int] = []
+
+    async def body(ctx: Any) -> None:
+        lives.append(ctx.attempt)
+        raise ConnectionError("down")
+
+    for own, of_runner, tries in ((1, 3, 1), (None, 2, 2), (5, 2, 2)):
+        lives.clear()
+        queue = InMemoryQueue(max_retries=own)
+        config = RunnerConfig(max_retries=of_runner, retry_backoff_base=0)
+        async with AgentRunner(queue, config=config) as runner:
+            assert runner.config.max_retries == tries
+            assert (await runner.execute(Script(body), "r")).status is RunStatus.FAILED
+        assert lives == [*range(1, tries + 1)]
+    assert InMemoryQueue().max_retries == 3
+
+
+async def test_a_run_that_crashed_once_still_says_what_it_waited_for() -> None:
+    async def body(ctx: Any) -> None:
+        await ctx.step("one", int)
+        await ctx.wait_for_signal("go")
+
+    async with Rig(park_after=0) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        await _crash(rig)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.get_run("r")).reason == "signal go"
+        await rig.runner.signal("r", "go")
+        assert await rig.runner.run_once()
+        assert [told["reason"] for _, told in await rig.told("run.resumed")] == ["signal go"]
