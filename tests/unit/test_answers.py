@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument
-from agent_runtime_core.interfaces import RunStatus
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.status import RunStatus
 from tests.unit.rig import Rig
 
 SCHEMA = {"type": "object", "required": ["ok"]}

@@ -216,7 +216,7 @@ async def test_chance_is_the_same_in_every_life_and_never_drawn_twice() -> None:
     assert len(set(drawn)) == 4
 
 
-async def test_a_crash_uses_up_an_attempt() -> None:
+async def test_a_crash_is_no_failure() -> None:
     world = {"asked": 0}
 
     async def agent(ctx: Any) -> Any:
@@ -228,9 +228,7 @@ async def test_a_crash_uses_up_an_attempt() -> None:
     def reset() -> None:
         world["asked"] = 0
 
-    assert value(await crashed(agent, reset=reset, config=RunnerConfig(max_retries=4))) == 1
-    with pytest.raises(AssertionError, match=r"ended as \('failed', .*ConnectionError: not yet\)"):
-        await crashed(agent, reset=reset, config=RunnerConfig(max_retries=3))
+    assert value(await crashed(agent, reset=reset, config=RunnerConfig(max_retries=3))) == 1
 
 
 class Child(AgentRuntime):

@@ -25,6 +25,13 @@ MOST_LISTED = 2**53  # every store can be asked for so many
 PROMPT = 1.0  # seconds within which a store that answers at all says that it cannot
 
 
+class _Unasked(int):
+    """A default that can be told from the same number given."""
+
+
+MAX_RETRIES: int = _Unasked(3)
+
+
 @dataclass
 class QueuedRun:
     """A run as it is handed to a worker: `attempt` counts from 1 and takes failures and crashes in."""
@@ -121,10 +128,10 @@ class RunQueue(ABC):
     news(run_ids) and next_due(). `listen(topic, wake)` is optional: without it workers poll.
     """
 
-    def __init__(self, *, max_retries: int | None = None, clock: Clock = SYSTEM) -> None:
-        #: How many failures end a run, where somebody says so for this queue.
-        self.own_max_retries: int | None = max_retries
-        self.max_retries: int = whole("max_retries, which counts failures,", 3 if max_retries is None else max_retries)
+    def __init__(self, *, max_retries: int = MAX_RETRIES, clock: Clock = SYSTEM) -> None:
+        self.max_retries: int = int(whole("max_retries, which counts failures,", max_retries))
+        #: Whether somebody said so for this queue: a runner on it goes by it then.
+        self.limits_retries: bool = max_retries is not MAX_RETRIES
         self.clock = clock
         #: Told the id of each run whose cancelling was asked for through this object: its holder here hears it at once.
         self.cancel_asked: set[Callable[[str], None]] = set()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from .._engines.backed import OnMemory
 from .._engines.base import Concern
 from .._engines.memory import MemoryTx
-from .base import RunQueue
+from .base import MAX_RETRIES, RunQueue
 from .row import BEHIND, LIVE, ClaimRequest, Mail, News, RunFilter, RunRow
 from .rows import Rows, concern
 
@@ -198,7 +198,7 @@ class InMemoryQueue(OnMemory, RunQueue):
         "next_due": _next_due,
     }
 
-    def __init__(self, max_retries: int | None = None, **options: Any) -> None:
+    def __init__(self, max_retries: int = MAX_RETRIES, **options: Any) -> None:
         super().__init__(max_retries=max_retries, **options)
 
     def clear(self) -> None:

@@ -119,8 +119,8 @@ class AgentRunner(StoredRuns):
             if given is not None and not isinstance(given, kind):
                 raise InvalidArgument(f"{what} is {_a_backend(kind)}, not {brief(given)}")
         config = config or RunnerConfig.of(settings)
-        if queue is not None and queue.own_max_retries is not None:
-            config = replace(config, max_retries=min(config.max_retries, queue.own_max_retries))
+        if queue is not None and queue.limits_retries:
+            config = replace(config, max_retries=min(config.max_retries, queue.max_retries))
         backends = configured(settings, queue, event_bus, state_store, max_retries=config.max_retries)
         super().__init__(backends, config, registry, persistence)
         self._in_one_place = settings.backend_url is not None and not (queue or event_bus or state_store)

@@ -295,11 +295,11 @@ class Drive(Claimed):
     # -- ends
 
     async def _returned(self, ctx: Context, result: Any) -> Any:
+        if self.place.cancelled:  # it looked, and ended by itself
+            return await self._cancelled(ctx)
         if not isinstance(result, RunResult):
             error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
             return await self._raised(ctx, error)
-        if self.place.cancelled:
-            return await self._cancelled(ctx, result)
         if result.error is not None:
             if not isinstance(result.error, ErrorInfo):
                 said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
@@ -322,17 +322,13 @@ class Drive(Claimed):
         error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
         return await self._failed(used(ctx), error)
 
-    async def _cancelled(self, ctx: Context, result: RunResult | None = None) -> RunResult:
-        """`result` is what the agent gave that looked at ctx.cancelled() and ended by itself."""
+    async def _cancelled(self, ctx: Context) -> RunResult:
         hook: Callable[[Context], Any] | None = getattr(self.agent, "cancel", None)
         if hook is not None:
             try:
                 await hook(ctx)
             except Exception:  # a hook that fails does not keep a run from being cancelled
                 log.exception("cancel() of agent %r failed", self.row.agent)
-        if result is not None:
-            with contextlib.suppress(UnserialisableResult):
-                return await self._end(RunStatus.CANCELLED, result, {})
         return await self._end(RunStatus.CANCELLED, used(ctx), {})
 
     async def _late(self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None) -> RunResult:
