@@ -84,7 +84,7 @@ async def test_a_step_in_doubt_is_parked_for_review(
     door: str, answer: dict[str, Any], status: RunStatus, out: list[int] | None, then: list[str], tmp_path: Path
 ) -> None:
     run_id, places, effects = await killed_inside(tmp_path, door, "review")
-    async with open_runner(places, park_after=0, max_retries=2) as runner:
+    async with open_runner(places, park_after=0, max_retries=1) as runner:
         assert await runner.run_once()
         info = await runner.get_run(run_id)
         assert (info.status, info.reason) == (RunStatus.WAITING, "in_doubt")

@@ -140,7 +140,8 @@ async def test_an_answer_must_fit_what_was_asked(kind: str, tmp_path: Path) -> N
         await working
         assert (await runner.wait(run_id)).final_output == {"value": {"ok": True}}
         asked = [e.payload for e in await runner.event_bus.get_events(run_id) if e.event_type == "approval.requested"]
-        assert asked == [{"name": "pay", "details": {"amount": 12}, "schema": schema}]
+        [told] = asked
+        assert told == {"name": "pay", "details": {"amount": 12}, "schema": schema, "request_id": told["request_id"]}
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan"), True, "1", 1e300])
