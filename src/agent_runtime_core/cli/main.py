@@ -36,9 +36,8 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="agent-runtime", description="Work off, look at and repair durable agent runs.")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--url", help="where runs are kept: agents.db, sqlite:///agents.db; default: AGENT_RUNTIME_BACKEND_URL"
-    )
+    common.add_argument("--url", help="where runs are kept: agents.db, sqlite:///agents.db, redis://localhost:6379/0; "
+                        "default: AGENT_RUNTIME_BACKEND_URL")  # fmt: skip
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     told = argparse.ArgumentParser(add_help=False, parents=[common])
     told.add_argument("--json", action="store_true", help="write JSON")
