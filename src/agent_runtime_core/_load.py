@@ -75,21 +75,22 @@ def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
         return importlib.import_module(wanted)
     except ModuleNotFoundError as error:
         missing = error.name or wanted
-        top = missing.partition(".")[0]
-        if sys.modules.get(top) is None:
-            raise MissingDependency(f"{needed_by} needs the {top!r} package: {_install(top)}", name=missing) from error
-        if not f"{wanted}.".startswith(f"{missing}."):
-            raise MissingDependency(
-                f"{needed_by} needs the module {missing!r}: {_install(top)}", name=missing
-            ) from error
+        if sys.modules.get(missing.partition(".")[0]) is None or not f"{wanted}.".startswith(f"{missing}."):
+            raise MissingDependency(f"{needed_by} needs {_lacking(missing)}", name=missing) from error
         parent, _, child = missing.rpartition(".")
         there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
         raise InvalidArgument(f"{brief(parent)} has no module {brief(child)}{_instead(child, there)}") from None
 
 
-def _install(package: str) -> str:
-    extra = EXTRAS.get(package)
-    return f"pip install 'agent-runtime-core[{extra}]'" if extra else f"pip install {package}"
+def _lacking(module: str) -> str:
+    """What is missing, and how to get it: the name of a module need not be that of what installs it."""
+    top = module.partition(".")[0]
+    if top in EXTRAS:
+        return f"the {top!r} package: pip install 'agent-runtime-core[{EXTRAS[top]}]'"
+    return (
+        f"the module {module!r}, which cannot be imported here: check the spelling, and that it is installed "
+        "or its folder on sys.path"
+    )
 
 
 def _instead(name: object, known: Iterable[str]) -> str:

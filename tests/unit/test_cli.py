@@ -431,7 +431,7 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}:later", "is a coroutine function"),
         ("{m}:inner", "keeps its runs in memory"),
         ("torn:x", "torn cannot be imported: SyntaxError"),
-        ("lacking:x", "needs the 'no_such_package_anywhere' package"),
+        ("lacking:x", "needs the module 'no_such_package_anywhere', which"),
     ],
 )
 def test_what_cannot_be_worked_for_is_told_in_one_line(

@@ -59,20 +59,21 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(caught.value, ImportError)
 
 
-def test_a_missing_package_of_nobody_s_extra_names_itself() -> None:
+def test_a_module_of_nobody_s_extra_is_looked_for_on_the_path() -> None:
     with pytest.raises(MissingDependency) as caught:
         load("no_such_package_at_all.queue:TheirQueue")
     assert str(caught.value) == (
-        "TheirQueue needs the 'no_such_package_at_all' package: pip install no_such_package_at_all"
+        "TheirQueue needs the module 'no_such_package_at_all', which cannot be imported here: check the spelling, and "
+        "that it is installed or its folder on sys.path"
     )
 
 
 def test_what_the_loaded_module_itself_lacks_is_the_dependency(theirs: Path) -> None:
     (theirs / "queue.py").write_text("import no_such_package_at_all\nclass TheirQueue: ...\n")
-    with pytest.raises(MissingDependency, match="TheirQueue needs the 'no_such_package_at_all' package"):
+    with pytest.raises(MissingDependency, match="TheirQueue needs the module 'no_such_package_at_all', which"):
         load("their_pkg.queue:TheirQueue")
     (theirs / "other.py").write_text("import json.no_such_module\n")
-    with pytest.raises(MissingDependency, match=r"needs the module 'json\.no_such_module'"):
+    with pytest.raises(MissingDependency, match=r"needs the module 'json\.no_such_module', which"):
         load("their_pkg.other:TheirQueue")
 
 
