@@ -58,8 +58,8 @@ def allowance(max_bytes: int) -> int:
 
 
 def oversize(max_bytes: int) -> UnserialisableResult:
-    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts"
-    return refused(None, f"{why}: store it elsewhere, return where it is")
+    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts: store it elsewhere, return where it is"
+    return UnserialisableResult("$", why, max_bytes=max_bytes)
 
 
 class Tagging:

@@ -16,7 +16,7 @@ from weakref import ReferenceType, ref
 from ._contexts import restore
 from ._forms import codec_for
 from ._hints import returns_of
-from ._json import MAX_RESULT, decode, encode
+from ._json import MAX_BYTES, MAX_RESULT, decode, encode
 from ._refusals import is_number
 from .book import BESIDE, FRAME, Book, Frame
 from .errors import (
@@ -160,7 +160,10 @@ def known_callee(fn: Callable[..., Any]) -> Callee:
 
 def _inspect(fn: Callable[..., Any]) -> Callee:
     if not callable(fn):
-        raise InvalidArgument(f"a step function is callable, not {brief(fn)}")
+        raise InvalidArgument(
+            f"a step function is callable, not {brief(fn)}: pass the function and its arguments, as in "
+            "ctx.step('fetch', fetch, 1)"
+        )
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
     to_text, from_text = codec_for(returns_of(fn))
     return Callee(is_async, to_text, from_text)
@@ -236,12 +239,22 @@ def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
     return _tried(book, work, seal, start is not None)
 
 
+def refused_of(name: str, error: UnserialisableResult) -> UnserialisableResult:
+    """The refusal of a result as that of the step of that name, with the way out that a step has."""
+    more = error.max_bytes is not None and error.max_bytes < MAX_BYTES
+    out = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if more else ""
+    return UnserialisableResult(error.path, error.reason + out, max_bytes=error.max_bytes, step_name=name)
+
+
 async def _resolved(book: Book, work: Work, seal: Seal, start: int) -> Any:
     """What the policy says of a step in doubt, or what running it again gives."""
     known = await _resolve(book, work, start)
     if known is None:
         return await _tried(book, work, seal, True)
-    text = work.encode(known.result if work.settled is None else work.settled(known.result))
+    try:
+        text = work.encode(known.result if work.settled is None else work.settled(known.result))
+    except UnserialisableResult as error:
+        raise refused_of(work.name, error) from None
     if records := seal(work, text, 1, 0):
         await book.ledger.append(*records)
         book.done[work.name, work.key] = records[-1]
@@ -265,7 +278,10 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                     value = await work.call(attempt)
                 else:
                     value = await limited(work.call(attempt), timeout, f"step {work.name!r}")
-                text = work.encode(value)
+                try:
+                    text = work.encode(value)
+                except UnserialisableResult as error:
+                    raise refused_of(work.name, error) from None
                 # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
                 # be read again is no result.
                 handed = _as_read(work, value, text)

@@ -269,12 +269,16 @@ class JournalMismatch(AgentRuntimeError):
 
 
 class UnserialisableResult(AgentRuntimeError, TypeError, ValueError):
-    """A value that has no exact JSON form here. `path` says where, as in `$.items[3].when`."""
+    """A value that has no exact JSON form here. `path` says where, as in `$.items[3].when`, `max_bytes` what it may
+    have if it is too large, and `step_name` which step gave it, if it is the result of one.
+    """
 
-    def __init__(self, path: str, reason: str) -> None:
+    def __init__(self, path: str, reason: str, *, max_bytes: int | None = None, step_name: str | None = None) -> None:
         self.path: str = path
         self.reason: str = reason
-        super().__init__(f"{path}: {reason}")
+        self.max_bytes: int | None = max_bytes
+        self.step_name: str | None = step_name
+        super().__init__(f"{path}: {reason}" if step_name is None else f"step {step_name!r}: {path}: {reason}")
 
 
 class StepExecutionError(AgentRuntimeError):

@@ -1010,6 +1010,7 @@ async def test_a_step_in_doubt_follows_its_policy(place: Path | None) -> None:
         (("", str), "not ''"),
         ((3, str), "not 3"),
         (("a", "str"), "not 'str'"),
+        (("a", "str"), r": pass the function and its arguments, as in ctx\.step\('fetch', fetch, 1\)"),
     ],
 )
 async def test_a_bad_step_is_named(arguments: Any, said: str) -> None:

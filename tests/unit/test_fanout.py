@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepExecutionError, StepInDoubt
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.steps import StepExecutor
+from agent_runtime_core.testing import MockRunContext
 from tests.unit.rig import Rig
 
 
@@ -29,6 +30,17 @@ async def test_results_come_in_the_order_of_the_items(place: Path | None) -> Non
     async with Rig(place) as rig:
         assert await rig.value(lambda ctx: StepExecutor(ctx).map("sq", later, range(10))) == [n * n for n in range(10)]
         assert await rig.value(lambda ctx: StepExecutor(ctx).map("sq", later, []), "empty") == []
+
+
+async def test_items_that_are_none_are_refused(place: Path | None) -> None:
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            for executor in (StepExecutor(ctx), StepExecutor(MockRunContext())):
+                with pytest.raises(InvalidArgument, match=r"map 'sq': items are a list or another iterable, not 5"):
+                    await executor.map("sq", str, cast("list[int]", 5))
+
+        await rig.value(body)
 
 
 async def test_a_result_that_is_changed_while_it_is_recorded_is_handed_on_as_recorded(place: Path | None) -> None:

@@ -425,6 +425,49 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
         assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"] * 2
 
 
+async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Path | None) -> None:
+    async def large(*_: Any) -> str:
+        return "x" * 2**20
+
+    async def larger(*_: Any) -> str:
+        return "x" * 2**24
+
+    async def odd(*_: Any) -> Any:
+        return {"items": [1.5, float("nan")]}
+
+    async def first(*_: Any) -> None: ...
+
+    def tried(ctx: Any, kind: str, fn: Any, **more: Any) -> Any:
+        executor = StepExecutor(ctx)
+        if kind == "step":
+            return ctx.step("fetch", fn, **more)
+        if kind == "map":
+            return executor.map("fetch", fn, [1], **more)
+        if kind == "list":
+            return executor.run([Step("fetch", fn, **more)])
+        return executor.run([Step("first", first), Step("fetch", fn, depends_on=["first"], **more)])
+
+    out = r"return where it is, or let the step have more with max_result_bytes=, up to 16,777,216$"
+
+    async def body(ctx: Any, *kinds: str) -> None:
+        for kind in kinds:
+            with pytest.raises(UnserialisableResult, match=rf"^step 'fetch': \$: larger than 1,048,576 bytes .*{out}"):
+                await tried(ctx, kind, large)
+            with pytest.raises(
+                UnserialisableResult, match=r"^step 'fetch': \$: larger than 16,777,216 .* where it is$"
+            ):
+                await tried(ctx, kind, larger, max_result_bytes=2**24)
+            with pytest.raises(
+                UnserialisableResult, match=r"^step 'fetch': \$\.items\[1\]: nan has no JSON"
+            ) as refused:
+                await tried(ctx, kind, odd)
+            assert (refused.value.step_name, refused.value.path) == ("fetch", "$.items[1]")
+
+    async with Rig(place) as rig:
+        await rig.value(lambda ctx: body(ctx, "step", "list", "graph", "map"))
+    await body(MockRunContext(), "list", "graph", "map")
+
+
 async def test_a_large_result_is_kept_where_the_step_says_so(place: Path | None) -> None:
     long = "x" * 2**20
 

@@ -130,8 +130,14 @@ class StepExecutor:
         those in flight are finished and recorded, and then its error is raised.
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
-        listed = list(items)
         unbroken("the name of a map", name)
+        try:
+            walk = iter(items)
+        except TypeError:
+            raise InvalidArgument(
+                f"map {brief(name)}: items are a list or another iterable, not {brief(items)}"
+            ) from None
+        listed = list(walk)
         keys = [
             str(i) if key is None else unbroken(f"a key of map {name!r}", str(key(item)))
             for i, item in enumerate(listed)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
 from .._json import decode, encode, plain_text
-from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, threaded
-from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, brief, text_of
+from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, refused_of, threaded
+from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, UnserialisableResult, brief, text_of
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
@@ -90,7 +90,10 @@ class Plain:
             try:
                 work = self._watched(run(), name)
                 value = await (work if policy.timeout is None else limited(work, policy.timeout, f"step {name!r}"))
-                text = how.encode(value)
+                try:
+                    text = how.encode(value)
+                except UnserialisableResult as error:
+                    raise refused_of(name, error) from None
                 result = how.decode(text)
             except StepCancelledError:
                 raise
