@@ -37,7 +37,7 @@ from .errors import (
 from .journal.record import FAILED, RETRYING, Record
 from .portal import in_thread
 from .retry import Delay, at_least_zero
-from .tools.deadline import limited
+from .tools.deadline import left_in_thread, limited
 from .tools.schema import context_parameter, place_context
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -180,7 +180,12 @@ def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> 
 
 async def threaded(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Run a plain step function in a thread, and await what it gives if that is awaitable."""
-    result = await in_thread(fn, *args)
+
+    def left() -> asyncio.Handle:
+        frame = FRAME.get()
+        return left_in_thread(f"{getattr(fn, '__qualname__', 'a step')}()" if frame is None else f"step {frame.name!r}")
+
+    result = await in_thread(fn, *args, left=left)
     return await result if inspect.isawaitable(result) else result
 
 

@@ -205,20 +205,23 @@ class _Threads:
 _threads = _Threads()
 
 
-async def in_thread(fn: Callable[..., T], *args: Any) -> T:
+async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio.Handle] | None = None) -> T:
     """Run a blocking function in a daemon thread, with this task's context variables.
 
-    Cancelling stops the waiting, not the thread.
+    Cancelling stops the waiting, not the thread: `left` is called then, and what it gives is cancelled when the
+    thread has ended.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
+    behind: asyncio.Handle | None = None
     context = contextvars.copy_context()
     context.run(_home.set, loop)
 
     def settle(result: Any, error: BaseException | None) -> None:
         if future.done():
-            return
-        if error is not None:
+            if behind is not None:
+                behind.cancel()
+        elif error is not None:
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -236,4 +239,9 @@ async def in_thread(fn: Callable[..., T], *args: Any) -> T:
 
     around = AROUND.get()
     _threads.run(job if around is None else around(job))
-    return await future
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if left is not None and future.cancelled():
+            behind = left()
+        raise

@@ -295,6 +295,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = functools.partial(deadline.let_go, grace=0.05)
     monkeypatch.setattr(drive, "let_go", quick)
     monkeypatch.setattr(deadline, "let_go", quick)
+    monkeypatch.setattr(deadline, "GRACE", 0.05)
 
 
 class Stubborn:
@@ -335,6 +336,37 @@ async def test_a_step_that_does_not_stop_is_abandoned_and_named(
         assert "step 'mule' did not stop within 0.05 s of being cancelled: abandoned" in caplog.text
         stubborn.gate.set()
         await until(lambda: stubborn.ended)
+        await consistent(runner, "x")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("how", ["cancel", "time limit"])
+async def test_a_thread_that_goes_on_after_its_step_is_named(
+    kind: str, how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with store(kind, tmp_path) as here:
+        begun, gate = threading.Event(), threading.Event()
+
+        def digs() -> None:
+            begun.set()
+            gate.wait()
+
+        async def code(ctx: Any) -> Any:
+            await ctx.step("mole", digs, timeout=0.02 if how == "time limit" else None)
+
+        here.agent("a", code)
+        runner = here.runner()
+        try:
+            with caplog.at_level(logging.WARNING, "agent_runtime_core"):
+                running = asyncio.ensure_future(runner.execute("a", "x"))
+                await until(begun.is_set)
+                if how == "cancel":
+                    assert await runner.cancel("x")
+                assert (await running).status == ("cancelled" if how == "cancel" else "failed")
+                await until(lambda: "runs on" in caplog.text)
+        finally:
+            gate.set()
+        assert "step 'mole' did not stop within 0.05 s of being cancelled: it runs on in its thread" in caplog.text
         await consistent(runner, "x")
 
 

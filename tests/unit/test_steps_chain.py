@@ -29,7 +29,7 @@ from agent_runtime_core.runner import open_run, open_run_sync
 from agent_runtime_core.steps import Backoff, Happened, State, Step, StepExecutor, register_type
 from agent_runtime_core.testing import MockRunContext
 from tests.bars import times_another
-from tests.unit.rig import Rig
+from tests.unit.rig import Rig, soon
 
 
 class Colour(enum.Enum):
@@ -758,6 +758,22 @@ async def test_a_step_that_will_not_stop_is_abandoned_and_named(
     assert "'mule' did not stop within 0.01 s" in caplog.text
     release.set()
     await asyncio.sleep(0)
+
+
+async def test_a_thread_that_goes_on_is_named_without_a_journal_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent_runtime_core.tools.deadline.GRACE", 0.01)
+    gate = threading.Event()
+
+    def digs(ctx: Any, state: Any) -> None:
+        gate.wait()
+
+    with pytest.raises(StepExecutionError, match="timed out"):
+        await StepExecutor(MockRunContext()).run([Step("mole", digs, timeout=0.01)])
+    await soon(lambda: bool(caplog.messages))
+    gate.set()
+    assert "digs() did not stop within 0.01 s of being cancelled: it runs on in its thread" in caplog.text
 
 
 async def test_backoff_takes_the_place_of_the_fixed_delay() -> None:

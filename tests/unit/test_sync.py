@@ -19,7 +19,7 @@ from agent_runtime_core import AgentRunner, RunnerConfig
 from agent_runtime_core.errors import PortalMisuse
 from agent_runtime_core.portal import call, from_thread, in_thread
 from agent_runtime_core.registry import Registry
-from tests.unit.rig import Script
+from tests.unit.rig import Script, soon
 
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
 
@@ -108,6 +108,30 @@ async def _interrupted() -> None:
     # Awaited beside, since a task that ends in KeyboardInterrupt ends its loop.
     future = in_thread(interrupts)
     await future
+
+
+async def test_a_thread_that_is_left_is_told_and_so_is_its_end() -> None:
+    handles: list[asyncio.Handle] = []
+    begun, gate = threading.Event(), threading.Event()
+
+    def works() -> None:
+        begun.set()
+        gate.wait()
+
+    def left() -> asyncio.Handle:
+        handles.append(asyncio.get_running_loop().call_later(60, handles.clear))
+        return handles[-1]
+
+    task = asyncio.create_task(in_thread(works, left=left))
+    await soon(begun.is_set)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [handle.cancelled() for handle in handles] == [False]
+    gate.set()
+    await soon(handles[0].cancelled)
+    await in_thread(str, left=left)
+    assert len(handles) == 1  # one that ended by itself was never left
 
 
 async def test_from_thread_reaches_the_loop_the_thread_works_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import Tool, ToolDefinition, ToolRegistry, UnknownTool
 from agent_runtime_core.tools.schema import context_parameter, place_context
+from tests.unit.rig import soon
 
 if TYPE_CHECKING:
     from agent_runtime_core import interfaces
@@ -390,6 +392,26 @@ async def test_plain_functions_run_in_a_thread_and_coroutines_on_the_loop() -> N
     assert await registry.execute("plain", {}) != here
     for name in ("coroutine", "object", "partial", "lambda"):
         assert await registry.execute(name, {}) == here
+
+
+async def test_a_thread_that_goes_on_after_its_call_was_cancelled_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agent_runtime_core.tools.deadline.GRACE", 0.01)
+    begun, gate = threading.Event(), threading.Event()
+
+    def digs() -> None:
+        begun.set()
+        gate.wait()
+
+    call = asyncio.ensure_future(_registry(digs).execute("digs", {}))
+    await soon(begun.is_set)
+    call.cancel()
+    await soon(lambda: bool(caplog.messages))
+    gate.set()
+    assert caplog.messages == [
+        "tool 'digs' did not stop within 0.01 s of being cancelled: it runs on in its thread and may still have effects"
+    ]
 
 
 async def test_an_unknown_name_is_a_key_error_that_names_what_is_near() -> None:

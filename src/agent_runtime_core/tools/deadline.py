@@ -11,11 +11,11 @@ from typing import Any, Final
 from .._refusals import is_number
 from ..errors import InvalidArgument, ToolTimeout, brief
 
-__all__ = ["GRACE", "ToolTimeout", "let_go", "limited", "seconds_or_none"]
+__all__ = ["GRACE", "ToolTimeout", "left_in_thread", "let_go", "limited", "seconds_or_none"]
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-GRACE: Final = 5.0  # seconds a cancelled task has to let go before it is abandoned
+GRACE: Final = 5.0  # seconds what is cancelled has to let go before it is abandoned
 
 _abandoned: set[asyncio.Task[Any]] = set()
 
@@ -54,6 +54,18 @@ async def let_go(task: asyncio.Task[Any], what: str, grace: float = GRACE) -> bo
     if not done:
         log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
     return bool(done)
+
+
+def left_in_thread(what: str) -> asyncio.Handle:
+    """Name in the log, after GRACE seconds, a thread that was cancelled; `cancel` it where that has ended by then."""
+    # Nobody waits for it: unlike a task, it would not hear that it is to stop.
+    return asyncio.get_running_loop().call_later(
+        GRACE,
+        log.warning,
+        "%s did not stop within %g s of being cancelled: it runs on in its thread and may still have effects",
+        what,
+        GRACE,
+    )
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -13,7 +13,7 @@ from ..event_types import EventType
 from ..portal import in_thread
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
-from .deadline import ToolTimeout, limited
+from .deadline import ToolTimeout, left_in_thread, limited
 from .schema import Binder
 from .tool import Tool
 
@@ -106,7 +106,7 @@ class ToolRegistry:
             raise BadArguments(str(error), name) from error
         is_async = binder.is_async
         running: Awaitable[Any] = (
-            tool.handler(**given) if is_async else _in_thread(functools.partial(tool.handler, **given))
+            tool.handler(**given) if is_async else _in_thread(name, functools.partial(tool.handler, **given))
         )
         if tool.timeout is None:
             return running
@@ -146,8 +146,8 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
     return UnknownTool(f"no tool {said!r}: {hint}")
 
 
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    result = await in_thread(_not_leaving, call)
+async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
+    result = await in_thread(_not_leaving, call, left=lambda: left_in_thread(f"tool {name!r}"))
     return await result if inspect.isawaitable(result) else result
 
 
