@@ -20,11 +20,11 @@ from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.target import agents_of
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import InvalidArgument, UnknownRun
-from agent_runtime_core.interfaces import ErrorInfo
+from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.journal.record import ENDED, Record
 from agent_runtime_core.queue.row import Settle
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
 
 from .rig import Script
 
@@ -153,10 +153,10 @@ def url(tmp_path: Path) -> str:
     return str(path)
 
 
-def on(path: str | Path, act: Callable[[AgentRunner], Awaitable[Any]]) -> Any:
+def on(path: str | Path, act: Callable[..., Awaitable[Any]], **options: Any) -> Any:
     async def acted() -> Any:
-        async with AgentRunner.open(path, registry=Registry()) as runner:
-            return await act(runner)
+        async with AgentRunner.open(path, config=RunnerConfig(park_after=0), registry=Registry()) as runner:
+            return await act(runner, **options)
 
     return asyncio.run(acted())
 
@@ -293,11 +293,145 @@ def test_show_tells_of_steps_that_have_no_end(run: Run, url: str) -> None:
     assert [each["state"] for each in json.loads(out)["steps"]] == ["copied"]
 
 
+def test_show_tells_what_an_ended_run_used(run: Run, url: str) -> None:
+    async def paid(ctx: Any) -> RunResult:
+        return RunResult(final_output={"a": 1}, usage={"total_tokens": 12, "cost_usd": 0.25})
+
+    async def fill(runner: AgentRunner) -> None:
+        await runner.execute(Script(paid, "paid"), "paid")
+
+    on(url, fill)
+    assert json.loads(run("show", "paid", "--json", "--url", url)[1])["usage"] == {"total_tokens": 12, "cost_usd": 0.25}
+    assert 'usage             {"total_tokens": 12, "cost_usd": 0.25}\n' in run("show", "paid", "--url", url)[1]
+    for name in ("good", "queued"):
+        assert "usage" not in run("show", name, "--url", url)[1]
+
+
 def test_cancel(run: Run, url: str) -> None:
     assert run("cancel", "queued", "--url", url)[:2] == (0, "run queued is cancelled\n")
     assert run("cancel", "queued", "--url", url) == (1, "", "agent-runtime: run queued is over: it is cancelled\n")
     assert run("cancel", "nix", "--url", url) == (1, "", "agent-runtime: no run nix is stored here\n")
     assert json.loads(run("cancel", "good", "--url", url, "--json")[1])["recorded"] is False
+
+
+# -- acting on runs
+
+
+@pytest.fixture
+def parked(tmp_path: Path) -> str:
+    """A store with a run called asks that waits for an approval, and then for a signal."""
+    path = tmp_path / "parked.db"
+    on(path, _go_on_with_asks, submit=True)
+    return str(path)
+
+
+async def _asks(ctx: Any) -> Any:
+    answer = await ctx.approve("plan", schema={"type": "object", "required": ["ok"]})
+    return [answer, await ctx.wait_for_signal("go")]
+
+
+async def _go_on_with_asks(runner: AgentRunner, *, submit: bool = False) -> str:
+    runner.registry.register(Script(_asks, "asks"))
+    if submit:
+        await runner.submit("asks", run_id="asks")
+    assert await runner.run_once()
+    info = await runner.get_run("asks")
+    return f"{info.status.value} {info.reason}".strip()
+
+
+def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
+    code, out, err = run("approve", "asks", "plan", "--url", parked)
+    assert (code, out) == (2, "")
+    assert "the answer to 'plan' does not fit" in err
+    assert run("approve", "asks", "plan", '{"ok": 1}', "--url", parked) == (
+        0, "the answer to 'plan' is stored for run asks\n", "",
+    )  # fmt: skip
+    assert on(parked, _go_on_with_asks) == "waiting signal go"
+    code, out, _ = run("signal", "asks", "go", "[1, null]", "--json", "--url", parked)
+    assert (code, {**json.loads(out), "id": ""}) == (0, {"id": "", "name": "go", "stored": True, "status": "pending"})
+    assert on(parked, _go_on_with_asks) == "succeeded"
+    result = on(parked, lambda runner: runner.wait("asks"))
+    assert result.final_output == {"value": [{"ok": 1}, [1, None]]}
+
+    for verb in ("signal", "approve"):
+        over = (1, "", "agent-runtime: run asks is over: it is succeeded\n")
+        assert run(verb, "asks", "go", "--url", parked) == over
+        assert run(verb, "nix", "go", "--url", parked)[::2] == (1, "agent-runtime: no run nix is stored here\n")
+
+
+def test_what_is_not_said_is_true_for_an_approval_and_null_for_a_signal(run: Run, url: str) -> None:
+    async def asks(ctx: Any) -> Any:
+        return [await ctx.wait_for_signal("go"), await ctx.approve("plan")]
+
+    on(url, lambda runner: runner.submit("plain", run_id="plain"))
+    assert run("signal", "plain", "go", "--url", url)[0] == 0
+    assert run("approve", "plain", "plan", "--url", url)[0] == 0
+
+    async def finish(runner: AgentRunner) -> Any:
+        runner.registry.register(Script(asks, "plain"))
+        assert await runner.run_once()
+        return (await runner.wait("plain")).final_output
+
+    assert on(url, finish) == {"value": [None, True]}
+
+
+@pytest.mark.parametrize("text", ["yes", "{'ok': 1}", "NaN", "[" * 100_000])
+@pytest.mark.parametrize("verb", ["signal", "approve"])
+def test_what_is_no_json_is_refused(verb: str, text: str, run: Run, url: str) -> None:
+    code, out, err = run(verb, "queued", "go", text, "--url", url)
+    assert (code, out) == (2, "")
+    assert "is no JSON (" in err
+    assert err.endswith(f"a text goes into quotes of its own, as in '\"yes\"' (see agent-runtime {verb} --help)\n")
+    assert len(err) < 400
+
+
+def test_a_run_that_ended_is_resumed(run: Run, url: str) -> None:
+    assert run("resume", "bad", "--url", url) == (0, "run bad is pending, in generation 2\n", "")
+    code, out, err = run("resume", "good", "--json", "--url", url)
+    assert (code, json.loads(out)["resumed"]) == (1, False)
+    assert err.startswith("agent-runtime: run good is succeeded: only one that failed")
+    assert run("resume", "nix", "--url", url)[0] == 1
+    assert statuses(url)["bad"] == "pending"
+
+
+def test_a_run_is_forked(run: Run, url: str) -> None:
+    code, out, _ = run("fork", "good", "--after", "fetch", "--new-run-id", "copy", "--url", url)
+    assert (code, out.partition(" begins ")[2]) == (0, "after step 'fetch' of run good\n")
+    _, told, _ = run("show", "copy", "--url", url, "--json")
+    assert [(each["state"], each["name"]) for each in json.loads(told)["steps"]] == [("copied", "fetch")]
+    assert out.split()[1] == json.loads(told)["id"]
+
+    steps = json.loads(run("show", "good", "--url", url, "--json")[1])["steps"]
+    code, out, _ = run("fork", "good", "--after", steps[1]["step_id"], "--json", "--url", url)
+    assert (code, json.loads(out)["after"]) == (0, steps[1]["step_id"])
+    assert run("fork", "good", "--url", url)[1].endswith("begins where run good stands\n")
+
+    code, _, err = run("fork", "good", "--after", "fetsch", "--url", url)
+    assert (code, "did you mean 'fetch'?" in err) == (2, True)
+    assert run("fork", "nix", "--url", url)[0] == 1
+
+
+def test_old_runs_are_deleted(run: Run, url: str) -> None:
+    assert run("vacuum", "--retention", "failed=3600", "--url", url) == (0, "0 runs deleted\n", "")
+    assert run("vacuum", "--retention", "failed=0", "--url", url) == (0, "1 run deleted\n", "")
+    code, out, _ = run("vacuum", "--retention", "dead=0", "--retention", "succeeded=1e9", "--json", "--url", url)
+    assert (code, json.loads(out)) == (0, {"deleted": 2})
+    assert statuses(url) == {"good": "succeeded", "queued": "pending"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "the following arguments are required: --retention"),
+        (["--retention", "failed"], "'failed' is no STATUS=SECONDS"),
+        (["--retention", "failed=soon"], "'failed=soon' is no STATUS=SECONDS"),
+        (["--retention", "running=1"], "retention is per final status"),
+    ],
+)
+def test_a_retention_that_is_none_is_refused(options: list[str], told: str, run: Run, url: str) -> None:
+    code, out, err = run("vacuum", *options, "--url", url)
+    assert (code, out) == (2, "")
+    assert told in err
 
 
 # -- dead letters
@@ -385,7 +519,20 @@ def test_what_is_configured_one_by_one_serves_too(run: Run, url: str) -> None:
     assert len(json.loads(run("runs", "--json")[1])) == 5
 
 
-@pytest.mark.parametrize("command", [["runs"], ["dead", "list"], ["show", "x"], ["cancel", "x"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["runs"],
+        ["dead", "list"],
+        ["show", "x"],
+        ["cancel", "x"],
+        ["signal", "x", "go"],
+        ["approve", "x", "plan"],
+        ["resume", "x"],
+        ["fork", "x"],
+        ["vacuum", "--retention", "dead=1"],
+    ],
+)
 @pytest.mark.parametrize("options", [[], ["--url", "memory://"]])
 def test_nothing_is_looked_for_in_memory(command: list[str], options: list[str], run: Run) -> None:
     code, out, err = run(*command, *options)

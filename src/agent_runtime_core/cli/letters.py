@@ -16,7 +16,7 @@ _COLUMNS = ("id", "key", "agent", "attempt", "ended", "reason", "error")
 
 async def listed(args: Namespace) -> int:
     async with looked_at(args) as runner:
-        found = [await about(runner, row, error=True) async for row in rows_of(runner, args.status)]
+        found = [await about(runner, row, end=True) async for row in rows_of(runner, args.status)]
     if args.json:
         tell(found)
     else:

@@ -1,4 +1,4 @@
-"""`agent-runtime runs`, `show` and `cancel`: where runs stand, and having one stopped."""
+"""`agent-runtime runs` and `show`: where runs stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..events.base import payload_of
 from ..journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
 from ..queue.row import RunRow
 from .place import about, looked_at, row_of, rows_of
-from .text import field, say, table, tell, warn, when
+from .text import field, say, table, tell, when
 
 _RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
 _STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
@@ -37,7 +37,7 @@ async def runs(args: Namespace) -> int:
 async def show(args: Namespace) -> int:
     async with looked_at(args) as runner:
         row = await row_of(runner, args.id)
-        told = await about(runner, row, error=True)
+        told = await about(runner, row, end=True)
         told["input"], told["metadata"] = json.loads(row.input), json.loads(row.metadata)
         told["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
         if args.events:
@@ -93,21 +93,3 @@ def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
 
 def _step(row: RunRow, name: str, key: str, state: str) -> dict[str, Any]:
     return {"state": state, "name": name, "key": key.partition(":")[2], "step_id": step_id(row.run_id, name, key)}
-
-
-async def cancel(args: Namespace) -> int:
-    async with looked_at(args) as runner:
-        row = await row_of(runner, args.id)
-        recorded = await runner.cancel(row.run_id)
-        status = (await row_of(runner, args.id)).status
-    if args.json:
-        tell({"id": row.run_id, "recorded": bool(recorded), "status": status})
-    elif recorded:
-        say(
-            f"run {args.id} is cancelled"
-            if status == "cancelled"
-            else f"run {args.id} is asked to stop; it is {status}"
-        )
-    if not recorded:
-        warn(f"run {args.id} is over: it is {status}")
-    return 0 if recorded else 1

@@ -14,12 +14,14 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
+from .._json import strictly
 from ..config import redacted
-from ..errors import AgentRuntimeError, UnknownRun
+from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
+from .acting import approve, cancel, fork, resume, signal, vacuum
 from .carrying import carried
 from .letters import discarded, listed, requeued
-from .looking import cancel, runs, show
+from .looking import runs, show
 from .text import warn
 from .worker import work
 
@@ -44,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     _worker(commands, common)
     _dead(commands, told)
     _looking(commands, told)
+    _acting(commands, told)
     _carrying(commands)
     return top
 
@@ -82,13 +85,36 @@ def _looking(commands: Any, told: argparse.ArgumentParser) -> None:
     listing.add_argument("--agent", metavar="KEY")
     listing.add_argument("--limit", type=_whole, default=50, metavar="N", help="only the last N (50)")
     listing.set_defaults(command=runs)
-    one = commands.add_parser("show", parents=[told], help="where a run stands: its steps and its error")
+    one = commands.add_parser("show", parents=[told], help="where a run stands: its steps, its error, what it used")
     one.add_argument("id", metavar="ID")
     one.add_argument("--events", action="store_true", help="its events too")
     one.set_defaults(command=show)
-    stop = commands.add_parser("cancel", parents=[told], help="ask for a run and its children to be cancelled")
-    stop.add_argument("id", metavar="ID")
+
+
+def _acting(commands: Any, told: argparse.ArgumentParser) -> None:
+    one = argparse.ArgumentParser(add_help=False, parents=[told])
+    one.add_argument("id", metavar="ID")
+    stop = commands.add_parser("cancel", parents=[one], help="ask for a run and its children to be cancelled")
     stop.set_defaults(command=cancel)
+    for verb, command, default, what in (
+        ("signal", signal, None, "give a run a signal, with null or another payload"),
+        ("approve", approve, True, "answer what a run asks to be approved, with true or another answer"),
+    ):
+        each = commands.add_parser(verb, parents=[one], help=what)
+        each.add_argument("name", metavar="NAME")
+        each.add_argument("payload", nargs="?", type=_json, default=default, metavar="JSON")
+        each.set_defaults(command=command)
+    again = commands.add_parser("resume", parents=[one], help="have workers go on with a run that failed, timed out, "
+                                "was cancelled or is dead; completed steps are kept")  # fmt: skip
+    again.set_defaults(command=resume)
+    other = commands.add_parser("fork", parents=[one], help="make a new run that begins where this one stood")
+    other.add_argument("--after", metavar="STEP", help="the name or the id of a step (all that is recorded)")
+    other.add_argument("--new-run-id", metavar="ID", help="of the new run (a fresh one)")
+    other.set_defaults(command=fork)
+    old = commands.add_parser("vacuum", parents=[told], help="delete ended runs that are older than is said")
+    old.add_argument("--retention", type=_retention, action="append", required=True, metavar="STATUS=SECONDS",
+                     help="how long runs of that status are kept, others for ever; repeatable")  # fmt: skip
+    old.set_defaults(command=vacuum)
 
 
 def _carrying(commands: Any) -> None:
@@ -116,6 +142,21 @@ def _moment(text: str) -> float:
     if not (seconds := _seconds(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return seconds
+
+
+def _json(text: str) -> Any:
+    try:
+        return strictly(text)
+    except (ValueError, RecursionError) as error:
+        why = f"{brief(text)} is no JSON ({error}): a text goes into quotes of its own, as in '\"yes\"'"
+        raise argparse.ArgumentTypeError(why) from None
+
+
+def _retention(text: str) -> tuple[str, float]:
+    status, _, kept = text.partition("=")
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        return status, _seconds(kept)
+    raise argparse.ArgumentTypeError(f"{brief(text)} is no STATUS=SECONDS, as in succeeded=86400")
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:

@@ -80,8 +80,9 @@ async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | N
         after = rows[-1].n
 
 
-async def about(runner: AgentRunner, row: RunRow, *, error: bool = False) -> dict[str, Any]:
-    """A run as commands tell it; texts of its own stay as they are stored, for their types may be unknown here."""
+async def about(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
+    """A run as commands tell it, with `end` how it ended too; texts of its own stay as they are stored, for their types
+    may be unknown here."""
     told: dict[str, Any] = {
         "id": row.run_id, "key": row.run_key, "agent": row.agent, "status": row.status, "attempt": row.attempt,
         "generation": row.generation, "reason": row.reason or None, "created": when(row.created_at),
@@ -89,17 +90,25 @@ async def about(runner: AgentRunner, row: RunRow, *, error: bool = False) -> dic
         "worker": row.worker or None, "parent": row.parent_id, "cancel_requested": row.cancel_at is not None,
         "concurrency_key": row.lane, "held": row.held > 0,
     }  # fmt: skip
-    if error:
-        told["error"] = await error_of(runner, row)
+    if end:
+        result = await _result_of(runner, row)
+        told["error"] = _last_error(row) if result is None else result.get("error")
+        told["usage"] = None if result is None else result.get("usage") or None
     return told
 
 
-async def error_of(runner: AgentRunner, row: RunRow) -> dict[str, Any] | None:
-    """The error that the run ended with, or that its last attempt failed with: {"type", "message", ...}."""
-    if row.status not in LIVE:
-        ended = await runner.state_store.ending(row.run_id)
-        if ended is not None and ended.attempt == row.generation and ended.result is not None:
-            found: dict[str, Any] | None = json.loads(ended.result).get("error")
-            return found
+async def _result_of(runner: AgentRunner, row: RunRow) -> dict[str, Any] | None:
+    """What is recorded of the end of the run."""
+    if row.status in LIVE:
+        return None
+    ended = await runner.state_store.ending(row.run_id)
+    if ended is None or ended.attempt != row.generation or ended.result is None:
+        return None
+    found: dict[str, Any] = json.loads(ended.result)
+    return found
+
+
+def _last_error(row: RunRow) -> dict[str, Any] | None:
+    """The error that the last attempt failed with: {"type", "message", ...}."""
     told = json.loads(row.error) if row.error else None
     return told if told is None or isinstance(told, dict) else {"type": "Error", "message": str(told)}
