@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable
 
 from ..errors import IllegalTransition
+from ..queue.row import LIVE
 from ..runner.core import AgentRunner
 from .place import looked_at, row_of
 from .text import say, tell, warn
@@ -46,7 +47,8 @@ async def _posted(args: Namespace, what: str, post: Callable[[AgentRunner], Awai
     elif stored:
         say(f"{what} {args.name!r} is stored for run {args.id}")
     if not stored:
-        warn(f"run {args.id} is over: it is {row.status}")
+        over = row.status not in LIVE
+        warn(f"run {args.id} is over: it is {row.status}" if over else f"{args.name!r} was answered before")
     return 0 if stored else 1
 
 
