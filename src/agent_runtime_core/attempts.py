@@ -18,7 +18,7 @@ from ._forms import codec_for
 from ._hints import returns_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode
 from ._refusals import is_number
-from .book import BESIDE, FRAME, Book, Frame
+from .book import ALONE, BESIDE, FRAME, OWN, Book, Frame
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -197,7 +197,7 @@ class Work:
 
     __slots__ = (
         "bare", "begun", "call", "decode", "description", "digest", "encode", "info", "key", "lazy", "name", "noted",
-        "policy", "pos", "quiet", "settled", "started", "total",
+        "policy", "pos", "quiet", "settled", "started", "state", "total",
     )  # fmt: skip
 
     def __init__(
@@ -225,6 +225,7 @@ class Work:
         self.bare: bool = bare  # its last error is raised as it is
         #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
         self.lazy: bool = lazy
+        self.state: str | None = None  # what the list begins with whose first step it is, where that has to be told
         #: Makes the result of what somebody says of it when it is in doubt.
         self.settled: Callable[[Any], Any] | None = settled
 
@@ -386,7 +387,7 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
         about["beside"] = True
     record = book.started(
         work.name, work.key, attempt=attempt, pos=work.pos, total=work.total, tries=work.policy.retries + 1,
-        info=about, digest=work.digest, quiet=work.quiet,
+        info=about, digest=work.digest, quiet=work.quiet, state=work.state,
     )  # fmt: skip
     if work.policy.on_in_doubt == "retry":
         work.noted = record
@@ -405,8 +406,12 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     postponed = error.after if isinstance(error, Postponed) else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
-    elif book.running == 1 and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
-        about["alone"] = True  # what is recorded after this shows that the caller went on without the step
+    elif work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
+        frame = FRAME.get()
+        if not book.is_apart() and (frame is None or frame.outer is None):
+            about[OWN] = True
+        elif book.running == 1:
+            about[ALONE] = True
     record: Record = book.unfinished(
         FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
         total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,

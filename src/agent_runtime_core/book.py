@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, cast
 from ._ids import step_id
 from ._json import digest, encode
 from .errors import JournalMismatch, StepExecutionError
-from .journal.record import DONE, STARTED, Record, count_events, is_copied, with_start
+from .journal.record import ATTEMPT, DONE, ENDED, RESUMED, STARTED, Record, count_events, is_copied, with_start
 from .ledger import Ledger
 
 Identity = tuple[str, str]  # (name, key)
@@ -64,6 +64,10 @@ class Frame:
 
 BESIDE: Final = '{"beside":true}'  # the `info` of a step that runs beside other code of its run
 
+#: What the record of a failure says of its step, and so of whom what comes after it tells that it went on.
+OWN: Final = "own"  # it was of the run's own task
+ALONE: Final = "alone"  # no other was in flight
+
 APART: Final = "~"  # before the number of a step list that ran in a task of its own
 
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
@@ -77,6 +81,10 @@ def _next_use(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
 
 def _nobody() -> Any:
     return None
+
+
+def _says(record: Record, word: str) -> bool:
+    return record.info is not None and f'"{word}":' in record.info
 
 
 def _is_beside(record: Record) -> bool:
@@ -99,7 +107,8 @@ class Book:
         self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
         self.reserved: dict[Identity, dict[str, Any]] = {}  # what was held back for a step that was begun
         self.resets: dict[str, int] = {}
-        self.states: dict[str, str] = {}  # the state of step lists as last committed: see `state_of`
+        self.states: dict[str, tuple[int, str]] = {}  # by key: the state that lists of it have come to, and where
+        self._own_states: dict[tuple[str, str | None], tuple[int, str]] = {}  # that of each list as last committed
         self.lists: dict[str, dict[tuple[str, ...], int]] = {}  # numbers of the step lists it has run, by scope
         self.beside: dict[tuple[str, ...], str] = {}  # and of those in tasks of their own, by key and names
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
@@ -115,6 +124,7 @@ class Book:
         #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
         #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
+        self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
         self._alone: dict[Identity, asyncio.Event] = {}  # what goes on and is not recorded yet: see `only`
         self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
@@ -123,7 +133,7 @@ class Book:
         self._next = 0
         self._came = self._last = -1  # positions of the last record this claim has come to, and of the last there is
         self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
-        self._failure: Record | None = None
+        self._failures: list[Record] = []  # of which what follows tells whether their callers went on
         self._ended_tries: set[Identity] = set()
         self._read(records)
         self.pos: int = 0
@@ -138,8 +148,8 @@ class Book:
         carriers: list[Record] = []
         self.length = len(records)
         for record, (kind, name, key, state, pos, carried, number) in zip(records, map(_READ, records), strict=True):
-            if self._failure is not None:
-                self._went_on(self._failure, record)
+            if self._failures:
+                self._went_on(record)
             if kind != "done":
                 self._read_other(record)
                 continue
@@ -148,7 +158,7 @@ class Book:
             if begun:
                 begun.pop(identity, None)
             if state is not None:
-                self.keep_state(key, number, state)
+                self._own_states[key, number] = record.seq, state
             if key.startswith("s:") and not _is_beside(record):
                 ordered[identity] = record  # the last one: what nobody heard of may land behind another try
             # In a chain, the start is that of the step at the next place: no need to read it.
@@ -165,11 +175,16 @@ class Book:
             carriers.append(carrier)
         self._find_carried(carriers)
 
-    def _went_on(self, failure: Record, after: Record) -> None:
-        """What comes after a failure shows that its caller went on, unless that is a task beside it."""
-        self._failure = None
+    def _went_on(self, after: Record) -> None:
+        """A step of the run's own task shows that this went on after its own failures; of one in another task, only
+        that which comes right after it does."""
         if after.kind in ("started", "done") and not _is_beside(after):
-            self.given_up[failure.name, failure.key] = failure
+            self.given_up |= {(failure.name, failure.key): failure for failure in self._failures}
+            self._failures = []
+        elif after.kind in (ATTEMPT, RESUMED, ENDED):
+            self._failures = []
+        else:
+            self._failures = [failure for failure in self._failures if _says(failure, OWN)]
 
     def _read_other(self, record: Record) -> None:
         identity = (record.name, record.key)
@@ -184,10 +199,14 @@ class Book:
                     self.until[identity] = json.loads(record.info).get("until")
                 if record.info is not None and '"reserve"' in record.info:
                     self.reserved[identity] = json.loads(record.info).get("reserve") or {}
+                if record.state is not None:
+                    self._own_states[record.key, record.digest] = record.seq, record.state
+                if record.digest is not None and record.digest.startswith(APART):
+                    self._begun_apart[identity] = record.digest
             case "retrying" | "failed":
                 self.begun.pop(identity, None)
-                if record.kind == "failed" and record.info is not None and '"alone"' in record.info:
-                    self._failure = record
+                if record.kind == "failed" and (_says(record, ALONE) or _says(record, OWN)):
+                    self._failures.append(record)
                     if is_copied(record):  # only where the code had gone on without the step
                         self.given_up[identity] = record
                 self._ended_tries.add(identity)
@@ -323,26 +342,32 @@ class Book:
         for record in records:
             self.done[record.name, record.key] = record
             if record.state is not None:
-                self.keep_state(record.key, record.digest, record.state)
+                self._own_states[record.key, record.digest] = record.seq, record.state
 
-    def keep_state(self, key: str, number: str | None, state: str) -> None:
-        """Know the state that the step list of that number has come to."""
-        self.states[key] = state
-        if number is not None and number.startswith(APART):
-            self.states[f"{key}{number}"] = state
+    def keep_state(self, key: str, number: str, record: Record, state: str) -> None:
+        """Know the state that the step list of that number has come to with this record."""
+        self._own_states[key, number] = self.states[key] = record.seq, state
 
     def state_of(self, key: str, number: str) -> str | None:
-        """The state that the step list of that number goes on with: its own where others run beside it, else that of
-        the list before."""
-        own = self.states.get(f"{key}{number}") if number.startswith(APART) else None
-        return own or self.states.get(key)
+        """The state that the step list of that number has come to; None for one that has told none yet."""
+        own = self._own_states.get((key, number))
+        if own is None:
+            return None
+        if key not in self.states or self.states[key][0] < own[0]:
+            self.states[key] = own
+        return own[1]
+
+    def state_before(self, key: str) -> str | None:
+        """The state that lists of that key have come to last, as far as this claim has."""
+        return self.states[key][1] if key in self.states else None
 
     def unmatched(self, key: str) -> tuple[dict[str, str], set[str]]:
         """Of the lists under that key that ran in tasks of their own in earlier claims: the number of each by the names
-        of its recorded steps, and the numbers of those that this claim has not come to yet."""
+        of its steps, and the numbers of those that this claim has not come to yet."""
         found = self._unmatched.get(key)
         if found is None:
-            numbers = {
+            numbers = {name: number for (name, of), number in self._begun_apart.items() if of == key}
+            numbers |= {
                 name: record.digest
                 for (name, of), record in self.done.items()
                 if of == key and record.digest is not None and record.digest.startswith(APART)
@@ -425,14 +450,14 @@ class Book:
 
     def started(
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
-        info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False,
+        info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
     ) -> Record:  # fmt: skip
         ledger, nev = self.ledger, 0 if quiet else count_events(STARTED, total=total)
         # As a NamedTuple itself makes one, only faster.
         record: Record = tuple.__new__(
             Record,
             (
-                ledger.next_seq(), STARTED, name, key, attempt, ledger.claim_id, self.wall(), None, None, None, pos,
+                ledger.next_seq(), STARTED, name, key, attempt, ledger.claim_id, self.wall(), None, None, state, pos,
                 total, tries, 0, encode(info) if info else None, None, digest, -1, nev,
             ),
         )  # fmt: skip

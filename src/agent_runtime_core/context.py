@@ -13,7 +13,7 @@ from ._clock import Clock, aware
 from ._ids import known_uuid, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
-from .book import BESIDE, FRAME, Book, Frame
+from .book import ALONE, BESIDE, FRAME, OWN, Book, Frame
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -370,7 +370,11 @@ class Context:
 
     async def _transaction_failed(self, name: str, place: str, pos: int, message: str, kind: str) -> None:
         """Record it, so that code that goes on without it takes the same way again."""
-        about = {"error": message, "type": kind, **({"alone": True} if self.book.running == 0 else {})}
+        about: dict[str, Any] = {"error": message, "type": kind}
+        if self._frame is None and not self.book.is_apart():
+            about[OWN] = True
+        elif self.book.running == 0:
+            about[ALONE] = True
         record = self.book.unfinished(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
         await self._ledger.append(record)
 

@@ -24,6 +24,7 @@ from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
 from .queue.row import LIVE, Mail, Moved, RunRow, Settle
 from .schema import misfit
+from .status import RunStatus
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
 
@@ -269,7 +270,10 @@ class Waits:
         ledger, child = self._ledger, row.run_id
         while True:
             await self._look()
-            if self._find("child", child) is not None:
+            mail = self._find("child", child)
+            if mail is not None and self._came_before(mail):
+                self._used.add(mail.seq)
+            elif mail is not None:
                 return None  # it has told, and may be deleted since
             there: RunRow = (await ledger.write(queue=[Op("queue.insert", (row,))]))[2][0]
             await self._look()
@@ -285,6 +289,14 @@ class Waits:
                 else:
                     await ledger.write(queue=[Op("queue.reopen", (child, (there.status,), self._clock.wall()))])
                 return None
+
+    def _came_before(self, mail: Mail) -> bool:
+        """Whether a child that did not succeed ended before an earlier generation of this run did, which did not use
+        it: it goes on with this one."""
+        ended = self._book.ended
+        if ended is None or mail.t > ended.t:
+            return False
+        return result_of(cast("dict[str, Any]", decode(mail.payload))).status is not RunStatus.SUCCEEDED
 
     async def _adopt(self, row: RunRow) -> None:
         """Leave to workers a child that was called in place, unless it still runs there."""

@@ -51,10 +51,12 @@ def test_steps_are_done_in_doubt_or_over() -> None:
 
 
 def test_a_record_may_carry_the_next_steps_start() -> None:
-    carried = done("a", "x::0", next='{"name":"b","key":"x::0","pos":1,"tries":1}', state='{"n":1}')
+    carried = done("a", "x::0", next='{"name":"b","key":"x::0","pos":1,"tries":1}', state='{"n":1}', digest="0")
     known = book(carried)
     assert known.begun == {("b", "x::0"): carried.seq}
-    assert known.states == {"x::0": '{"n":1}'}
+    assert known.state_before("x::0") is None, "it has not come to it"
+    assert known.state_of("x::0", "0") == '{"n":1}'
+    assert known.state_before("x::0") == '{"n":1}'
 
 
 def test_the_rest_of_a_journal_is_read_too() -> None:
@@ -132,8 +134,15 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
     on.renames = {"new": "a"}
     with pytest.raises(StepExecutionError):
         on.fail_again("new", "s:0")
+    own, aside = failed._replace(info='{"error":"no","type":"E","own":true}'), '{"beside":true}'
+    later = [Record(0, "started", "c", "s:0", info=aside), done("c", info=aside), Record(0, "started", "b", "s:0")]
+    with pytest.raises(StepExecutionError, match="no"):
+        book(own, *later).fail_again("a", "s:0")
     for records in (
         [failed],
+        [failed, *later],
+        [own, *later[:2]],
+        [own, later[0], Record(0, "attempt", "agent"), *later],
         [failed, Record(0, "ended", "failed"), Record(0, "started", "b", "s:0")],
         [failed, Record(0, "attempt", "agent"), Record(0, "started", "b", "s:0")],
         [failed._replace(info='{"error":"no"}'), Record(0, "started", "b", "s:0")],

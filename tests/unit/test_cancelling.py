@@ -163,3 +163,29 @@ async def test_a_run_that_crashed_once_still_says_what_it_waited_for() -> None:
         await rig.runner.signal("r", "go")
         assert await rig.runner.run_once()
         assert [told["reason"] for _, told in await rig.told("run.resumed")] == ["signal go"]
+
+
+async def test_a_child_that_was_cancelled_first_goes_on_with_its_parent(place: Path | None) -> None:
+    lives: list[int] = []
+
+    async def child(ctx: Any) -> int:
+        lives.append(len(lives))
+        return 7
+
+    async def body(ctx: Any) -> Any:
+        return (await ctx.call("child", {})).final_output["value"]
+
+    async with Rig(place, park_after=0) as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
+        [called] = await rig.runner.runs(status="pending")
+        assert await rig.runner.cancel(called.run_id), "it is the first to hear of it, and tells the run that waits"
+        assert await rig.runner.cancel("r")
+        await rig.runner.resume("r")
+        rig.register(child, "child")
+        while await rig.runner.run_once():
+            pass
+        result = await rig.runner.wait("r", 10)
+    assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"value": 7})
+    assert lives == [0]

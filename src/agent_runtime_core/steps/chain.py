@@ -82,12 +82,8 @@ class Chain(Listed):
                 )
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
-        self.state_text: str = self.book.state_of(self.key, self.number) or encode(
-            {**self.kept.custom_state, **(initial_state or {})}
-        )
+        self._begin_state(initial_state)
         self._new_state()
-        kept = self.kept
-        kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
 
     def _new_state(self) -> None:
         """The state as last committed, free of anything a step still holds on to."""
@@ -104,6 +100,7 @@ class Chain(Listed):
         work.policy, work.encode, work.decode = step.policy(), how.encode, how.decode
         work.pos, work.description = index, step.description
         work.begun = self.carried == name
+        work.state = self.state_text if self.untold else None
 
     def _performed(self, index: int, step: Step, result: Any) -> None:
         book = self.book
@@ -112,7 +109,7 @@ class Chain(Listed):
             book.done[self.work.name, self.key] = self.sealed
         if self.changed is not None:
             self.state_text = self.changed
-            book.keep_state(self.key, self.number, self.changed)
+            book.keep_state(self.key, self.number, self.sealed, self.changed)
             self._new_state()
         book.passed()
         self._completed(step)
@@ -133,6 +130,8 @@ class Chain(Listed):
             state_text = encode(dict(self.state))
             if state_text != self.state_text:
                 self.changed = state_text
+        if self.untold and self.changed is None:
+            self.changed = self.state_text
         after = self._after(work.pos + 1)
         self.sealed: Record = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
         if not self.step.checkpoint:

@@ -56,11 +56,8 @@ class Dag(Listed):
             )
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
-        kept = self.kept
-        values = {**kept.custom_state, **(initial_state or {})}
-        self.state_text: str = self.book.state_of(self.key, self.number) or encode(values)
-        kept.custom_state = cast("dict[str, Any]", decode(self.state_text))
-        kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
+        self._begin_state(initial_state)
+        self.kept.custom_state = cast("dict[str, Any]", decode(self.state_text))
 
     async def _one(self, place: int, begun: bool) -> Next:
         """Perform a step; the next one for this worker, and whether its start is recorded."""
@@ -78,13 +75,18 @@ class Dag(Listed):
             if first is not None and step.checkpoint:
                 after = self._start_of(first)
             following = (first, after is not None)
-            return self._sealed(step, book.finished(work, text, attempt, ms, next=after))
+            record = book.finished(work, text, attempt, ms, state=work.state, next=after)
+            if work.state is not None:
+                book.keep_state(self.key, self.number, record, work.state)
+            return self._sealed(step, record)
 
         work = Work(
             book.former(step.name, self.key), self.key, lambda attempt: self._try(place), step.policy(),
             encode=how.encode, decode=how.decode, pos=place, total=self.total, description=step.description,
             digest=self.number, info=self.info, begun=begun, started=self.progress,
         )  # fmt: skip
+        if self.untold:
+            work.state, self.untold = self.state_text, False
         self.results[step.name] = await perform(book, work, seal)
         book.passed()
         self._completed(step)

@@ -53,6 +53,7 @@ class StepExecutor:
                 f"cancel_check_interval is a number of seconds above 0, not {brief(cancel_check_interval)}"
             )
         self.ctx = ctx
+        self.added: dict[str, Any] = {}  # to the state, since a step has succeeded
         self.checkpoint_key = checkpoint_key
         self.cancel_check_interval = cancel_check_interval
         self.max_concurrency = max_concurrency
@@ -65,6 +66,7 @@ class StepExecutor:
     def update_custom_state(self, values: Mapping[str, Any]) -> None:
         """Add to the state that steps see; kept with the next step that succeeds."""
         self._state.custom_state.update(values)
+        self.added.update(values)
 
     @property
     def _book(self) -> Book | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from .._json import decode, decode_all
+from .._json import decode, decode_all, encode
 from ..attempts import not_heard
 from ..book import APART, BESIDE, Book
 from ..journal.record import RESET, SKIPPED, Record
@@ -47,20 +47,20 @@ class Listed:
         self.steps: Sequence[Step] = steps
         self.total: int = len(steps)
         self.placed: bool = not within
-        self.number: str = "0"
-        if self.placed:
-            # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
-            names = tuple(map(name_of, steps))
-            if self.info is None:
-                numbers = book.lists.setdefault(scope, {})
-                self.number = str(numbers.setdefault(names, len(numbers)))
-            else:
-                self.number = book.beside.get((self.key, *names)) or self._apart(names)
+        # One that is run again in this claim, because it failed, is no other: on a resume it may not fail.
+        names = tuple(map(name_of, steps))
+        if self.placed and self.info is None:
+            numbers = book.lists.setdefault(scope, {})
+            self.number: str = str(numbers.setdefault(names, len(numbers)))
+        else:
+            self.number = book.beside.get((self.key, *names)) or self._apart(names)
 
     def _apart(self, names: Sequence[str]) -> str:
-        """The number of a list in a task of its own, whose turn may come sooner or later the next time: it is known by
-        the names of its steps. A recorded list that has some of them and others too was this one before it was
-        changed."""
+        """The number of a list in a task of its own or in a step, whose turn may come sooner or later the next time.
+
+        It is known by the names of its steps. A recorded list that has some of them and others too was this one before
+        it was changed.
+        """
         book = self.book
         recorded, left = book.unmatched(self.key)
         known = (recorded.get(name) or recorded.get(book.renames.get(name, "")) for name in names)
@@ -69,6 +69,20 @@ class Listed:
         left.discard(number)
         book.beside[self.key, *names] = number
         return number
+
+    def _begin_state(self, initial: Mapping[str, Any] | None) -> None:
+        """The state as this list last committed it; at first that of the one before it, with what was added since."""
+        book, executor, kept = self.book, self.executor, self.kept
+        before, own = book.state_before(self.key), book.state_of(self.key, self.number)
+        if own is None:
+            there = kept.custom_state if before is None else cast("dict[str, Any]", decode(before))
+            own = encode({**there, **executor.added, **(initial or {})})
+            #: Whether it begins with what only a record of its own can tell the next time.
+            self.untold: bool = own != (before or "{}") or self.info is not None or not self.placed
+        else:
+            executor.added, self.untold = {}, False
+        self.state_text: str = own
+        kept.completed_steps, kept.step_results, kept.current_step_index = [], self.results, 0
 
     def _recorded(self, step: Step) -> Record | None:
         book = self.book
@@ -111,6 +125,9 @@ class Listed:
                 raise
 
     def _completed(self, step: Step) -> None:
+        self.untold = False
+        if self.executor.added:
+            self.executor.added = {}
         completed = self.kept.completed_steps
         completed.append(step.name)
         self.kept.current_step_index = len(completed)

@@ -56,7 +56,16 @@ class Plain:
         state.custom_state = cast("dict[str, Any]", decode(_saved_text(state.custom_state)))
         return saved is not None
 
+    async def begin(self, steps: Sequence[Step], initial: Mapping[str, Any] | None, resume: bool) -> None:
+        """Take up the list, with what was added to the state since the one before; not where a step of it is kept."""
+        given = self.kept.custom_state
+        if not await self.load(resume, {step.name: step.callee().decode for step in steps}):
+            self.kept.custom_state = {**given, **(initial or {})}
+        elif {step.name for step in steps}.isdisjoint(self.kept.completed_steps):
+            self.kept.custom_state |= {**self.executor.added, **(initial or {})}
+
     def keep(self, name: str, result: Any, text: str) -> None:
+        self.executor.added = {}
         self.kept.step_results[name], self._texts[name] = result, text
         self.kept.completed_steps.append(name)
 
@@ -138,9 +147,7 @@ class PlainChain(Plain):
     """A list of steps."""
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
-        given = {**self.kept.custom_state, **(initial_state or {})}
-        if not await self.load(resume, {step.name: step.callee().decode for step in steps}):
-            self.kept.custom_state = given
+        await self.begin(steps, initial_state, resume)
         done = set(self.kept.completed_steps)
         for index, step in enumerate(steps):
             about = {"step_name": step.name, "step_index": index, "total_steps": len(steps)}
@@ -181,9 +188,7 @@ class PlainDag(Plain):
     """A list whose steps say what they depend on: side by side here too, one after the other in saving."""
 
     async def run(self, graph: Graph, initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
-        given = {**self.kept.custom_state, **(initial_state or {})}
-        if not await self.load(resume, {step.name: step.callee().decode for step in graph.steps}):
-            self.kept.custom_state = given
+        await self.begin(graph.steps, initial_state, resume)
         self.graph: Graph = graph
         self.steps: Sequence[Step] = graph.steps
         self.state_text: str = encode(dict(self.kept.custom_state))
