@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ._hints import hints_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode, encode_step_result
 from ._refusals import At, a_kind, inside, refused, short
-from ._tags import REGISTRY, Turn
+from ._tags import DICTS, REGISTRY, Turn
 from .errors import InvalidArgument, UnserialisableResult, brief
 
 _MISSING: Final = dataclasses.MISSING
@@ -199,7 +199,7 @@ def _turn_items(kind: Any, turns: list[Turn], rest: Turn, value: Any, at: At | N
 
 def _turn_keys(cls: Any, rest: Turn, value: Any, at: At | None, back: bool) -> Any:
     """A dict, value by value; with `cls`, a TypedDict, each by its own annotation."""
-    if type(value) is not dict:
+    if type(value) not in DICTS:
         return value
     named = _turns_of(cls) if cls else {}
     here, turned = inside(at, value), {}

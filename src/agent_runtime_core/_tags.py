@@ -6,9 +6,9 @@ import binascii
 import datetime as _dt
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -29,6 +29,16 @@ _BETWEEN: Final = re.compile("(?<=[\ud800-\udbff])(?=[\udc00-\udfff])")
 
 _INT_END: Final = 10**MAX_DIGITS
 _ABSENT: Final = object()
+_C = TypeVar("_C", bound=type)
+
+#: Types that are plain dicts to whoever stores them, and come back as such.
+DICTS: Final[set[type]] = {dict}
+
+
+def stored_as_dict(cls: _C) -> _C:
+    """Of a class of this library that is a dict with something added for those who hold it."""
+    DICTS.add(cls)
+    return cls
 
 
 # (value, where, back): the value with plain JSON in place of a type, or `back` from it.
@@ -96,7 +106,7 @@ class Tagging:
             if value - value != 0.0:
                 raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
             return value
-        if kind is dict:
+        if kind in DICTS:
             tree = self.of_dict(value, inside(at, value))
             return {TAG: "dict", "v": tree} if TAG in tree else tree
         if kind is list:
@@ -106,7 +116,7 @@ class Tagging:
             return {TAG: tag, "v": form(self, value, at)}
         return self.of_registered(value, at)
 
-    def of_dict(self, value: dict[Any, Any], here: At) -> dict[str, object]:
+    def of_dict(self, value: Mapping[Any, Any], here: At) -> dict[str, object]:
         self.spend(5 * len(value))
         tree: dict[str, object] = {}
         for key, item in value.items():

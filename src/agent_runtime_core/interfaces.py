@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
+from ._tags import stored_as_dict
 from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
 from .event_types import EventType
 from .retry import Delay
@@ -94,10 +95,11 @@ class RunResult:
         raise failed
 
 
+@stored_as_dict
 class ToolCallDict(dict[str, Any]):
     """A tool call in OpenAI's format that answers `.id`, `.name` and `.arguments` too.
 
-    `arguments` are as the model sent them, mostly JSON text.
+    `arguments` are as the model sent them, mostly JSON text. Stored, it is the plain dict.
     """
 
     @property

@@ -28,7 +28,7 @@ from agent_runtime_core.errors import (
     UnserialisableResult,
     WaitTimeout,
 )
-from agent_runtime_core.interfaces import EventType, RunContext, RunResult, Tool, ToolRegistry
+from agent_runtime_core.interfaces import EventType, LLMResponse, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.keyed import keyed_steps
 from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run
@@ -1060,6 +1060,38 @@ async def test_a_result_without_a_json_form_is_refused_and_not_retried() -> None
 
         await rig.value(body)
         assert calls == [1]
+
+
+# -- dicts of this library
+
+CALLS = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}]
+
+
+async def test_the_tool_calls_of_an_answer_are_stored_as_plain_dicts(place: Path | None) -> None:
+    told = {"role": "assistant", "content": None, "tool_calls": CALLS}
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> RunResult:
+            calls = LLMResponse(told).tool_calls
+            message = {**told, "tool_calls": calls}
+            assert types_in(await ctx.step("asked", lambda: calls)) == {list, dict, str}
+            await ctx.emit("asked", message)
+            await ctx.checkpoint(message)
+            return RunResult({"calls": calls}, [message])
+
+        assert (await rig.go(body)).error is None
+        recorded = await rig.go(body)
+        kept = await rig.runner.state_store.get_checkpoint("r")
+        event = next(each for each in await rig.runner.event_bus.get_events("r") if each.event_type == "asked")
+        for stored in (recorded.final_messages[0], kept, event.payload):
+            assert stored == told
+            assert types_in(stored) == {list, dict, str, type(None)}
+
+
+def types_in(value: Any) -> set[type]:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return {type(value)}.union(*map(types_in, inside))
 
 
 # -- recorded time and chance

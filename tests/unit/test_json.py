@@ -30,6 +30,7 @@ from agent_runtime_core._json import (
 )
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
+from agent_runtime_core.interfaces import ToolCallDict
 from tests.bars import times_another
 from tests.unit.codec_values import (
     MANY_VALUES,
@@ -181,6 +182,11 @@ def test_the_text_that_stores_hold_does_not_change() -> None:
         f'"n":{{"$":"{Size.__module__}.Size","v":"SMALL"}},"k":{{"$":"{Size.__module__}.Key","v":{{"n":1}}}},'
         f'"f":{{"$":"{Size.__module__}.Modes","v":1}}}}}}'
     )
+
+
+def test_a_dict_of_this_library_is_written_as_a_plain_one() -> None:
+    call = {"id": "c1", "$": {"name": "add", "arguments": (1,)}}
+    assert encode([ToolCallDict(call), {"$": ToolCallDict(call)}]) == encode([call, {"$": call}])
 
 
 def test_sets_are_written_in_one_order_in_every_process() -> None:
