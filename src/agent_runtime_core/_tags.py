@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -32,11 +33,11 @@ _ABSENT: Final = object()
 _C = TypeVar("_C", bound=type)
 
 #: Types that are plain dicts to whoever stores them, and come back as such.
-DICTS: Final[set[type]] = {dict}
+DICTS: Final[set[type]] = {dict, MappingProxyType}
 
 
 def stored_as_dict(cls: _C) -> _C:
-    """Of a class of this library that is a dict with something added for those who hold it."""
+    """Of a class of this library: a mapping with something added for those who hold it."""
     DICTS.add(cls)
     return cls
 

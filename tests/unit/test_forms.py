@@ -6,6 +6,7 @@ import functools
 import re
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Optional, TypedDict
 from uuid import UUID
 
@@ -149,6 +150,11 @@ def test_what_an_annotation_names_comes_back(annotation: object, value: object) 
     assert back == value
     assert type(back) is type(value)
     assert convert(decode(write(value)), annotation) == value
+
+
+def test_a_dict_of_this_library_takes_the_annotation_of_a_plain_one() -> None:
+    write, read = codec_for(dict[str, Color])
+    assert read(write(MappingProxyType({"a": Color.RED}))) == {"a": Color.RED}
 
 
 def test_an_annotated_result_is_plain_json_in_the_store() -> None:

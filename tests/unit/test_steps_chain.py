@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import datetime as dt
 import enum
+import pickle
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,6 +212,58 @@ async def test_state_survives_to_the_next_life_and_results_are_read_by_name(plac
 
         await rig.go(body(crash))
         assert await rig.value(body(reads)) == {"a": "A", "b": [1, "A", {"n": 1}]}
+
+
+async def _stores_its_state(ctx: Any, *, graph: bool) -> None:
+    """Steps that return, emit and checkpoint what they are given, over any context."""
+
+    async def a(ctx: Any, state: State) -> Any:
+        if not graph:
+            state["n"] = 1
+        return state
+
+    async def b(ctx: Any, state: State) -> Any:
+        told = {"state": state, "results": state.results}
+        await ctx.emit("told", told)
+        await ctx.checkpoint({**(await ctx.get_state() or {}), **told})
+        assert [copy.deepcopy(state), pickle.loads(pickle.dumps(state))] == [state, state]
+        return [state, state.results]
+
+    executor = StepExecutor(ctx)
+    given = await executor.run([Step("a", a), Step("b", b, depends_on=["a"] if graph else [])], initial_state={"n": 1})
+    assert [given["b"], type(given["a"]), *map(type, given["b"])] == [[{"n": 1}, {"a": {"n": 1}}], dict, dict, dict]
+    assert type(executor.state.custom_state) is dict
+    kept = await ctx.get_state()
+    assert [kept["state"], kept["results"]] == given["b"]
+    assert [type(kept["state"]), type(kept["results"])] == [dict, dict]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+async def test_state_and_results_are_plain_dicts_to_whoever_stores_them(place: Path | None, graph: bool) -> None:
+    async with Rig(place) as rig:
+        await rig.value(lambda ctx: _stores_its_state(ctx, graph=graph))
+        told = next(each for each in await rig.runner.event_bus.get_events("r") if each.event_type == "told")
+        assert told.payload == {"state": {"n": 1}, "results": {"a": {"n": 1}}} | {
+            name: told.payload[name] for name in ("step_id", "trace_id")
+        }
+    ctx = MockRunContext()
+    await _stores_its_state(ctx, graph=graph)
+    assert ctx.get_events("told") == [("told", {"state": {"n": 1}, "results": {"a": {"n": 1}}})]
+
+
+async def test_the_state_of_an_executor_is_a_plain_dict_also_when_a_step_failed() -> None:
+    async def fails(ctx: Any, state: State) -> None:
+        raise ValueError("no")
+
+    async with Rig() as rig:
+
+        async def body(ctx: Any) -> Any:
+            executor = StepExecutor(ctx)
+            with pytest.raises(StepExecutionError):
+                await executor.run([Step("fails", fails)], initial_state={"n": 1})
+            return executor.state.custom_state if type(executor.state.custom_state) is dict else None
+
+        assert await rig.value(body) == {"n": 1}
 
 
 async def test_what_a_step_still_holds_on_to_does_not_change_the_state() -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, LimitExceeded, NotSupported, RunFailed, UnknownAgent, WaitTimeout
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    NotSupported,
+    RunFailed,
+    UnknownAgent,
+    UnserialisableResult,
+    WaitTimeout,
+)
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, EventType, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.registry import register_runtime
 from agent_runtime_core.testing import MockRunContext, create_test_context, run_agent_test
@@ -79,6 +89,14 @@ async def test_checkpoints_are_copies() -> None:
     assert last == {"done": [1, 2]}
     last["done"].clear()
     assert await ctx.get_state() == {"done": [1, 2]}
+
+
+async def test_what_cannot_be_copied_is_stored_as_in_a_real_run_or_refused_with_the_reason() -> None:
+    ctx = MockRunContext()
+    await ctx.emit("told", {"view": MappingProxyType({"a": (1,)})})
+    assert ctx.get_events() == [("told", {"view": {"a": (1,)}})]
+    with pytest.raises(UnserialisableResult, match=r"^\$\.lock"):
+        await ctx.emit("told", {"lock": threading.Lock()})
 
 
 async def test_clear_forgets_and_un_cancels() -> None:

@@ -20,7 +20,6 @@ class Chain(Listed):
     """One pass of one list, in its order."""
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
-        book = self.book
         await self.open(steps, resume)
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
@@ -30,6 +29,15 @@ class Chain(Listed):
         if self.placed:
             self._match()
         self._load(initial_state)
+        try:
+            await self._perform()
+        finally:
+            if self.kept.custom_state is self.state:
+                self.kept.custom_state = dict(self.state)
+        return self.results
+
+    async def _perform(self) -> None:
+        book, steps = self.book, self.steps
         work, seal, cancelled = self.work, self._seal, self.ctx.cancelled
         if head := self._head():
             self._skip(head)
@@ -50,7 +58,6 @@ class Chain(Listed):
             self._performed(index, step, result)
         await self._flush_skips()
         await self._write_deferred()
-        return self.results
 
     def _head(self) -> dict[int, Record]:
         """The records of the list's first steps, as far as all have one: on a resume, all that has been done."""

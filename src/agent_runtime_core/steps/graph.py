@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from .._tags import stored_as_dict
 from ..errors import InvalidArgument, brief
 from .model import Step
 
@@ -125,11 +126,15 @@ class Graph:
                 heappush(self._ready, user)
 
 
+@stored_as_dict
 class Results(Mapping[str, Any]):
     """Results of what a step depends on, directly or not; others are refused, as they may be there or not."""
 
     def __init__(self, graph: Graph, mask: int, step: str, results: Mapping[str, Any]) -> None:
         self._graph, self._mask, self._step, self._results = graph, mask, step, results
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
 
     def __getitem__(self, name: str) -> Any:
         place = self._graph.places.get(name)

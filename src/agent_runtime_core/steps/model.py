@@ -14,6 +14,7 @@ from .._clock import SYSTEM, aware
 from .._forms import codec_for
 from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT
+from .._tags import stored_as_dict
 from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee, known_callee
 from ..errors import InvalidArgument, brief
 from ..retry import Delay
@@ -170,8 +171,12 @@ class ExecutionState:
         return state
 
 
+@stored_as_dict
 class State(dict[str, Any]):
-    """What a step sees: values it may change, kept only if it succeeds, and `results` of earlier steps by name."""
+    """What a step sees: values it may change, kept only if it succeeds, and `results` of earlier steps by name.
+
+    Stored or copied, it is a plain dict of the values.
+    """
 
     results: Mapping[str, Any]
 
@@ -179,7 +184,11 @@ class State(dict[str, Any]):
         super().__init__(values)
         self.results = results
 
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
 
+
+@stored_as_dict
 class ReadOnlyState(State):
     """State where more than one step may run at once: results carry data, this does not."""
 

@@ -9,12 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._ids import run_uuid, trace_id, unbroken
-from .._json import MAX_RESULT
+from .._json import MAX_RESULT, decode, encode
 from .._refusals import MAX_DEPTH
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief
 from ..event_types import EventType
@@ -327,8 +327,8 @@ def _copied(value: T) -> T:
         return copy.deepcopy(value)
     except RecursionError:
         raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels: give a flatter value") from None
-    except TypeError as error:
-        raise UnserialisableResult("$", f"it cannot be copied ({error}): give plain values") from error
+    except TypeError:
+        return cast("T", decode(encode(value)))  # or the reason why a real run would refuse it too
 
 
 def _text(event_type: EventType | str) -> str:
