@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from ._hints import hints_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode, encode_step_result
 from ._refusals import At, a_kind, inside, refused, short
-from ._tags import DICTS, REGISTRY, Turn
+from ._tags import DICTS, NOT_STORED, REGISTRY, Turn
 from .errors import InvalidArgument, UnserialisableResult, brief
 
 _MISSING: Final = dataclasses.MISSING
@@ -46,7 +46,7 @@ def codec_for(
     if max_bytes != MAX_RESULT:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 < max_bytes <= MAX_BYTES:
             raise InvalidArgument(f"max_result_bytes is a number of 1 to {MAX_BYTES:,} bytes, not {brief(max_bytes)}")
-        write = partial(encode, max_bytes=max_bytes)
+        write = partial(encode, max_bytes=max_bytes, exact=True)
     if isinstance(annotation, str):
         raise InvalidArgument(f"the annotation {short(annotation)} is text: pass the type itself")
     turn, shapes = _form(annotation)
@@ -134,7 +134,9 @@ def _container(cls: type, args: tuple[Any, ...]) -> _Form:
 def _turns_of(cls: Any) -> dict[str, Turn]:
     # On first use: a class may name itself in what it holds.
     hints = hints_of(cls)
-    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else [*hints]
+    names = [*hints]
+    if dataclasses.is_dataclass(cls):
+        names = [field.name for field in dataclasses.fields(cls) if NOT_STORED not in field.metadata]
     return {name: _form(hints.get(name)).turn for name in names}
 
 
@@ -154,7 +156,7 @@ def _misfit(at: At | None, said: str, value: object) -> UnserialisableResult:
 
 def _passes(value: object) -> bool:
     """Whether the value stays as it is under every annotation: a registered type has a tag of its own."""
-    return value is None or type(value) in REGISTRY.names
+    return value is None or REGISTRY.tag_of(type(value)) is not None
 
 
 # The turns. `back` is from plain JSON; both ways give the value itself where nothing changes.
@@ -258,7 +260,7 @@ def _built(cls: Any, tree: dict[str, Any], at: At | None) -> Any:
     given, arguments = {}, {}
     for field in dataclasses.fields(cls):
         here.step = name = field.name
-        if name in tree:
+        if name in tree and name in turns:
             given[name] = turns[name](tree[name], here, True)
             if field.init:
                 arguments[name] = given[name]

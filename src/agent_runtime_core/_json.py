@@ -1,4 +1,5 @@
-"""Exact JSON text of values: what comes back equals what went in, type for type, or the writing is refused."""
+"""JSON text of values: what comes back equals what went in, or the writing is refused; in the result of a step also
+type for type."""
 
 from __future__ import annotations
 
@@ -62,9 +63,12 @@ def compact(value: object) -> str:
     return "".join(_write_utf8(value, 0))
 
 
-def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False) -> str:
+def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False, exact: bool = False) -> str:
     """ASCII JSON text of a tree of None, bool, int, float, str, list and dict, and of UUID, datetime, date, time,
     timedelta, Decimal, bytes, tuple, set, frozenset and registered types inside it.
+
+    What is told and kept for others has the value of an Enum that is a text or a number, which it equals. `exact` is
+    for the result of a step, whose caller gets the type back: there ours have a tag and a user's own is refused.
 
     Raises UnserialisableResult, with the path, for every value that would not come back as it is, for a text of more
     than `max_bytes`, and for a value of so many parts that it would take long.
@@ -82,7 +86,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     elif left != _LOOK:
         raise oversize(max_bytes)
     if text is None or (len(text) <= max_bytes and _paired(text, value)):
-        tree = Tagging(max_bytes, plain_text).of(value, None)
+        tree = Tagging(max_bytes, plain_text, exact).of(value, None)
         try:
             text = "".join(write(tree, 0))
         except ValueError as error:  # sys.set_int_max_str_digits() was lowered
@@ -93,7 +97,7 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
 
 
 def encode_step_result(value: object) -> str:
-    """encode() of a step's result: of a plain one at once, which most are."""
+    """Exact encode() of a step's result: of a plain one at once, which most are."""
     if _left(value, MAX_DEPTH, _ALLOWANCES[MAX_RESULT]) >= 0:
         try:
             text = "".join(_write(value, 0))
@@ -101,7 +105,7 @@ def encode_step_result(value: object) -> str:
             text = None  # encode() finds where
         if text is not None and len(text) <= MAX_RESULT and not _paired(text, value):
             return text
-    return encode(value, max_bytes=MAX_RESULT)
+    return encode(value, max_bytes=MAX_RESULT, exact=True)
 
 
 def _paired(text: str, tree: object) -> bool:

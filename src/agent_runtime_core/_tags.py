@@ -8,11 +8,13 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
+from enum import Enum
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from ._load import load
 from ._refusals import At, a_kind, foreign, inside, refused, short
 from .errors import InvalidArgument, UnserialisableResult
 
@@ -45,13 +47,57 @@ def stored_as_dict(cls: _C) -> _C:
 # (value, where, back): the value with plain JSON in place of a type, or `back` from it.
 Turn = Callable[[Any, At | None, bool], Any]
 
+#: The tags of this library's own models and Enums, which need no annotation and no register_type.
+OWN: Final = frozenset(
+    f"{__package__}.{module}.{name}"
+    for module, names in {
+        "event_types": "EventType",
+        "events.base": "Event",
+        "interfaces": "ErrorInfo LLMResponse LLMStreamChunk RunResult",
+        "limits": "RunLimits",
+        "loop.state": "LoopResult TurnState",
+        "orchestrator": "RunCreate RunResponse RunStatus",
+        "persistence.branching": "Branch",
+        "persistence.models": "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord "
+        "ErrorSeverity Fact FactType PerformanceMetric Scope Summary Task TaskList TaskState ToolCall ToolResult",
+        "planning.executing": "PlanResult",
+        "planning.plan": "Plan PlanStep StepKind",
+        "runner.settings": "RunInfo",
+        "status": "RunStatus StepStatus",
+        "steps.model": "ExecutionState StepResult",
+        "tools.base": "ToolResult",
+        "tools.calls": "ToolAnswer",
+        "turns.turn": "StepMetrics StepState Turn",
+    }.items()
+    for name in names.split()
+)
+#: In the metadata of a field that holds what no store can: it comes back as its default.
+NOT_STORED: Final = object()
+
 
 class _Registry:
-    """The types that register_type named; the one of this process is REGISTRY."""
+    """The types that register_type named, and those of OWN from when they are first met; the one of this process is
+    REGISTRY."""
 
     def __init__(self) -> None:
         self.names: dict[type, str] = {}
         self.turns: dict[str, Turn] = {}
+
+    def tag_of(self, cls: type) -> str | None:
+        if cls not in self.names:
+            self._meet(f"{cls.__module__}.{cls.__qualname__}")
+        return self.names.get(cls)
+
+    def turn_of(self, tag: str) -> Turn | None:
+        if tag not in self.turns:
+            self._meet(tag)
+        return self.turns.get(tag)
+
+    def _meet(self, tag: str) -> None:
+        if tag in OWN:
+            module, _, name = tag.rpartition(".")
+            register = cast("Callable[[object], object]", load("._forms:register_type", package=__package__))
+            register(load(f"{module}:{name}"))
 
     def add(self, cls: type, name: str, turn: Turn) -> None:
         if cls not in self.names and name in self.turns:
@@ -74,10 +120,14 @@ def oversize(max_bytes: int) -> UnserialisableResult:
 
 
 class Tagging:
-    """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none."""
+    """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none.
 
-    def __init__(self, max_bytes: int, text: Callable[[object], str]) -> None:
+    Unless `exact`, an Enum that is a text or a number is written as that where it is not registered or is ours.
+    """
+
+    def __init__(self, max_bytes: int, text: Callable[[object], str], exact: bool) -> None:
         self.max_bytes = max_bytes
+        self.exact = exact
         self.left = allowance(max_bytes)
         self.text = text
 
@@ -121,6 +171,8 @@ class Tagging:
         self.spend(5 * len(value))
         tree: dict[str, object] = {}
         for key, item in value.items():
+            if type(key) is not str and not self.exact:
+                key = _bare(key)
             if type(key) is not str:
                 reason = (
                     f"the key {short(key)} is {a_kind(type(key))}: JSON keys are str, so write them as str yourself"
@@ -149,13 +201,15 @@ class Tagging:
         return sorted([self.of(item, here) for item in value], key=self.text)
 
     def of_registered(self, value: Any, at: At | None) -> object:
-        name = REGISTRY.names.get(type(value))
-        if name is None:
+        tag = REGISTRY.tag_of(type(value))
+        if not self.exact and (tag is None or tag in OWN) and (bare := _bare(value)) is not value:
+            return self.of(bare, at)
+        if tag is None:
             raise refused(at, foreign(value))
-        plain = REGISTRY.turns[name](value, at, False)
+        plain = REGISTRY.turns[tag](value, at, False)
         if type(plain) is dict:
             plain = self.of_dict(plain, inside(at, value))
-        return {TAG: name, "v": plain}
+        return {TAG: tag, "v": plain}
 
     def of_moment(self, value: Any, at: At | None) -> object:
         # ISO text where it says all; else [text, fold, zone], for it has neither the fold nor the name of a zone.
@@ -207,6 +261,17 @@ _TAGGING: Final[dict[type, tuple[str, Callable[[Tagging, Any, At | None], object
 }
 
 
+def _bare(value: Any) -> Any:
+    """The text or number that a member of an Enum is, and compares equal to; another value itself."""
+    if not isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else value
+
+
 def revived(value: Any, at: At | None) -> Any:
     """The tree with its tags replaced, in place where it can be."""
     if type(value) is list:
@@ -221,10 +286,9 @@ def revived(value: Any, at: At | None) -> Any:
     form = value["v"]
     if tag == "dict" and type(form) is dict:
         return _revived_inside(form, form.items(), at)
-    if tag in REGISTRY.turns:
-        form = _revived_inside(form, form.items(), at) if type(form) is dict else form
-        return REGISTRY.turns[tag](form, at, True)
     revive = REVIVE.get(tag)
+    if revive is None and (turn := REGISTRY.turn_of(tag)) is not None:
+        return turn(_revived_inside(form, form.items(), at) if type(form) is dict else form, at, True)
     if revive is None:
         way = f"register_type({tag.rsplit('.', 1)[-1]}) before reading it"
         out = way if "." in tag else "a later version wrote it"

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
-from ._tags import stored_as_dict
+from ._tags import NOT_STORED, stored_as_dict
 from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
 from .event_types import EventType
 from .retry import Delay
@@ -133,7 +133,8 @@ class LLMResponse:
     usage: dict[str, Any] = field(default_factory=dict)
     model: str = ""
     finish_reason: str = ""
-    raw_response: Any = None
+    #: What the provider's package gave; not stored.
+    raw_response: Any = field(default=None, metadata={NOT_STORED: True})
     cost_usd: float | None = None
 
     @property

@@ -28,8 +28,9 @@ from agent_runtime_core.errors import (
     UnserialisableResult,
     WaitTimeout,
 )
-from agent_runtime_core.interfaces import EventType, LLMResponse, RunContext, RunResult, Tool, ToolRegistry
+from agent_runtime_core.interfaces import ErrorInfo, EventType, LLMResponse, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.keyed import keyed_steps
+from agent_runtime_core.persistence import Conversation, PersistenceManager, Task, TaskState
 from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run
 from agent_runtime_core.status import RunStatus
@@ -1092,6 +1093,60 @@ async def test_the_tool_calls_of_an_answer_are_stored_as_plain_dicts(place: Path
 def types_in(value: Any) -> set[type]:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return {type(value)}.union(*map(types_in, inside))
+
+
+# -- Enums and models
+
+
+class Mood(str, enum.Enum):  # noqa: UP042 - as older code has them
+    GLAD = "glad"
+
+
+async def test_an_enum_is_told_and_kept_as_its_value(place: Path | None) -> None:
+    told = {"own": TaskState.COMPLETE, "users": [Mood.GLAD], Mood.GLAD: 1}
+    plain = {"own": "complete", "users": ["glad"], "glad": 1}
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> RunResult:
+            assert [ctx.input["said"], ctx.metadata, types_in(ctx.input["said"])] == [plain, plain, types_in(plain)]
+            await ctx.emit("told", told)
+            await ctx.checkpoint(told)
+            results = await StepExecutor(ctx).run(
+                [Step("a", lambda ctx, state: state["said"])], initial_state={"said": told}
+            )
+            assert types_in(results["a"]) == types_in(plain)
+            return RunResult(told)
+
+        for _ in range(2):
+            result = await rig.go(body, input_data={"said": told}, metadata=told)
+            assert (result.error, result.final_output) == (None, plain)
+        assert types_in(result.final_output) == types_in(plain)
+        event = next(each for each in await rig.runner.event_bus.get_events("r") if each.event_type == "told")
+        for stored in (event.payload, await rig.runner.state_store.get_checkpoint("r")):
+            assert (stored, types_in(stored)) == (plain, types_in(plain))
+    async with PersistenceManager.open("memory://") as manager:
+        await manager.memory.set("told", told)
+        assert types_in(await manager.memory.get("told")) == types_in(plain)
+
+
+async def test_of_a_step_comes_back_what_it_gave_or_the_reason_why_not(place: Path | None) -> None:
+    given = [
+        TaskState.COMPLETE,
+        ErrorInfo("E", "m"),
+        Task(name="x", state=TaskState.CANCELLED),
+        Conversation(title="t"),
+    ]
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            own = await ctx.step("own", lambda: given)
+            with pytest.raises(UnserialisableResult, match=r"\$\[0\].* register_type\(Mood\)"):
+                await ctx.step("users", lambda: [Mood.GLAD])
+            return own
+
+        assert await twice_values(rig, body) == (given, given)
 
 
 # -- recorded time and chance

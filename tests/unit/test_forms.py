@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import enum
 import functools
+import importlib
 import re
+import subprocess
+import sys
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Optional, TypedDict
+from types import GenericAlias, MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Optional, TypedDict, Union
 from uuid import UUID
 
 import pytest
@@ -17,7 +21,10 @@ from hypothesis import strategies as st
 from agent_runtime_core._forms import codec_for, convert, register_type
 from agent_runtime_core._hints import returns_of
 from agent_runtime_core._json import decode
+from agent_runtime_core._tags import OWN
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
+from agent_runtime_core.interfaces import LLMResponse
+from agent_runtime_core.persistence import Task, TaskState
 from tests.unit.codec_values import (
     QUICK,
     Color,
@@ -304,6 +311,75 @@ def test_a_registered_type_may_stand_anywhere_and_hold_others() -> None:
     value = [{"a": (Named(1, Point(2, 3.0), {Key(1), Key(2)}), Size.LARGE)}]
     assert comes_back_or_is_refused(value)
     assert refused([Named(1, Point(2), [Color.RED])]).path == "$[0].any[0]"
+
+
+def _sample(hint: Any) -> Any:
+    """Some value of a field that has no default."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is not None:
+        if origin in (list, tuple, Sequence):
+            return (list if origin is Sequence else origin)([_sample(args[0])])
+        return {"a": 1} if origin in (dict, Mapping) else _sample(args[0])
+    if hint in SAMPLES:
+        return SAMPLES[hint]
+    return [*hint][-1] if issubclass(hint, enum.Enum) else _made(hint)
+
+
+def _made(cls: Any) -> Any:
+    bare = [each for each in dataclasses.fields(cls) if each.default is each.default_factory is dataclasses.MISSING]
+    hints = typing.get_type_hints(cls)
+    return cls(**{each.name: _sample(hints[each.name]) for each in bare if each.init})
+
+
+SAMPLES: dict[Any, Any] = {
+    str: "x", int: 1, float: 0.5, bool: True, Any: (UUID(int=1),), UUID: UUID(int=1), dict: {},
+    dt.datetime: dt.datetime(2024, 1, 1, tzinfo=dt.UTC),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", sorted(OWN))
+def test_a_model_of_this_library_is_a_result_without_an_annotation(tag: str) -> None:
+    module, _, name = tag.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    write, read = codec_for(None)
+    for value in [*cls] if issubclass(cls, enum.Enum) else [_made(cls)]:
+        back = read(write({"a": [value]}))
+        assert back == {"a": [value]}
+        assert type(back["a"][0]) is cls
+        for annotation in (cls, GenericAlias(list, (Union[Point, cls],))):  # noqa: UP007 - a class that is a variable
+            write_as, read_as = codec_for(annotation)
+            given = value if annotation is cls else [value]
+            assert read_as(write_as(given)) == given
+
+
+def test_every_public_enum_is_a_result_without_an_annotation() -> None:
+    found = set()
+    for name in ("", ".persistence", ".planning", ".loop", ".turns", ".orchestrator", ".steps", ".queue", ".events"):
+        package = importlib.import_module(f"agent_runtime_core{name}")
+        public = [getattr(package, each) for each in package.__all__]
+        found |= {each for each in public if isinstance(each, type) and issubclass(each, enum.Enum)}
+    assert {f"{each.__module__}.{each.__qualname__}" for each in found} <= OWN
+    assert len(found) > 10
+
+
+def test_a_model_of_this_library_is_read_by_a_process_that_had_not_met_it() -> None:
+    text = codec_for(None)[0]([Task(id=UUID(int=1), name="x", state=TaskState.COMPLETE)])
+    code = f"from agent_runtime_core._json import decode; print(decode({text!r})[0].state)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "TaskState.COMPLETE"
+
+
+def test_a_class_that_calls_itself_one_of_this_library_is_none() -> None:
+    false = type("Task", (Point,), {"__module__": Task.__module__, "__qualname__": "Task"})
+    assert "register_type(Task)" in refused(false(1)).reason
+
+
+def test_what_a_provider_s_package_gave_is_not_stored() -> None:
+    answer = LLMResponse({"role": "assistant", "content": "x"}, raw_response=Widget(), cost_usd=0.5)
+    for annotation in (None, LLMResponse):
+        write, read = codec_for(annotation)
+        assert read(write(answer)) == dataclasses.replace(answer, raw_response=None)
+    assert convert({"message": {}, "raw_response": 1}, LLMResponse) == LLMResponse({})
 
 
 def test_register_type_refuses_what_it_cannot_rebuild() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import collections
 import datetime as dt
+import enum
 import json
 import math
 import os
@@ -30,7 +31,10 @@ from agent_runtime_core._json import (
 )
 from agent_runtime_core._tags import REVIVE
 from agent_runtime_core.errors import UnserialisableResult
+from agent_runtime_core.event_types import EventType
 from agent_runtime_core.interfaces import ToolCallDict
+from agent_runtime_core.persistence import TaskState
+from agent_runtime_core.status import StepStatus
 from tests.bars import times_another
 from tests.unit.codec_values import (
     MANY_VALUES,
@@ -49,6 +53,7 @@ from tests.unit.codec_values import (
     comes_back_or_is_refused,
     json_trees,
     refused,
+    same,
     says_where,
     values,
 )
@@ -81,18 +86,22 @@ def _written(write: Callable[[], str]) -> str:
         return str(error)
 
 
+def _exact(value: object) -> str:
+    return encode(value, max_bytes=_json.MAX_RESULT, exact=True)
+
+
 @settings(QUICK, max_examples=VALUES * 10 // 100)
 @given(anything)
 @example(["\ud83d\ude00"])
 def test_results_are_written_as_other_values_are(value: object) -> None:
-    assert _written(lambda: encode_step_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
+    assert _written(lambda: encode_step_result(value)) == _written(lambda: _exact(value))
 
 
 @pytest.mark.parametrize("size", [_json.MAX_RESULT - 2, _json.MAX_RESULT - 1])
 @pytest.mark.parametrize("make", [lambda size: "x" * size, lambda size: ["x" * (size - 2)], lambda size: b"x" * size])
 def test_a_result_has_its_own_size(make: Callable[[int], object], size: int) -> None:
     value = make(size)
-    assert _written(lambda: encode_step_result(value)) == _written(lambda: encode(value, max_bytes=_json.MAX_RESULT))
+    assert _written(lambda: encode_step_result(value)) == _written(lambda: _exact(value))
 
 
 written = st.one_of(st.text('[]{}",:$v0123456789.eE+-truefalsn \\u', max_size=60), json_trees.map(json.dumps))
@@ -189,6 +198,46 @@ def test_a_dict_of_this_library_is_written_as_a_plain_one() -> None:
     assert encode([ToolCallDict(call), {"$": ToolCallDict(call)}]) == encode([call, {"$": call}])
 
 
+class Ratio(float, enum.Enum):
+    HALF = 0.5
+
+
+class Way(str, enum.Enum):  # noqa: UP042 - as older code has them
+    UP = "up"
+
+    def __str__(self) -> str:
+        return "another text"
+
+
+class Bits(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        (Level.HIGH, 2), (Mood.SAD, "sad"), (Ratio.HALF, 0.5), (Way.UP, "up"), (Bits.A | Bits.B, 3),
+        (TaskState.COMPLETE, "complete"), (StepStatus.FAILED, "failed"), (EventType.TOOL_CALL, "tool.call"),
+    ],
+)  # fmt: skip
+def test_an_enum_is_told_as_the_value_it_equals(member: Any, value: object) -> None:
+    told = decode(encode({"a": [member], "$": (member,)}))
+    assert same(told, {"a": [value], "$": (value,)})
+    assert told == {"a": [member], "$": (member,)}
+    if isinstance(member, str):
+        assert encode({member: member}) == encode({value: value})
+        assert "the key <" in refused({"a": {member: 1}}).reason
+
+
+def test_an_enum_that_is_neither_text_nor_number_is_told_by_no_value_and_a_registered_one_comes_back() -> None:
+    for write in (encode, encode_step_result):
+        with pytest.raises(UnserialisableResult, match=r"register_type\(Color\)"):
+            write([Color.RED])
+        assert decode(write([Modes.A, Size.SMALL])) == [Modes.A, Size.SMALL]
+    assert type(decode(encode(Modes.A))) is Modes
+
+
 def test_sets_are_written_in_one_order_in_every_process() -> None:
     code = (
         "from agent_runtime_core._json import encode;"
@@ -283,7 +332,7 @@ class Widget:
 def test_a_value_that_would_not_come_back_is_refused(value: object, told: str) -> None:
     for tree, path in ((value, "$"), ({"items": [0, 1, 2, {"when": value}]}, "$.items[3].when"), ((value,), "$[0]")):
         with pytest.raises(UnserialisableResult, match=told) as caught:
-            encode(tree)
+            encode(tree, exact=True)
         assert caught.value.path == path
         assert len(str(caught.value)) < 400
 
