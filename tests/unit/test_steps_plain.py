@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepExecutionError, UnserialisableResult
-from agent_runtime_core.interfaces import RunContext
+from agent_runtime_core.interfaces import EventType, RunContext
 from agent_runtime_core.steps import ExecutionState, State, Step, StepExecutor, StepResult, StepStatus
 from agent_runtime_core.testing import MockRunContext
 
@@ -58,6 +58,40 @@ async def test_results_come_by_name_and_in_order() -> None:
 
     assert await StepExecutor(ctx).run([Step("first", first), Step("second", second)]) == {"first": 1, "second": 2}
     assert order == ["first", "second"]
+
+
+class Foreign:
+    """A context of somebody else's: what it is given, it looks at."""
+
+    def __init__(self) -> None:
+        self.kinds: list[EventType] = []
+
+    async def emit(self, event_type: EventType, payload: dict[str, Any]) -> None:
+        assert type(event_type) is EventType
+        self.kinds.append(event_type)
+
+    async def checkpoint(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    async def get_state(self) -> dict[str, Any] | None:
+        return getattr(self, "state", None)
+
+    def cancelled(self) -> bool:
+        return False
+
+
+async def test_events_are_told_to_other_contexts_as_members_of_event_type() -> None:
+    ctx = Foreign()
+    for _ in range(2):
+        await StepExecutor(ctx).run([Step("a", Flaky(1), retries=1, retry_delay=0)])
+        await StepExecutor(ctx).map("m", str, [1])
+        with pytest.raises(StepExecutionError):
+            await StepExecutor(ctx, checkpoint_key="graph").run(
+                [Step("bad", Flaky(9)), Step("b", returning(1), depends_on=["bad"]), Step("c", returning(1))]
+            )
+    assert {kind.name for kind in ctx.kinds} == {
+        "STEP_STARTED", "PROGRESS_UPDATE", "STEP_COMPLETED", "STEP_FAILED", "STEP_RETRYING", "STEP_SKIPPED",
+    }  # fmt: skip
 
 
 async def test_the_checkpoint_holds_the_whole_state_beside_what_was_there() -> None:

@@ -14,6 +14,7 @@ from .._clock import SYSTEM
 from .._json import decode, encode, plain_text
 from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, refused_of, threaded
 from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, UnserialisableResult, brief, text_of
+from ..event_types import EventType
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
@@ -93,8 +94,8 @@ class Plain:
             attempt += 1
             percent = self.completed(about) / about["total_steps"] * 100
             tried = {**about, "attempt": attempt, "max_attempts": policy.retries + 1}
-            await emit("step.started", {**tried, "description": description})
-            await emit("progress.update", {**tried, "progress_percent": percent, "description": description})
+            await emit(EventType.STEP_STARTED, {**tried, "description": description})
+            await emit(EventType.PROGRESS_UPDATE, {**tried, "progress_percent": percent, "description": description})
             since = SYSTEM.boot()
             try:
                 work = self._watched(run(), name)
@@ -110,7 +111,7 @@ class Plain:
                 await self._failed(name, tried, policy, attempt, error)
                 continue
             ms = int((SYSTEM.boot() - since) * 1000)
-            await emit("step.completed", {**tried, "duration_ms": ms})
+            await emit(EventType.STEP_COMPLETED, {**tried, "duration_ms": ms})
             return result, text
 
     async def _failed(
@@ -120,11 +121,11 @@ class Plain:
         delay = policy.delay(error, attempt, SYSTEM.random)
         if delay is None:
             about = {key: tried[key] for key in ("step_name", "step_index", "total_steps")}
-            await self.ctx.emit("step.failed", {**about, "attempts": attempt, "error": message})
+            await self.ctx.emit(EventType.STEP_FAILED, {**about, "attempts": attempt, "error": message})
             if isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
                 raise error
             raise StepExecutionError(name, message, attempt) from error
-        await self.ctx.emit("step.retrying", {**tried, "error": message, "retry_delay": delay})
+        await self.ctx.emit(EventType.STEP_RETRYING, {**tried, "error": message, "retry_delay": delay})
         await asyncio.sleep(delay)
 
     async def _watched(self, work: Any, name: str) -> Any:
@@ -152,7 +153,7 @@ class PlainChain(Plain):
         for index, step in enumerate(steps):
             about = {"step_name": step.name, "step_index": index, "total_steps": len(steps)}
             if step.name in done:
-                await self.ctx.emit("step.skipped", {**about, "reason": "already_completed"})
+                await self.ctx.emit(EventType.STEP_SKIPPED, {**about, "reason": "already_completed"})
                 continue
             if self.ctx.cancelled():
                 raise StepCancelledError(step.name)
@@ -195,7 +196,7 @@ class PlainDag(Plain):
         self.done: set[int] = {graph.places[name] for name in self.kept.completed_steps if name in graph.places}
         self.told: set[int] = set()
         for place in sorted(self.done):
-            await self.ctx.emit("step.skipped", {**self._about(place), "reason": "already_completed"})
+            await self.ctx.emit(EventType.STEP_SKIPPED, {**self._about(place), "reason": "already_completed"})
         graph.begin(self.done)
         await Crew(graph, self.executor.max_concurrency, self._one, self._left_out).work()
         return {step.name: self.kept.step_results[step.name] for step in self.steps}
@@ -233,7 +234,7 @@ class PlainDag(Plain):
         self.told.update(lost)
         why = {"reason": "dependency_failed", "dependency": self.steps[place].name}
         for each in lost:
-            await self.ctx.emit("step.skipped", {**self._about(each), **why})
+            await self.ctx.emit(EventType.STEP_SKIPPED, {**self._about(each), **why})
 
 
 class PlainFanOut(Plain):
@@ -270,7 +271,7 @@ class PlainFanOut(Plain):
             if self.failed is not None:
                 return
             if label in self.kept.step_results:
-                await self.ctx.emit("step.skipped", {**about, "reason": "already_completed"})
+                await self.ctx.emit(EventType.STEP_SKIPPED, {**about, "reason": "already_completed"})
                 continue
             if self.ctx.cancelled():
                 self.failed = self.failed or StepCancelledError(self.name)
