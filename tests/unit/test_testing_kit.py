@@ -75,6 +75,7 @@ async def test_events_are_tuples_of_text_and_payload() -> None:
     assert ctx.get_events("assistant.message") == ctx.get_events(EventType.ASSISTANT_MESSAGE) == ctx.get_events()[:1]
     assert ctx.get_events("none") == []
     assert type(ctx.get_events()[0][0]) is str
+    assert ctx.get_events(type=EventType.ASSISTANT_MESSAGE) == ctx.get_events("assistant.message") != []
 
 
 async def test_checkpoints_are_copies() -> None:

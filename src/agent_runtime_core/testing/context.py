@@ -194,9 +194,9 @@ class MockRunContext:
     async def uuid4(self) -> UUID:
         return UUID(int=self._clock.random.getrandbits(128), version=4)
 
-    def get_events(self, event_type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
+    def get_events(self, type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
         """What was emitted, as (type, payload); of one type only if given."""
-        wanted = None if event_type is None else _text(event_type)
+        wanted = None if type is None else _text(type)
         return [event for event in self.events if wanted in (None, event[0])]
 
     def get_checkpoints(self) -> list[dict[str, Any]]:
