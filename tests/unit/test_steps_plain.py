@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime as dt
 import json
+import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -492,6 +495,15 @@ def test_the_execution_state_goes_to_plain_values_and_back() -> None:
         assert state.execution_id == UUID(int=7)
         assert ExecutionState.from_dict(json.loads(json.dumps(state.to_dict()))) == state
     assert ExecutionState.from_dict({"started_at": state.started_at}).started_at == state.started_at
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+def test_a_copy_of_a_state_is_of_the_same_execution(copied: Callable[[ExecutionState], ExecutionState]) -> None:
+    state = ExecutionState(custom_state={"k": [1]})
+    other = copied(state)
+    assert other.execution_id == state.execution_id
+    assert other == state
+    assert other.execution_id != ExecutionState().execution_id
 
 
 async def test_a_step_that_a_written_state_names_as_completed_is_skipped_without_a_result_too() -> None:

@@ -146,6 +146,10 @@ class ExecutionState:
     started_at: _dt.datetime = field(default_factory=lambda: aware(SYSTEM.wall()))
     custom_state: dict[str, Any] = field(default_factory=dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        _ = self.execution_id  # made now, if nobody asked for it before: a copy is of the same execution
+        return self.__dict__
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON can hold, sharing nothing with this object's lists."""
         return {
