@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from .errors import PortalMisuse
+from .errors import PortalMisuse, brief
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,8 +66,10 @@ _portal = _Portal()
 def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `fn(*args, **kwargs)` on the portal's loop and wait for its result.
 
-    Ctrl-C cancels it and waits until it has let go. PortalMisuse from the portal's own loop.
+    Ctrl-C cancels it and waits until it has let go. PortalMisuse from the portal's own loop, and for a coroutine in
+    place of the function.
     """
+    _callable("portal.call", fn)
     loop = _portal.loop()
     if _running() is loop:
         raise PortalMisuse(f"portal.call({_name(fn)}) from the portal's own loop would wait for itself: await it")
@@ -84,6 +86,7 @@ def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call `fn` on the loop that this thread works for, and wait; only inside a plain step function or tool."""
+    _callable("from_thread", fn)
     loop = _home.get(None)
     if loop is None:
         raise PortalMisuse(f"from_thread({_name(fn)}) works inside a plain step function; elsewhere use portal.call")
@@ -95,6 +98,16 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         return await result if inspect.isawaitable(result) else result
 
     return _carried_out(loop, run, args, kwargs)
+
+
+def _callable(door: str, fn: object) -> None:
+    if callable(fn):
+        return
+    if inspect.iscoroutine(fn):
+        fn.close()
+        name = _name(fn)
+        raise PortalMisuse(f"{door} makes the call itself: {door}({name}, ...), not {door}({name}(...))")
+    raise PortalMisuse(f"{door} takes a function and its arguments, not {brief(fn)}")
 
 
 def _name(fn: object) -> str:

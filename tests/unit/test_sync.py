@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import inspect
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,16 @@ def test_from_the_portals_own_loop_it_is_a_misuse() -> None:
 
     with pytest.raises(PortalMisuse, match=r"portal\.call\(add\).*await it"):
         call(inside)
+
+
+@pytest.mark.parametrize("door", [call, from_thread])
+def test_a_coroutine_in_place_of_the_function_is_a_misuse_that_shows_the_call(door: Callable[..., Any]) -> None:
+    made = add(1)
+    with pytest.raises(PortalMisuse, match=rf"{door.__name__}\(add, \.\.\.\), not .*{door.__name__}\(add\(\.\.\.\)\)"):
+        door(made)
+    assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
+    with pytest.raises(PortalMisuse, match="takes a function and its arguments, not 5"):
+        door(5)
 
 
 def test_context_variables_go_along_and_do_not_come_back() -> None:
