@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeGuard
 from uuid import UUID
 
@@ -86,6 +87,14 @@ def short(value: object) -> str:
 
 def a_kind(kind: type) -> str:
     return f"{'an' if kind.__name__[:1] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """Of a name that is none of these: the one it is much like, or else which there are."""
+    names = sorted(known)
+    # Cut off: what is compared takes time in the square of its length.
+    near = difflib.get_close_matches(str(name)[:100], names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
 
 
 def foreign(value: object) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from ._refusals import is_number
+from ._refusals import is_number, meant
 from .errors import InvalidArgument, UnknownSetting, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
@@ -153,10 +153,10 @@ def configure(**settings: Any) -> RuntimeConfig:
     global _current
     for name in settings:
         if name not in FIELDS:
-            raise UnknownSetting(f"no setting {brief(name)}: did you mean {nearest(name, FIELDS)!r}?")
+            raise UnknownSetting(f"no setting {brief(name)}: {meant(name, FIELDS)}")
     _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
-    for variable, meant in misspelt(os.environ):
-        log.warning("the environment variable %s is read by nobody: did you mean %s?", variable, meant)
+    for variable, right in misspelt(os.environ):
+        log.warning("the environment variable %s is read by nobody: did you mean %s?", variable, right)
     return _current
 
 
@@ -194,12 +194,6 @@ def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
             near = difflib.get_close_matches(name[:100], FIELDS, n=1, cutoff=0.75)
             if near:
                 yield variable, _KEYS.get(near[0], PREFIX + near[0].upper())
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The one of the names that `name` is most like."""
-    # Cut off: what is compared takes time in the square of its length.
-    return difflib.get_close_matches(name[:100], names, n=1, cutoff=0.0)[0]
 
 
 def _read(name: str, text: str) -> Any:

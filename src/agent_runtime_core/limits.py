@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ._refusals import is_number
+from ._refusals import is_number, meant
 from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
@@ -61,8 +60,7 @@ class RunLimits:
             raise InvalidArgument(f"limits are RunLimits or a dict of their fields, not {brief(given)}")
         for name in given:
             if name not in _NAMES:
-                near = difflib.get_close_matches(str(name), _NAMES, n=1, cutoff=0.0)
-                raise InvalidArgument(f"no limit is called {brief(name)}: did you mean {near[0]!r}?")
+                raise InvalidArgument(f"no limit is called {brief(name)}: {meant(name, _NAMES)}")
         return cls(**given)
 
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:

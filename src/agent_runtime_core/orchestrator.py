@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as _dt
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from ._clock import aware
-from ._refusals import is_number
+from ._refusals import is_number, meant
 from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
 from .interfaces import LLMClient, RunResult
@@ -124,8 +123,7 @@ class OrchestratorSettings:
         known = [each.name for each in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.0)
-                raise InvalidArgument(f"no setting is called {brief(name)}: did you mean {near[0]!r}?")
+                raise InvalidArgument(f"no setting is called {brief(name)}: {meant(name, known)}")
         return cls(**given)
 
 

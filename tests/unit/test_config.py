@@ -126,6 +126,11 @@ def test_an_unknown_setting_names_the_nearest_and_changes_nothing() -> None:
     assert get_config() is before
 
 
+def test_an_unknown_setting_that_is_like_none_is_told_which_there_are() -> None:
+    with pytest.raises(UnknownSetting, match=r"no setting 'nope': there are anthropic_api_key, .*, tracing_backend$"):
+        configure(nope=1)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

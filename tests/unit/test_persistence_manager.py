@@ -292,6 +292,8 @@ def test_the_process_has_one() -> None:
 def test_a_setting_nobody_reads_is_refused() -> None:
     with pytest.raises(UnknownSetting, match="memory_store_class"):
         configure_persistence(memory_store_clas=Theirs)
+    with pytest.raises(UnknownSetting, match="no setting 'nonsense' of persistence: there are audit_store, "):
+        configure_persistence(nonsense=1)
 
 
 async def test_it_is_where_backend_url_says() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 import threading
@@ -20,6 +19,7 @@ from .._engines.memory import MemoryEngine
 from .._engines.redis_url import redacted
 from .._ids import new_ulid
 from .._load import load
+from .._refusals import meant
 from ..config import get_config
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .base.audit import AuditStore
@@ -118,8 +118,7 @@ class PersistenceConfig:
         known = [each.name for each in dataclasses.fields(cls)]
         for name in settings:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-                raise UnknownSetting(f"no setting {brief(name)} of persistence: did you mean {near[0]!r}?")
+                raise UnknownSetting(f"no setting {brief(name)} of persistence: {meant(name, known)}")
         return cls(**settings)
 
 

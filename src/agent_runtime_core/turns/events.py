@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, cast
 
-from ..config import nearest
+from .._refusals import meant
 from ..errors import InvalidTurn, brief
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
@@ -41,8 +41,7 @@ class Payload:
         known = {each.name: each for each in dataclasses.fields(cls)}
         for name in data:
             if name not in known:
-                near = nearest(str(name), known)
-                raise InvalidTurn(str(name)[:80], f"{cls.type} has no such field: did you mean {near!r}?")
+                raise InvalidTurn(str(name)[:80], f"{cls.type} has no such field: {meant(name, known)}")
         for name, each in known.items():
             if name not in data and each.default is each.default_factory is dataclasses.MISSING:
                 raise InvalidTurn(name, f"{cls.type} needs it")

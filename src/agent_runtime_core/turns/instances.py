@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import nearest
+from .._refusals import meant
 from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
 from ..tools.registry import ToolRegistry, unknown_tool
@@ -74,10 +74,7 @@ class PersonalityInstance:
         """The system prompt, or another by name, with each `{{name}}` in it replaced by its value; see `filled`."""
         texts = {**self.prompts, "system": self.system_prompt}
         if name not in texts:
-            raise InvalidArgument(
-                f"personality {brief(self.name)} has no prompt {brief(name)}: did you mean "
-                f"{nearest(str(name), texts)!r}?"
-            )
+            raise InvalidArgument(f"personality {brief(self.name)} has no prompt {brief(name)}: {meant(name, texts)}")
         return filled(texts[name], values or {})
 
     def allowed(self, registry: ToolRegistry) -> ToolRegistry:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._clock import SYSTEM, Clock
 from .._ids import path_text
-from ..config import nearest
+from .._refusals import meant
 from ..errors import InvalidArgument, brief
 from ..tools.registry import ToolRegistry
 from .files import Mark
@@ -60,7 +60,7 @@ def _known(name: object, packs: Mapping[str, PersonalityInstance], what: str) ->
     if not isinstance(name, str):
         raise InvalidArgument(f"{what} is a name, not {brief(name)}")
     if name not in packs:
-        raise InvalidArgument(f"{what} {brief(name)} is not there: did you mean {nearest(name, packs)!r}?")
+        raise InvalidArgument(f"{what} {brief(name)} is not there: {meant(name, packs)}")
     return name
 
 

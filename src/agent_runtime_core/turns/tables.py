@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..config import nearest
+from .._refusals import meant
 from ..errors import InvalidArgument, UnknownSetting, brief
 
 
@@ -64,7 +64,7 @@ def known(name: str, names: Iterable[str], called: str, what: str = "setting") -
     """UnknownSetting, with the nearest, for a name that is none of the names."""
     names = tuple(names)
     if name not in names:
-        raise UnknownSetting(f"{called}: no {what} {brief(name)}: did you mean {nearest(name, names)!r}?")
+        raise UnknownSetting(f"{called}: no {what} {brief(name)}: {meant(name, names)}")
 
 
 def checked(table: Mapping[str, Any], keys: Mapping[str, Key], called: str) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from ..._clock import SYSTEM
+from ..._refusals import meant
 from ...errors import InvalidArgument, NotSupported, brief
 from ..models import Scope, Task, TaskList, TaskState
 from ..readiness import ready_of
@@ -142,6 +142,4 @@ def check_fields(fields: Mapping[str, Any]) -> None:
     """InvalidArgument: a task has no such field, or not one that can be changed."""
     for name in fields:
         if name not in _FIELDS:
-            near = difflib.get_close_matches(name, _FIELDS, n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(_FIELDS))}"
-            raise InvalidArgument(f"a task has no field {brief(name)} to be changed; {meant}")
+            raise InvalidArgument(f"a task has no field {brief(name)} to be changed; {meant(name, _FIELDS)}")
