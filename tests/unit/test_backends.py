@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core.backends import Backends, configured, open_url, traced
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
-from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus, get_event_bus
-from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
+from agent_runtime_core.events import EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
+from agent_runtime_core.queue import InMemoryQueue, RunQueue, SQLiteQueue, get_queue
 from agent_runtime_core.runner import AgentRunner
-from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore, get_state_store
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore, StateStore, get_state_store
 from agent_runtime_core.testing.clock import VirtualClock
 
 
@@ -190,3 +191,30 @@ def test_what_is_no_place_is_named(bad: Any) -> None:
 def test_a_backends_name_is_a_text(make: Any) -> None:
     with pytest.raises(InvalidArgument, match="is called 3"):
         make(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks"), [(StateStore, "commit, read"), (RunQueue, "commit, read"), (EventBus, "_head, _rows, commit")]
+)
+def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str) -> None:
+    class Old(kind):  # type: ignore[misc]
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        async def close(self) -> None: ...
+
+    class Older(Old):
+        async def commit(self, guard: Any, ops: Any) -> list[Any]:
+            return []
+
+    with pytest.raises(InvalidArgument) as caught:
+        Old("x")
+    assert str(caught.value) == (
+        f"Old lacks {lacks}: since 0.6.0 a {kind.__name__} brings these and inherits the rest; "
+        "docs/how-to/write-a-backend.md says what they do"
+    )
+    with pytest.raises(
+        InvalidArgument, match=f"Older lacks {lacks.removesuffix(', commit').removeprefix('commit, ')}:"
+    ):
+        Older("x")
+    assert str(inspect.signature(Old)) == "(path: 'str') -> 'None'"

@@ -15,10 +15,10 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 from .._clock import Clock
-from ..errors import LeaseLost
+from ..errors import InvalidArgument, LeaseLost
 
 
 class Op(NamedTuple):
@@ -73,6 +73,28 @@ class Commits(Protocol):
     """Anything that takes writes: an engine, or a third party's backend that is its own engine."""
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
+
+
+class Backend(ABC):
+    """What a queue, an event bus and a state store have in common, ours and a third party's."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        if lacks := ", ".join(sorted(cls.__abstractmethods__)):
+            kind = next(each.__name__ for each in cls.__mro__ if Backend in each.__bases__)
+            raise InvalidArgument(
+                f"{cls.__name__} lacks {lacks}: since 0.6.0 a {kind} brings these and inherits the rest; "
+                "docs/how-to/write-a-backend.md says what they do"
+            )
+        return super().__new__(cls)
+
+    @abstractmethod
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        """Apply all of `ops` or none while `guard` holds; their results in order, once they are durable."""
+
+    @property
+    def commits(self) -> Commits:
+        """What writes for this backend: the engine it shares with others, or itself."""
+        return cast(Commits, getattr(self, "engine", self))
 
 
 INSTALL = "fence.install"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
-from .._engines.base import Commits, Guard, Op
+from .._engines.base import Backend, Guard, Op
 from .._ids import next_id, run_uuid
 from .._json import decode, encode
 from .._refusals import is_number
@@ -148,7 +148,7 @@ def merged(stored: list[StoredEvent], records: list[Record], limit: int) -> Sequ
     return rows[:limit]
 
 
-class EventBus(ABC):
+class EventBus(Backend):
     """A log of events per run that can be read, and followed from any point without a gap.
 
     Guarantees: (1) sequence numbers of a run are 0, 1, 2 … with none left out, in the order of the commits;
@@ -189,10 +189,6 @@ class EventBus(ABC):
     # -- what a backend provides
 
     @abstractmethod
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Apply all of `ops` or none while `guard` holds; their results in order, once they are durable."""
-
-    @abstractmethod
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
         """At most `limit` rows whose range of sequences ends after `since`, in order; one consistent view."""
 
@@ -218,11 +214,6 @@ class EventBus(ABC):
             polling.cancel()
 
         return stop
-
-    @property
-    def commits(self) -> Commits:
-        """What writes for this backend: the engine it shares with others, or itself."""
-        return cast(Commits, getattr(self, "engine", self))
 
     # -- what a caller uses
 

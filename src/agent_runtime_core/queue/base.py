@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as _dt
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, TOO_LATE, Clock, aware
-from .._engines.base import Commits, Guard, Op
+from .._engines.base import Backend, Guard, Op
 from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id, unbroken
 from .._json import decode, digest, encode, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
@@ -106,7 +106,7 @@ def _name(what: str, value: object) -> str:
     return storable(what.partition(" ")[2], value)
 
 
-class RunQueue(ABC):
+class RunQueue(Backend):
     """The authority on each run's life.
 
     What it guarantees, on every backend:
@@ -140,15 +140,7 @@ class RunQueue(ABC):
         self._unsure: set[str] = set()
 
     @abstractmethod
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
-
-    @abstractmethod
     async def read(self, what: str, *args: Any) -> Any: ...
-
-    @property
-    def commits(self) -> Commits:
-        """What writes for this backend: the engine it shares with others, or itself."""
-        return cast(Commits, getattr(self, "engine", self))
 
     @property
     def holder(self) -> str:
@@ -163,7 +155,7 @@ class RunQueue(ABC):
         engine = getattr(self, "engine", None)
         return engine.listen(topic, wake) if engine is not None else None
 
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
+    async def close(self) -> None:
         """Let go of what this backend holds."""
 
     # -- entering

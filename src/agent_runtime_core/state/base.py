@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock
-from .._engines.base import Commits, Guard, Op
+from .._engines.base import Backend, Guard, Op
 from .._ids import stored_id, unbroken
 from .._json import decode, encode
 from ..errors import InvalidArgument, brief
@@ -25,7 +25,7 @@ class StateRow(NamedTuple):
     t: float = 0.0
 
 
-class StateStore(ABC):
+class StateStore(Backend):
     """The journal, checkpoint and status of runs.
 
     What it guarantees, on every backend:
@@ -51,20 +51,12 @@ class StateStore(ABC):
         self.clock = clock
 
     @abstractmethod
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
-
-    @abstractmethod
     async def read(self, what: str, *args: Any) -> Any: ...
-
-    @property
-    def commits(self) -> Commits:
-        """What writes for this backend: the engine it shares with others, or itself."""
-        return cast(Commits, getattr(self, "engine", self))
 
     #: Whether `ctx.transaction` can run a function inside the commit of its record.
     transacts = False
 
-    async def close(self) -> None:  # noqa: B027 - many have nothing to let go of
+    async def close(self) -> None:
         """Let go of what this backend holds."""
 
     async def save_checkpoint(self, run_id: UUID | str, state: Mapping[str, Any], *, claim: str | None = None) -> None:
