@@ -194,9 +194,10 @@ def test_a_backends_name_is_a_text(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lacks"), [(StateStore, "commit, read"), (RunQueue, "commit, read"), (EventBus, "_head, _rows, commit")]
+    ("kind", "lacks", "article"),
+    [(StateStore, "commit, read", "a"), (RunQueue, "commit, read", "a"), (EventBus, "_head, _rows, commit", "an")],
 )
-def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str) -> None:
+def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str, article: str) -> None:
     class Old(kind):  # type: ignore[misc]
         def __init__(self, path: str) -> None:
             self.path = path
@@ -210,7 +211,7 @@ def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str
     with pytest.raises(InvalidArgument) as caught:
         Old("x")
     assert str(caught.value) == (
-        f"Old lacks {lacks}: since 0.6.0 a {kind.__name__} brings these and inherits the rest; "
+        f"Old lacks {lacks}: since 0.6.0 {article} {kind.__name__} brings these and inherits the rest; "
         "docs/how-to/write-a-backend.md says what they do"
     )
     with pytest.raises(

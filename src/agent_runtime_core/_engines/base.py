@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, cast
 
 from .._clock import Clock
+from .._refusals import a_kind
 from ..errors import InvalidArgument, LeaseLost
 
 
@@ -80,9 +81,9 @@ class Backend(ABC):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         if lacks := ", ".join(sorted(cls.__abstractmethods__)):
-            kind = next(each.__name__ for each in cls.__mro__ if Backend in each.__bases__)
+            kind = next(each for each in cls.__mro__ if Backend in each.__bases__)
             raise InvalidArgument(
-                f"{cls.__name__} lacks {lacks}: since 0.6.0 a {kind} brings these and inherits the rest; "
+                f"{cls.__name__} lacks {lacks}: since 0.6.0 {a_kind(kind)} brings these and inherits the rest; "
                 "docs/how-to/write-a-backend.md says what they do"
             )
         return super().__new__(cls)
