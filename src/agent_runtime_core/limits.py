@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,10 +102,12 @@ class Budget:
         self.tokens: int = 0
         self.cost: float = 0.0
         self.seconds: float = 0.0
-        #: What children have been given and did not bring back yet.
+        #: What children have been given and did not bring back yet, and what calls of the model hold until they end.
         self.lent_tokens: int = 0
         self.lent_cost: float = 0.0
         self.lent_calls: int = 0
+        self.lent_turns: int = 0
+        self._beside: set[asyncio.Future[None]] = set()  # each done when what others stand beside has ended
         self.usage: dict[str, Any] = {}
 
     @property
@@ -122,7 +126,7 @@ class Budget:
         """Another turn is about to begin."""
         if self._free:
             return
-        self._over("max_turns", self.turns)
+        self._over("max_turns", self.turns + self.lent_turns)
         self.before_call()
         if self.outer is not None:
             self.outer.before_turn()
@@ -230,6 +234,47 @@ class Budget:
         calls, cost = usage.get("tool_calls"), usage.get("cost_usd")
         self.tool(calls if isinstance(calls, int) else 0)
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
+
+    @asynccontextmanager
+    async def beside(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
+        """Around a turn, or a call that is none, which others may stand beside: until it has ended it counts as done,
+        and its `reserve` as used. LimitExceeded if it may not begin, which it is told when no other is at work that may
+        turn out to use less than it holds.
+        """
+        others, before = self._all[-1]._beside, self.before_turn if turn else self.before_call
+        while True:
+            try:
+                before()
+                break
+            except LimitExceeded:
+                if not others:
+                    raise
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        held = RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=reserve.get("usd")) if reserve else NO_LIMITS
+        ended = asyncio.get_running_loop().create_future()
+        others.add(ended)
+        self._hold_beside(held, int(turn), 1)
+        try:
+            yield
+            if turn:
+                self.turn()
+        except asyncio.CancelledError:
+            self.in_doubt(reserve)
+            raise
+        finally:
+            self._hold_beside(held, int(turn), -1)
+            others.remove(ended)
+            ended.set_result(None)
+
+    def _hold_beside(self, held: RunLimits, turns: int, sign: int) -> None:
+        for each in self._all:
+            each._hold(held, sign)
+            each.lent_turns += sign * turns
+
+    def in_doubt(self, reserve: Mapping[str, Any] | None) -> None:
+        """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
+        if reserve:
+            self.used({"total_tokens": reserve.get("tokens", 0)}, reserve.get("usd"))
 
     def told(self) -> dict[str, Any]:
         """The usage of a RunResult."""

@@ -427,6 +427,58 @@ async def test_limits_of_the_run_hold_for_plans() -> None:
         assert said.calls == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [({"max_turns": 2}, 2), ({"max_tokens": 240}, 2), ({"max_cost_usd": 1.5, "max_tokens": 10_000}, 3)],
+)
+async def test_limits_hold_for_calls_of_a_model_side_by_side(limits: dict[str, Any], asked: int) -> None:
+    plan = Plan([PlanStep(n, "", {"prompt": "hi"}, kind=StepKind.LLM_CALL) for n in range(1, 11)])
+    client = Scripted(say=lambda _: "a", cost=0.5)
+    async with Rig(limits=RunLimits(**limits)) as rig:
+        error = await failure(rig, plan, tools(), client=client)
+    assert isinstance(error, LimitExceeded)
+    assert (error.limit, len(client.asked)) == (next(iter(limits)), asked)
+
+
+ASKS_EIGHT = Plan(
+    [PlanStep(n, "", {"prompt": "x" * 30, "max_tokens": 150}, kind=StepKind.LLM_CALL) for n in range(1, 9)]
+)
+
+
+async def test_calls_side_by_side_that_turn_out_to_leave_room_are_all_made() -> None:
+    client = Scripted(say=lambda _: "a")
+    async with Rig(limits=RunLimits(max_tokens=8 * 120, max_turns=8)) as rig:
+        done = await carried(rig, ASKS_EIGHT, tools(), client=client)
+    assert (done.usage["turns"], done.usage["total_tokens"]) == (8, 8 * 120)
+
+
+async def test_calls_side_by_side_are_counted_once_each_by_a_resumed_run() -> None:
+    inside, go_on, in_doubt = asyncio.Event(), asyncio.Event(), 0
+    client = Scripted(say=lambda _: "a")
+    answer = client.generate
+
+    async def generate(messages: list[Any], **options: Any) -> Any:
+        nonlocal in_doubt
+        if len(client.asked) == 5 and not go_on.is_set():
+            in_doubt += 1
+            inside.set()
+            await asyncio.Event().wait()
+        return await answer(messages, **options)
+
+    vars(client)["generate"] = generate
+
+    async def body(ctx: Any) -> Any:
+        return (await execute_plan(ctx, ASKS_EIGHT, tools(), client=client, max_concurrency=2)).usage
+
+    async with Rig(limits=RunLimits(max_tokens=10_000)) as rig:
+        await rig.cut(body, inside)
+        go_on.set()
+        usage = await rig.value(body)
+    assert 1 <= in_doubt <= 2
+    assert (usage["turns"], len(client.asked)) == (8, 8)
+    assert usage["total_tokens"] == 8 * 120 + in_doubt * (30 // 3 + 4 + 150)
+
+
 async def test_a_limit_in_usd_needs_a_price() -> None:
     asks, client = Plan([PlanStep(1, "", {"prompt": "hi"}, kind=StepKind.LLM_CALL)]), Scripted("a")
     async with Rig(limits=RunLimits(max_cost_usd=1.0)) as rig:

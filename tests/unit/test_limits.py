@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -79,3 +80,55 @@ def test_usage_adds_up_and_tells_the_cost_where_it_is_known() -> None:
         "prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7, "cached_tokens": 1, "cost_usd": 0.5, "turns": 0,
         "tool_calls": 0,
     }  # fmt: skip
+
+
+async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it_has_ended() -> None:
+    run = Budget(RunLimits(max_turns=4))
+    budget = Budget(RunLimits(max_tokens=100), run)
+    begun: list[str] = []
+    ends = {name: asyncio.Event() for name in "abcd"}
+
+    async def call(name: str) -> None:
+        async with budget.beside({"tokens": 80, "usd": 0.5}):
+            begun.append(name)
+            await ends[name].wait()
+            if name == "b":
+                raise OSError("down")
+            budget.used({"total_tokens": 40}, None)
+
+    async def seen() -> list[str]:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return begun
+
+    calls = [asyncio.ensure_future(call(name)) for name in "abcd"]
+    assert await seen() == ["a", "b"], "the third waits for what the others turn out to use"
+    assert (budget.lent_tokens, run.lent_tokens, run.lent_turns) == (160, 160, 2)
+    ends["b"].set()
+    assert await seen() == ["a", "b", "c"], "what failed holds nothing"
+    ends["a"].set()
+    assert await seen() == ["a", "b", "c"]
+    ends["c"].set()
+    assert await seen() == ["a", "b", "c", "d"]
+    ends["d"].set()
+    told = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in told] == [type(None), OSError, type(None), type(None)]
+    assert (budget.tokens, run.turns, run.tokens) == (120, 3, 120)
+    assert (run.lent_tokens, run.lent_turns, run.lent_cost) == (0, 0, 0.0)
+    with pytest.raises(LimitExceeded, match="max_tokens=100 is reached"):
+        await call("a")
+
+
+async def test_what_is_cut_off_beside_others_counts_its_reserve_and_no_turn() -> None:
+    budget = Budget(RunLimits(max_tokens=100))
+    with pytest.raises(asyncio.CancelledError):
+        async with budget.beside({"tokens": 60}):
+            raise asyncio.CancelledError
+    assert (budget.tokens, budget.turns, budget.lent_tokens) == (60, 0, 0)
+
+
+async def test_a_call_beside_others_may_be_no_turn() -> None:
+    budget = Budget(RunLimits(max_turns=1))
+    async with budget.beside(None), budget.beside(None, turn=False):
+        pass
+    assert budget.turns == 1

@@ -1061,6 +1061,45 @@ async def test_a_limit_of_the_personality_holds() -> None:
         assert turn.error["type"] == "LimitExceeded"
 
 
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("limits", [RunLimits(max_turns=2), RunLimits(max_tokens=60)])
+async def test_a_limit_of_the_personality_holds_for_steps_side_by_side(limits: RunLimits, remote: bool) -> None:
+    pack = PersonalityInstance(name="p", default=True, limits=limits)
+    async with House() as house:
+        client = MockLLMClient()
+        manager = house.manager(
+            planner=Fixed(*map(llm, range(1, 11))), client=client, packs=PackSet.of({"p": pack}), remote_steps=remote
+        )
+        turn = await manager.run_turn("x")
+        assert (turn.error or {})["type"] == "LimitExceeded"
+        assert client.get_call_count() == 2
+
+
+async def test_what_steps_elsewhere_used_is_counted_once_by_a_resumed_turn() -> None:
+    inside, free = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        inside.set()
+        await free.wait()
+        return "done"
+
+    pack = PersonalityInstance(name="p", default=True, limits=RunLimits(max_turns=4, max_tokens=10_000))
+    async with House() as house:
+        steps = [llm(1), PlanStep(2, "wait", {}, depends_on=[1]), llm(3, "{{step_2.result}}"), llm(4, depends_on=[3])]
+        client = MockLLMClient()
+        manager = house.manager(
+            remote_steps=True, planner=Fixed(*steps), tools=tools_of(wait), client=client, packs=PackSet.of({"p": pack})
+        )
+        first = asyncio.ensure_future(manager.run_turn({"text": "x", "turn_id": "t"}))
+        await until(inside)
+        first.cancel()
+        await asyncio.wait({first})
+        free.set()
+        assert (await manager.run_turn({"text": "x", "turn_id": "t"})).status is RunStatus.SUCCEEDED
+        usage = (await house.runner.wait("t")).usage
+        assert (client.get_call_count(), usage["turns"], usage["total_tokens"]) == (3, 3, 90)
+
+
 async def test_only_so_much_of_a_conversation_is_told() -> None:
     pack = PersonalityInstance(name="p", default=True, memory=MemorySettings(history_messages=3, history_tokens=20))
     async with House() as house:

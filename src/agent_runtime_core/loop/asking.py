@@ -66,7 +66,7 @@ class Asking:
         if recorded is UNRECORDED:
             doubted = talk.steps.in_doubt("model", key)
             if doubted:
-                self._doubted(doubted)
+                talk.budget.in_doubt(doubted)
                 talk.budget.before_call()
             sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
             about = {"asked": self._told_of(sent), "doubted": doubted}
@@ -77,12 +77,12 @@ class Asking:
                 )
             except (asyncio.CancelledError, LimitExceeded, Cancelled):
                 # Cut off in the middle: nobody knows what it came to.
-                self._doubted(reserve or {})
+                talk.budget.in_doubt(reserve)
                 raise
         else:
             talk.worked(talk.steps.took("model", key))
             if (doubted := recorded.get("doubted")) and not talk.copied:
-                self._doubted(doubted)
+                talk.budget.in_doubt(doubted)
         talk.said = []
         response: dict[str, Any] = recorded
         if not talk.copied:
@@ -98,10 +98,6 @@ class Asking:
         answer = self._most()
         cost = self._cost({"prompt_tokens": tokens - answer, "completion_tokens": answer})
         return {"tokens": tokens} if cost is None else {"tokens": tokens, "usd": cost}
-
-    def _doubted(self, reserved: Mapping[str, Any]) -> None:
-        """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
-        self.talk.budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
 
     def _spent(self, response: Mapping[str, Any], guess: int) -> tuple[Mapping[str, Any], float | None]:
         """What a call took; where a limit needs that and nobody told, a guess by the length of the texts."""

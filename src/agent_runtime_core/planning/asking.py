@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ..config import get_config
 from ..errors import NotSupported, UnknownPrice
@@ -48,24 +48,19 @@ class RecordedClient(LLMClient):
             return answer
         self._need_price(self._model(given))
         doubted = self._steps.in_doubt("model", key)
-        _count_doubted(self.budget, doubted)
-        self.budget.before_turn()
-        answer = _response(await self._made(key, messages, given, doubted))
-        self.budget.turn()
-        self.budget.used(answer.usage, answer.cost_usd)
-        return answer
+        self.budget.in_doubt(doubted)
 
-    async def _made(
-        self, key: str, messages: list[Any], options: dict[str, Any], doubted: dict[str, Any] | None
-    ) -> dict[str, Any]:
         async def call(attempt: int) -> dict[str, Any]:
-            told = await self._traced(messages, options)
+            told = await self._traced(messages, given)
             return {**told, "doubted": doubted} if doubted else told
 
-        reserve = self._reserve(messages, options)
-        return cast("dict[str, Any]", await self._steps.perform("model", key, call, reserve=reserve))
+        reserve = self.reserve(messages, given)
+        async with self.budget.beside(reserve):
+            answer = _response(await self._steps.perform("model", key, call, reserve=reserve))
+            self.budget.used(answer.usage, answer.cost_usd)
+        return answer
 
-    def _reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
+    def reserve(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any] | None:
         """What the call may use at most, which counts if nobody learns how it ended; nothing where nobody counts."""
         limits = self.budget.strictest
         if limits.max_tokens is None and limits.max_cost_usd is None:
@@ -143,13 +138,7 @@ def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
             answer = _response(told)
             budget.turn()
             budget.used(answer.usage, answer.cost_usd)
-            _count_doubted(budget, told.get("doubted"))
-
-
-def _count_doubted(budget: Budget, reserved: dict[str, Any] | None) -> None:
-    """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
-    if reserved:
-        budget.used({"total_tokens": reserved.get("tokens", 0)}, reserved.get("usd"))
+            budget.in_doubt(told.get("doubted"))
 
 
 def _response(told: dict[str, Any]) -> LLMResponse:

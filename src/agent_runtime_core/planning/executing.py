@@ -292,11 +292,8 @@ class _Execution:
 
     async def _asked(self, planned: PlanStep, given: dict[str, Any]) -> str:
         assert self.client is not None
-        messages = [_sayable(each) for each in given.get("messages") or ()]
-        if given.get("prompt") is not None or not messages:  # a result may be 0, or nothing
-            messages.append({"role": "user", "content": as_text(given.get("prompt")) or ""})
-        options = {name: given[name] for name in _OPTIONS if given.get(name) is not None}
         client = RecordedClient(self.ctx, self.client, self._key(planned), self.budget)
+        messages, options = request_of(given)
         content = (await client.generate(messages, **options)).message.get("content")
         return content if isinstance(content, str) else "" if content is None else str(content)
 
@@ -308,6 +305,14 @@ def step_input(planned: PlanStep, results: Mapping[int, Any], tools: ToolRegistr
     tool = None if planned.kind is StepKind.LLM_CALL else known.get(planned.tool_name)
     referred = {name: given[name] for name, value in planned.tool_input.items() if is_reference(value)}
     return given if tool is None else {**given, **fitted(referred, tool.parameters)}
+
+
+def request_of(given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The messages and options that an llm_call with that input asks a model with."""
+    messages = [_sayable(each) for each in given.get("messages") or ()]
+    if given.get("prompt") is not None or not messages:  # a result may be 0, or nothing
+        messages.append({"role": "user", "content": as_text(given.get("prompt")) or ""})
+    return messages, {name: given[name] for name in _OPTIONS if given.get(name) is not None}
 
 
 def _sayable(message: Any) -> Any:

@@ -221,7 +221,7 @@ class Attempt:
             raise NotConfigured("the plan asks a model, and none is configured: give the manager a client")
         if chosen.remote_steps:
             about = self._elsewhere(planned)
-            return await execute_elsewhere(self.ctx, parts, self.work, planned.plan, about, self.budget)
+            return await execute_elsewhere(self.ctx, parts, self.work, planned.plan, about, self.budget, client)
         done = await execute_plan(
             self.ctx, planned.plan, self.tools, client=client, max_concurrency=chosen.max_in_flight,
             max_retries=parts.step_tries, backoff_base=parts.backoff_base, budget=self.budget,

@@ -9,9 +9,11 @@ from .._forms import codec_for
 from .._ids import child_run_id, step_id
 from ..context import Context
 from ..errors import InvalidArgument, RunFailed, StepExecutionError
-from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
+from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
+from ..keyed import UNRECORDED, keyed_steps
 from ..limits import Budget, RunLimits
-from ..planning.executing import execute_plan, step_name
+from ..planning.asking import RecordedClient
+from ..planning.executing import execute_plan, request_of, step_input, step_name
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..status import StepStatus
 from ..steps.crew import Crew, Next
@@ -24,27 +26,43 @@ from .turn import StepMetrics, StepState, Turn
 
 
 async def execute_elsewhere(
-    ctx: Context, parts: Parts, work: Work, plan: Plan, about: Mapping[str, Any], budget: Budget
-) -> Any:
+    ctx: Context, parts: Parts, work: Work, plan: Plan, about: Mapping[str, Any], budget: Budget,
+    client: LLMClient | None,
+) -> Any:  # fmt: skip
     """Have every step of the plan carried out by a run of its own, side by side where the plan lets them.
 
-    The turn's own run waits for them between its steps, so it may be parked meanwhile and holds no worker.
+    The turn's own run waits for them between its steps, so it may be parked meanwhile and holds no worker. `client` is
+    as the one they ask, for what their calls may use.
     """
+    paid = {step.step_number for step in plan.steps if _count_recorded(ctx, parts, step, budget)}
     graph = Graph([_listed(step) for step in plan.steps])
     results: dict[int, Any] = {}
+
+    def reserve(planned: PlanStep) -> dict[str, Any] | None:
+        """What the model call of a step may use at most; nothing where it asks none, or fails before it does."""
+        if client is None or planned.kind is not StepKind.LLM_CALL:
+            return None
+        try:
+            messages, options = request_of(step_input(planned, results, parts.tools))
+        except InvalidArgument:
+            return None
+        return RecordedClient(ctx, client, "", budget).reserve(messages, options)
 
     async def one(place: int, begun: bool) -> Next:
         planned = plan.steps[place]
         number = planned.step_number
         needed = {str(each): results[each] for each in planned.needs}
         input_ = {**about, "number": number, "needed": needed}
-        budget.before_call()
         try:
-            ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+            if number in paid:
+                ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+            else:
+                async with budget.beside(reserve(planned), turn=planned.kind is StepKind.LLM_CALL):
+                    ended = await ctx.call(parts.step_key, input_, key=_key(planned))
+                    budget.used(ended.usage, ended.usage.get("cost_usd"))
         except RunFailed as error:
             _take_failure(work.turn.step(number), error)
             raise
-        budget.used(ended.usage, ended.usage.get("cost_usd"))
         done = ended.final_output
         results[number] = done["result"]
         _take(work.turn, StepState.from_dict(done["state"]))
@@ -65,6 +83,20 @@ async def execute_elsewhere(
     needed = {number for step in plan.steps for number in step.needs}
     last = [results[step.step_number] for step in plan.steps if step.step_number not in needed]
     return last[0] if len(last) == 1 else last
+
+
+def _count_recorded(ctx: Context, parts: Parts, planned: PlanStep, budget: Budget) -> bool:
+    """Whether the step ended in an earlier life of the turn; what it used then is counted."""
+    steps, step = keyed_steps(ctx), (f"call:{parts.step_key}", _key(planned))
+    told = steps.ahead(*step)
+    if told is UNRECORDED:
+        return False
+    if not steps.copied(*step):
+        usage = told.get("usage") or {}
+        budget.used(usage, usage.get("cost_usd"))
+        if planned.kind is StepKind.LLM_CALL:
+            budget.turn()
+    return True
 
 
 def remote_run(turn_id: str, step_key: str, planned: PlanStep) -> str:
