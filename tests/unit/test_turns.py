@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -24,7 +25,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.llm._breaker import Breakers
-from agent_runtime_core.persistence import PersistenceManager
+from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, built_in_tools
 from agent_runtime_core.planning.base import BasePlanner
 from agent_runtime_core.registry import Registry
@@ -41,6 +42,7 @@ from agent_runtime_core.turns import (
     TurnEvent,
     TurnManager,
 )
+from agent_runtime_core.turns.attempt import last_said
 from agent_runtime_core.turns.events import AUDIT, RESULTS, STEPS, TURNS, AuditEvent, EventEnvelope, StepResultChunk
 from tests.unit.rig import Rig, until
 
@@ -1112,6 +1114,41 @@ async def test_only_so_much_of_a_conversation_is_told() -> None:
         told = [[each["content"] for each in call["messages"]] for call in client.get_calls()]
         # The long answer is left out for its tokens, and what was before it with it.
         assert told == [["a"], ["b"], ["b", "two", "c"]]
+
+
+@pytest.mark.parametrize("memory", [MemorySettings(history_messages=3), MemorySettings(history_tokens=15)])
+async def test_no_result_of_a_tool_is_told_without_its_call(memory: MemorySettings) -> None:
+    pack = PersonalityInstance(name="p", default=True, memory=memory)
+    async with House() as house:
+        said = [
+            ConversationMessage(role="user", content="weather?"),
+            ConversationMessage(role="assistant", tool_calls=[ToolCall(id="c", name="look " * 20)]),
+            ConversationMessage(role="tool", content="sunny", tool_call_id="c"),
+            ConversationMessage(role="assistant", content="sun"),
+        ]
+        id_ = uuid4()
+        await house.stores.conversations.save(Conversation(id=id_, messages=said))
+        client = MockLLMClient(["yes"])
+        manager = house.manager(
+            planner=Fixed(error=PlanningError("none")), client=client, packs=PackSet.of({"p": pack})
+        )
+        assert (await manager.run_turn({"text": "sure?", "conversation_id": str(id_)})).response == "yes"
+        assert [each["content"] for each in client.get_calls()[0]["messages"]] == ["sun", "sure?"]
+
+
+def test_each_message_of_a_conversation_is_measured_once() -> None:
+    class Said(dict[str, Any]):
+        read = 0
+
+        def get(self, key: str, default: Any = None) -> Any:
+            Said.read += key == "content"
+            return super().get(key, default)
+
+    said = [Said(role="user", content="x" * 30) for _ in range(100)]
+    assert len(last_said(said, MemorySettings(history_messages=1000, history_tokens=14 * 5 + 13), 1)) == 5
+    assert Said.read == 100
+    assert len(last_said(said, MemorySettings(history_messages=50), 60)) == 60
+    assert len(last_said(said, MemorySettings(history_tokens=1), 2)) == 2
 
 
 async def test_a_personality_that_is_not_to_remember_reads_the_conversation_and_adds_nothing(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, cast
 
 from ..context import Context
@@ -22,13 +24,14 @@ from ..event_types import EventType
 from ..interfaces import LLMClient, RunResult
 from ..limits import Budget
 from ..loop.asking import CHARS_A_TOKEN
+from ..persistence.chat import paired
 from ..planning.asking import RecordedClient, count_recorded
 from ..planning.executing import execute_plan, planned_id
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..status import RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
 from .events import EventEnvelope, PlanRequest, StepEvent, TurnEvent
-from .instances import PersonalityInstance
+from .instances import MemorySettings, PersonalityInstance
 from .keeping import asked, audited, save, saved
 from .logs import TurnLog
 from .parts import Parts
@@ -157,13 +160,9 @@ class Attempt:
         """The model's client, made only where a model is asked; `own` is that of a planner."""
         return self.parts.model_for(self.work, self.settings, own)
 
-    def _conversation(self) -> list[Any]:
+    def _conversation(self) -> list[Mapping[str, Any]]:
         """What was said, as much of it as the personality wants."""
-        memory, own = self.chosen.personality.memory, len(self.turn.messages)
-        said = list(self.ctx.input_messages)[-max(memory.history_messages, own) :]
-        while memory.history_tokens is not None and len(said) > own and _tokens(said) > memory.history_tokens:
-            del said[0]
-        return said
+        return last_said(self.ctx.input_messages, self.chosen.personality.memory, len(self.turn.messages))
 
     async def _announce(self, planned: Planned) -> None:
         turn, plan = self.turn, planned.plan
@@ -265,9 +264,18 @@ class Attempt:
         return RunResult(final_output=output, usage=self.budget.told())
 
 
-def _tokens(messages: Sequence[Any]) -> int:
+def last_said(said: Sequence[Any], memory: MemorySettings, own: int) -> list[Mapping[str, Any]]:
+    """The last messages, as many as those settings want, and at least `own` of them; no result without its call."""
+    said = said[-max(memory.history_messages, own) :]
+    if memory.history_tokens is not None:
+        sizes = list(accumulate(map(_tokens, reversed(said))))
+        said = said[-max(bisect_right(sizes, memory.history_tokens), own) :]
+    return paired(said)
+
+
+def _tokens(message: Any) -> int:
     """Rather too many than too few."""
-    return sum(len(str(each.get("content") or "")) // CHARS_A_TOKEN + 4 for each in messages)
+    return len(str(message.get("content") or "")) // CHARS_A_TOKEN + 4
 
 
 def _last(plan: Plan, turn: Turn) -> Any:
