@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
@@ -467,17 +468,34 @@ async def test_row_context_manager_preferences_that_cannot_be_read_are_told_as_t
 ) -> None:
     async with House() as house:
         manager = house.manager()
-        await manager.run_turn(SUM)
+        asked = {"text": SUM, "user_id": "bob"}
+        await manager.run_turn(asked)
 
         async def away(*args: Any) -> Any:
             raise StorageBusy("no answer")
 
         monkeypatch.setattr(house.stores.preferences, "get_all", away)
-        turn = await manager.run_turn(SUM)
+        turn = await manager.run_turn(asked)
         assert turn.status is RunStatus.SUCCEEDED
         started = next(e.payload for e in await trail(manager, AUDIT) if e.turn_id == turn.id)
         assert isinstance(started, AuditEvent)
         assert started.details["stale"] is True
+
+
+@pytest.mark.parametrize(("user", "recorded"), [("bob", {"mood": "merry"}), (None, {})])
+async def test_a_turn_records_the_preferences_of_its_user_that_it_uses(
+    user: str | None, recorded: dict[str, Any]
+) -> None:
+    pack = PersonalityInstance(name="p", default=True, system_prompt="Be {{mood}}.")
+    async with House() as house:
+        for name in ("bob/mood", "bob/life", "eve/mood"):
+            await house.stores.preferences.set(name, "merry")
+        manager = house.manager(client=MockLLMClient(), packs=PackSet.of({"p": pack}))
+        turn = await manager.run_turn({"text": SUM, "user_id": user, "params": {} if user else {"mood": "grim"}})
+        assert turn.status is RunStatus.SUCCEEDED
+        [begun] = [each for each in await house.records(turn.id) if each.name == "begin" and each.kind == "done"]
+        assert begun.result is not None
+        assert json.loads(begun.result)["preferences"] == recorded
 
 
 async def test_row_event_publisher_a_turn_that_is_taken_up_again_tells_nothing_twice(place: Path | None) -> None:

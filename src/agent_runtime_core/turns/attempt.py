@@ -30,8 +30,9 @@ from ..planning.executing import execute_plan, planned_id
 from ..planning.plan import Plan, PlanStep, StepKind
 from ..status import RunStatus, StepStatus
 from ..tools.registry import ToolRegistry
+from .contexts import Remembered
 from .events import EventEnvelope, PlanRequest, StepEvent, TurnEvent
-from .instances import MemorySettings, PersonalityInstance
+from .instances import MemorySettings, PersonalityInstance, places_in
 from .keeping import asked, audited, save, saved
 from .logs import TurnLog
 from .parts import Parts
@@ -102,7 +103,9 @@ class Attempt:
     async def _choose(self) -> Chosen:
         ctx, parts, turn, settings = self.ctx, self.parts, self.turn, self.settings
         personality = parts.settled(parts.personality(settings, ctx.input.get("personality")), settings)
-        preferred = await parts.contexts.preferences(turn.user_id)
+        preferred = await parts.contexts.preferences(turn.user_id) if turn.user_id else Remembered(dict[str, Any]())
+        wanted = places_in(personality.system_prompt)
+        used = {name: value for name, value in preferred.value.items() if name in wanted}
         turn.status, turn.personality = RunStatus.RUNNING, personality.name
         await self.save()
         event = TurnEvent(
@@ -121,7 +124,7 @@ class Attempt:
         return Chosen(
             personality=personality, remote_steps=settings.turns.remote_steps,
             max_in_flight=settings.turns.max_in_flight, settings_version=settings.version,
-            preferences=preferred.value, stale=preferred.stale,
+            preferences=used, stale=preferred.stale,
         )  # fmt: skip
 
     # -- the plan

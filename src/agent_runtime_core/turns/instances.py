@@ -89,6 +89,11 @@ class PersonalityInstance:
         return some
 
 
+def places_in(text: str) -> set[str]:
+    """The names whose values `filled` asks for."""
+    return {place[1] for place in _PLACE.finditer(text)}
+
+
 def filled(text: str, values: Mapping[str, str | int | float]) -> str:
     """The text with each `{{name}}` replaced by that value, once: nothing is evaluated, no value is read again.
 
