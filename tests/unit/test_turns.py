@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +45,18 @@ from agent_runtime_core.turns import (
     TurnManager,
 )
 from agent_runtime_core.turns.attempt import last_said
-from agent_runtime_core.turns.events import AUDIT, RESULTS, STEPS, TURNS, AuditEvent, EventEnvelope, StepResultChunk
+from agent_runtime_core.turns.events import (
+    AUDIT,
+    RESULTS,
+    STEPS,
+    TURNS,
+    AuditEvent,
+    EventEnvelope,
+    PlanRequest,
+    StepResultChunk,
+)
+from agent_runtime_core.turns.logs import TurnLog
+from agent_runtime_core.turns.planner import PlanExecutor
 from tests.unit.rig import Rig, until
 
 SUM = "add 12 and 30, then multiply by 2"
@@ -406,6 +418,28 @@ async def test_row_plan_executor_broken_steps_are_skipped_and_logged(caplog: pyt
     records = [each for each in caplog.records if "is left out" in each.message]
     assert len(records) == 2
     assert {vars(each)["trace_id"] for each in records} == {turn.trace_id}
+
+
+async def test_what_each_step_needs_is_looked_up_a_few_times_however_long_a_broken_plan_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_up, needs = Counter[int](), vars(PlanStep)["needs"].fget
+
+    def counted(step: PlanStep) -> Any:
+        looked_up[step.step_number] += 1
+        return needs(step)
+
+    monkeypatch.setattr(PlanStep, "needs", property(counted))
+    planner = Fixed(
+        PlanStep(1, "nothing", {}),
+        *(PlanStep(n, "calculator", {"expression": "1"}, depends_on=[n - 1]) for n in range(2, 90)),
+        *(PlanStep(n, "calculator", {"expression": "1"}, depends_on=[n - 1][: n - 90]) for n in range(90, 101)),
+    )
+    asked, log = PlanRequest(prompt="x", tools=[]), TurnLog("trace", "turn")
+    planned = await PlanExecutor(planner).plan(asked, built_in_tools(), lambda own: None, log)
+    assert [step.step_number for step, _ in planned.skipped] == list(range(1, 90))
+    assert len(planned.plan.steps) == 11
+    assert max(looked_up.values()) <= 2
 
 
 async def test_row_plan_executor_without_a_plan_the_model_answers(caplog: pytest.LogCaptureFixture) -> None:

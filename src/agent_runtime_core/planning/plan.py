@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -127,19 +128,25 @@ class Plan:
 
     def problems(self, tools: Tools, memory: Tools = ()) -> list[str]:
         """What is wrong with the plan, each with the step it is in."""
-        known, remembered = _by_name(tools), _by_name(memory)
-        numbers = [step.step_number for step in self.steps]
+        numbers = Counter(step.step_number for step in self.steps)
         found = [] if numbers else ["it has no steps"]
-        if len(numbers) > MOST_STEPS:
-            return [f"it has {len(numbers)} steps, {MOST_STEPS} are the most"]
-        found += [f"step number {each} occurs twice" for each in sorted({n for n in numbers if numbers.count(n) > 1})]
-        for step in self.steps:
-            named = remembered if step.kind is StepKind.MEMORY_OP else known
-            about = _unusable(step) or [*_called(step, named), *_referred(step, numbers)]
-            found += [f"step {step.step_number}: {each}" for each in about]
+        if len(self.steps) > MOST_STEPS:
+            return [f"it has {len(self.steps)} steps, {MOST_STEPS} are the most"]
+        found += [f"step number {each} occurs twice" for each in sorted(n for n, count in numbers.items() if count > 1)]
+        found += [f"step {number}: {each}" for number, each in problems_of_steps(self.steps, tools, memory)]
         if not found and (stuck := _stuck(self.steps)):
             found.append(f"steps wait for each other: {_circle(stuck)}")
         return found
+
+
+def problems_of_steps(steps: Sequence[PlanStep], tools: Tools, memory: Tools = ()) -> Iterator[tuple[int, str]]:
+    """What is wrong with single steps of a plan, each with the number of the step."""
+    known, remembered = _by_name(tools), _by_name(memory)
+    numbers = {step.step_number for step in steps}
+    for step in steps:
+        named = remembered if step.kind is StepKind.MEMORY_OP else known
+        for each in _unusable(step) or [*_called(step, named), *_referred(step, numbers)]:
+            yield step.step_number, each
 
 
 def _by_name(tools: Tools) -> dict[str, Tool | None]:
@@ -202,8 +209,7 @@ def _contains_whole(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(is_reference(each) or _contains_whole(each) for each in value)
 
 
-def _referred(step: PlanStep, numbers: Sequence[int]) -> list[str]:
-    there = set(numbers)
+def _referred(step: PlanStep, there: Set[int]) -> list[str]:
     found = [f"{text} is no reference: write it as {{{{step_1.result}}}}" for text in malformed(step.tool_input)]
     for each in references(step.tool_input):
         if each.step not in there:
@@ -217,11 +223,11 @@ def _referred(step: PlanStep, numbers: Sequence[int]) -> list[str]:
 
 def _stuck(steps: Sequence[PlanStep]) -> list[PlanStep]:
     """The steps that can never begin."""
-    left, done = list(steps), set[int]()
-    while ready := [step for step in left if done.issuperset(step.needs)]:
-        done.update(step.step_number for step in ready)
-        left = [step for step in left if step.step_number not in done]
-    return left
+    left, done = [(step, step.needs) for step in steps], set[int]()
+    while ready := [step.step_number for step, needs in left if done.issuperset(needs)]:
+        done.update(ready)
+        left = [each for each in left if each[0].step_number not in done]
+    return [step for step, _ in left]
 
 
 def _circle(stuck: Sequence[PlanStep]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from ..interfaces import LLMClient
 from ..planning.base import BasePlanner, plan_of
 from ..planning.executing import AS_THEY_ARE
 from ..planning.memory import memory_operations
-from ..planning.plan import Plan, PlanStep, StepKind
+from ..planning.plan import MOST_STEPS, Plan, PlanStep, StepKind, problems_of_steps
 from ..tools.registry import ToolRegistry
 from .events import PlanRequest
 from .logs import TurnLog
@@ -87,7 +88,7 @@ class PlanExecutor:
         memory = memory_operations()
         if not plan.problems(tools, memory):
             return Planned(plan)
-        broken = dict(_broken(plan.steps, tools, memory))
+        broken = _broken(plan.steps, tools, memory) if len(plan.steps) <= MOST_STEPS else {}
         kept = Plan([step for step in plan.steps if step.step_number not in broken], plan.final_goal)
         kept.validate(tools, memory)
         for number, why in broken.items():
@@ -95,27 +96,21 @@ class PlanExecutor:
         return Planned(kept, [(step, broken[step.step_number]) for step in plan.steps if step.step_number in broken])
 
 
-def _broken(steps: Iterable[PlanStep], tools: ToolRegistry, memory: ToolRegistry) -> Iterable[tuple[int, str]]:
+def _broken(steps: Sequence[PlanStep], tools: ToolRegistry, memory: ToolRegistry) -> dict[int, str]:
     """Numbers of steps that cannot be carried out, with the reason; what waits for such a step is one of them."""
-    left, found = list(steps), dict[int, str]()
-    while True:
-        plan = Plan([step for step in left if step.step_number not in found])
-        more = {
-            step.step_number: why
-            for step in plan.steps
-            if (why := _why_not(step, plan, found, tools, memory)) is not None
-        }
-        if not more:
-            return found.items()
-        found |= more
-
-
-def _why_not(
-    step: PlanStep, plan: Plan, found: Mapping[int, str], tools: ToolRegistry, memory: ToolRegistry
-) -> str | None:
-    lost = next((each for each in step.needs if each in found), None)
-    if lost is not None:
-        return f"it needs step {lost}, which is left out"
-    where = f"step {step.step_number}: "
-    said = [each.removeprefix(where) for each in plan.problems(tools, memory) if each.startswith(where)]
-    return "; ".join(said) or None
+    said: dict[int, list[str]] = {}
+    for number, problem in problems_of_steps(steps, tools, memory):
+        said.setdefault(number, []).append(problem)
+    found = {number: "; ".join(problems) for number, problems in said.items()}
+    waiting: dict[int, list[int]] = {}
+    for step in steps:
+        for each in step.needs:
+            waiting.setdefault(each, []).append(step.step_number)
+    lost = deque(found)
+    while lost:
+        number = lost.popleft()
+        for each in waiting.get(number, ()):
+            if each not in found:
+                found[each] = f"it needs step {number}, which is left out"
+                lost.append(each)
+    return found
