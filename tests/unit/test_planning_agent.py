@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, ProviderUnavailable
-from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.interfaces import LLMResponse, RunResult
 from agent_runtime_core.planning import (
     BasePlanner,
     LLMPlanner,
@@ -152,6 +152,14 @@ async def test_the_calls_of_a_planners_model_are_recorded_and_paid_once() -> Non
     assert (result.usage["turns"], result.usage["total_tokens"]) == (2, 240)
     assert names == ["model", "model", "plan", "step_1"]
     assert agent.planner.client is client  # type: ignore[attr-defined]
+
+
+async def test_a_planners_client_may_tell_no_usage() -> None:
+    silent = LLMResponse({"role": "assistant", "content": GOOD}, usage=None)  # type: ignore[arg-type]
+    async with Rig() as rig:
+        result = await planned(rig, PlanningAgent(planner=LLMPlanner(Scripted(silent))), "six times seven")
+    assert result.final_output["result"] == 42
+    assert result.usage == {"turns": 1, "tool_calls": 1}
 
 
 async def test_a_recorded_answer_of_a_model_has_been_come_to_by_the_run() -> None:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from agent_runtime_core.config import configure
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -58,6 +59,7 @@ from agent_runtime_core.turns.events import (
 from agent_runtime_core.turns.logs import TurnLog
 from agent_runtime_core.turns.planner import PlanExecutor
 from tests.unit.rig import Rig, until
+from tests.unit.scripted import Scripted
 
 SUM = "add 12 and 30, then multiply by 2"
 
@@ -266,6 +268,14 @@ async def test_what_steps_use_is_summed_on_the_turn() -> None:
         assert (turn.metrics.prompt_tokens, turn.metrics.completion_tokens, turn.metrics.cost_usd) == (12, 3, 0.75)
         assert [step.metrics.cost_usd for step in turn.steps] == [0.25, 0.5]
         assert (await manager.get_turn(turn.id)).metrics == turn.metrics
+
+
+async def test_a_client_of_a_turn_may_tell_no_usage() -> None:
+    silent = LLMResponse({"role": "assistant", "content": "a"}, usage=None)  # type: ignore[arg-type]
+    configure(model_prices={"scripted-1": {"input": 1.0, "output": 1.0}})
+    async with House() as house:
+        turn = await house.manager(planner=Fixed(llm()), client=Scripted(silent)).run_turn("x")
+        assert (turn.response, turn.metrics.prompt_tokens) == ("a", 0)
 
 
 async def test_what_a_recorded_call_used_is_told_though_the_turn_was_cut_before_it_was_kept(

@@ -114,7 +114,7 @@ class RecordedClient(LLMClient):
 
     async def _asked(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         response = await self.client.generate(messages, **options)
-        usage = {name: value for name, value in response.usage.items() if isinstance(value, (int, float))}
+        usage = {name: value for name, value in (response.usage or {}).items() if isinstance(value, (int, float))}
         cost, prices = response.cost_usd, self._prices()
         if cost is None and prices:
             cost = cost_usd(usage, response.model or self._model(options), prices)

@@ -212,7 +212,9 @@ class TurnClient(LLMClient):
         sent = [{"role": "system", "content": self.work.system}, *messages] if self.work.system else list(messages)
         response = await self._guarded(sent, options, running)
         if running is not None:
-            running.metrics += StepMetrics.of(0.0, {**response.usage, "cost_usd": self._cost(response, options)})
+            running.metrics += StepMetrics.of(
+                0.0, {**(response.usage or {}), "cost_usd": self._cost(response, options)}
+            )
         return response
 
     def recalled(self, answer: LLMResponse) -> None:
@@ -256,7 +258,7 @@ class TurnClient(LLMClient):
         if response.cost_usd is not None or not self.model_prices:
             return response.cost_usd
         model = response.model or str(options.get("model") or "")
-        return cost_usd(response.usage, model, self.model_prices)
+        return cost_usd(response.usage or {}, model, self.model_prices)
 
     async def embed(self, texts: Sequence[str], *, model: str | None = None) -> list[list[float]]:
         return await self.client.embed(texts, model=model)
