@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, PlanningError
-from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve
+from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rules
+from agent_runtime_core.planning.sums import read_sum
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
 from tests.bars import within
 from tests.unit.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
@@ -98,6 +99,22 @@ async def test_a_prompt_that_leads_nowhere_is_given_up_soon(prompt: str) -> None
     for _ in within(2.0):
         with contextlib.suppress(PlanningError):
             await RuleBasedPlanner().create_plan(prompt, TOOLS)
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [("add milk and " * 40, 0), ("add 1, add milk and " * 20 + "x", 20)])
+async def test_what_is_no_sum_for_one_of_its_words_is_not_read_as_one(
+    prompt: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    def read(text: str, last: int | None, *, apart: bool = True) -> dict[str, Any] | None:
+        texts.append(text)
+        return read_sum(text, last, apart=apart)
+
+    monkeypatch.setattr(rules, "read_sum", read)
+    with contextlib.suppress(PlanningError):
+        await RuleBasedPlanner().create_plan(prompt, TOOLS)
+    assert len(texts) <= asked
 
 
 @pytest.mark.parametrize(("prompt", "part"), REFUSED)

@@ -38,6 +38,8 @@ _TENS: Final = {
 }
 _SCALES: Final = {"thousand": 10**3, "million": 10**6, "billion": 10**9}
 TENS: Final = frozenset(_TENS)
+#: All that can be part of a number.
+WORDS: Final = frozenset({*_SMALL, *_TENS, *_SCALES, "hundred", "a", "and", "point"})
 
 Number = int | float
 

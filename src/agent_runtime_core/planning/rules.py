@@ -11,7 +11,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .base import BasePlanner, listed
 from .plan import Plan, PlanStep
-from .sums import read_sum
+from .sums import may_be_in_sum, read_sum
 from .todos import read_todo
 
 #: Gives (tool name, its input), or a PlanStep whose number does not count, or None if it is not meant after all.
@@ -46,22 +46,6 @@ class _Rule(NamedTuple):
     pattern: re.Pattern[str]
     make: RuleFunction
     example: str
-
-
-class _Read(NamedTuple):
-    """A request that was understood; `at` is the part behind it."""
-
-    step: PlanStep
-    at: int
-    before: _Read | None
-
-    def steps(self) -> list[PlanStep]:
-        found: list[PlanStep] = []
-        here: _Read | None = self
-        while here is not None:
-            found.append(here.step)
-            here = here.before
-        return found[::-1]
 
 
 class RuleBasedPlanner(BasePlanner):
@@ -109,10 +93,13 @@ class RuleBasedPlanner(BasePlanner):
         more = "".join(f', "{rule.example}"' for rule in self._rules)
         return f"this planner understands {UNDERSTOOD}{more}, joined by 'then', 'and' or a full stop"
 
-    def read(self, text: str, before: list[PlanStep], *, weak: bool) -> tuple[str, dict[str, Any]] | PlanStep | None:
-        """What one request asks for, behind the steps before it; None where it is not understood."""
+    def read(
+        self, text: str, before: list[PlanStep], *, weak: bool, sums: bool = True
+    ) -> tuple[str, dict[str, Any]] | PlanStep | None:
+        """What one request asks for, behind the steps before it; None where it is not understood. Without `sums` it is
+        known to be none."""
         said = text.strip()
-        text = _THANKS.sub("", _POLITE.sub("", said, count=1) if _POLITE.match(said) else said)
+        text = _plainly(said)
         for rule in self._rules:
             # What is only polite elsewhere may be what a rule is about: "hello Bob", "next page".
             for each in dict.fromkeys((text, text.rstrip(" .!?"), said, said.rstrip(" .!?"))):
@@ -122,7 +109,7 @@ class RuleBasedPlanner(BasePlanner):
                     return made
         last = next((step.step_number for step in reversed(before) if step.tool_name == self.calculator), None)
         known = next((step.tool_input.get("text") for step in reversed(before) if step.tool_name == self.todos), None)
-        if (given := read_sum(text, last, apart=weak)) is not None:
+        if sums and (given := read_sum(text, last, apart=weak)) is not None:
             return self.calculator, given
         if (given := read_todo(text, last, known, weak=weak)) is not None:
             return self.todos, given
@@ -144,6 +131,13 @@ class _Reading:
         self._ends = [*(found.start() for found in breaks), len(self._prompt)]
         self._strong = [True, *(found["strong"] is not None or "," in found[0] for found in breaks)]
         self._hard = [False, *(found["strong"] is not None for found in breaks)]
+        #: Where the first part at or behind a place is that no sum has in it.
+        self._sums_end = [len(self._ends)] * (len(self._ends) + 1)
+        for at, (start, end) in reversed(list(enumerate(zip(self._starts, self._ends, strict=True)))):
+            part = self._prompt[start:end].strip()
+            # As the first part of a request, and as its last, where other words are only polite.
+            fits = may_be_in_sum(_plainly(part)) or may_be_in_sum(_plainly(f"0 {part}"))
+            self._sums_end[at] = self._sums_end[at + 1] if fits else at
         self._across = False
         self._hopeless: set[tuple[int, bool, bool]] = set()
         self._furthest = 0
@@ -174,7 +168,7 @@ class _Reading:
             if end > at and self._hard[end] and not self._across:
                 break
             text = self._prompt[self._starts[at] : self._ends[end]]
-            made = self._planner.read(text, before, weak=self._strong[at])
+            made = self._planner.read(text, before, weak=self._strong[at], sums=end < self._sums_end[at])
             if made is None:
                 continue
             found = self._from(end + 1, [*before, _step(made, len(before) + 1, text, before)])
@@ -182,6 +176,11 @@ class _Reading:
                 return found
         self._hopeless.add(known)
         return None
+
+
+def _plainly(said: str) -> str:
+    """A request without what is only polite."""
+    return _THANKS.sub("", _POLITE.sub("", said, count=1) if _POLITE.match(said) else said)
 
 
 def _step(made: tuple[str, dict[str, Any]] | PlanStep, number: int, text: str, before: list[PlanStep]) -> PlanStep:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from .numerals import TENS, Number, number_at
+from .numerals import TENS, WORDS, Number, number_at
 from .references import reference
 
 Item = Number | str  # a number, a sign, "@" for the result of an earlier step, or a word
@@ -77,6 +77,8 @@ _VERBS: Final[dict[tuple[str, ...], _Verb]] = {
     ("halve",): _Verb("/", frozenset(), fixed=2), ("square",): _Verb("**", frozenset(), fixed=2),
     ("cube",): _Verb("**", frozenset(), fixed=3),
 }  # fmt: skip
+#: All words that are left of a sum: where there is another one, none of the rest needs to be looked at.
+_KNOWN: Final = WORDS.union({"the", "away"}, *_VERBS, *(verb.between for verb in _VERBS.values()))
 
 
 def read_sum(text: str, last: int | None, *, apart: bool = True) -> dict[str, Any] | None:
@@ -86,7 +88,7 @@ def read_sum(text: str, last: int | None, *, apart: bool = True) -> dict[str, An
     plus or a minus: in "add 5 and minus 3" that is a number.
     """
     words = _words(text)
-    if words is None:
+    if not words:
         return None
     for joined in (True, False):
         items = _items(words, joined)
@@ -96,17 +98,25 @@ def read_sum(text: str, last: int | None, *, apart: bool = True) -> dict[str, An
     return None
 
 
+def may_be_in_sum(text: str) -> bool:
+    """Whether a text that goes on behind "and" or a comma may be a sum: this one has no word that no sum has."""
+    return _words(text) is not None
+
+
 def _words(text: str) -> list[str] | None:
-    """Lower-case words and signs; None where there is anything else."""
+    """Lower-case words and signs of a sum; None where there is anything else."""
     text = _AROUND.sub("", text.lower().translate(_SAME))
     text = _AFTER.sub("", _ASKED.sub("", text, count=1) if _ASKED.match(text) else text)
     for pattern, sign in _PHRASES:
         text = pattern.sub(sign, text)
     words, at = [], 0
     while found := _WORD.match(text, at):
-        words.append("*" if found[1] == "x" else found[1])
+        word = "*" if found[1] == "x" else found[1]
+        if word.isalpha() and word not in _KNOWN:
+            return None
+        words.append(word)
         at = found.end()
-    return words if words and not text[at:].strip() else None
+    return words if not text[at:].strip() else None
 
 
 def _items(words: Sequence[str], joined: bool) -> list[Item]:
