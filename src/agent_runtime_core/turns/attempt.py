@@ -7,7 +7,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, cast
 
 from ..context import Context
@@ -269,11 +269,11 @@ class Attempt:
 
 def last_said(said: Sequence[Any], memory: MemorySettings, own: int) -> list[Mapping[str, Any]]:
     """The last messages, as many as those settings want, and at least `own` of them; no result without its call."""
-    said = said[-max(memory.history_messages, own) :]
+    count = max(memory.history_messages, own)
     if memory.history_tokens is not None:
-        sizes = list(accumulate(map(_tokens, reversed(said))))
-        said = said[-max(bisect_right(sizes, memory.history_tokens), own) :]
-    return paired(said)
+        sizes = list(accumulate(map(_tokens, islice(reversed(said), count))))
+        count = max(bisect_right(sizes, memory.history_tokens), own)
+    return paired(said[max(len(said) - count, 0) :])
 
 
 def _tokens(message: Any) -> int:
