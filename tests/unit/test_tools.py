@@ -307,7 +307,61 @@ def test_methods_partials_and_callable_objects_are_functions_too() -> None:
     assert Tool.from_function(Shop(), name="shop").parameters["required"] == ["item"]
     bound = Tool.from_function(functools.partial(search, limit=3))
     assert (bound.name, bound.description) == ("search", "Search the web.\n\nLooks everywhere.")
-    assert bound.parameters["properties"]["limit"]["default"] == 3
+    assert bound.parameters["properties"]["query"]["description"] == "What to look for, in any language."
+
+
+class Binding(functools.partial[Any]):
+    """One that functools.partial does not merge with another."""
+
+
+@functools.wraps(bound_twice := Binding(functools.partial(search, limit=3), exact=True))
+def wrapped(**arguments: Any) -> Any:
+    return bound_twice(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("fn", "bound", "left"),
+    [
+        (functools.partial(search, limit=3), ["limit"], ["query", "exact"]),
+        (functools.partial(functools.partial(search, limit=3), exact=True), ["limit", "exact"], ["query"]),
+        (bound_twice, ["limit", "exact"], ["query"]),
+        (wrapped, ["limit", "exact"], ["query"]),
+        (functools.partial(search, "cats"), ["query"], ["limit", "exact"]),
+        (functools.partial(search, "cats", 3), ["query", "limit"], ["exact"]),
+        (functools.partial(dict, user="alice"), ["user"], None),
+    ],
+)
+async def test_what_is_bound_is_neither_shown_nor_given(
+    fn: Callable[..., Any], bound: list[str], left: list[str] | None
+) -> None:
+    registry = ToolRegistry()
+    registry.register(Tool("by_hand", "", {}, fn))
+    given = {"query": "dogs"} if left and "query" in left else {}
+    if left is not None:
+        tool = Tool.from_function(fn, name="found")
+        assert list(tool.parameters["properties"]) == left
+        registry.register(tool)
+    for name in bound:
+        with pytest.raises(InvalidArgument, match=f"'{name}' is not for the caller to give"):
+            await registry.execute("by_hand", {**given, name: "forged"})
+        if left is not None:
+            with pytest.raises(InvalidArgument, match=rf"\$ has '{name}', which the schema does not know"):
+                await registry.execute("found", {**given, name: "forged"})
+    assert await registry.execute("by_hand", given) == fn(**given)
+
+
+async def test_what_is_bound_is_not_overridden_as_one_of_any_keywords() -> None:
+    def note(user_id: str, **others: int) -> str:
+        return f"{user_id}: {others}"
+
+    registry = ToolRegistry()
+    for bound in (functools.partial(note, user_id="alice"), functools.partial(note, "alice")):
+        tool = Tool.from_function(bound)
+        assert tool.parameters["properties"] == {}
+        registry.register(tool)
+        assert await registry.execute("note", {"a": 1}) == "alice: {'a': 1}"
+        with pytest.raises(InvalidArgument, match="'user_id' is not for the caller to give"):
+            await registry.execute("note", {"user_id": 1})
 
 
 def test_the_context_is_left_out_of_the_schema() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import InvalidArgument, brief
 from .forms import give_default, is_union, schema_of, typed
 
-__all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context"]
+__all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 
 _CONTEXT = "RunContext"
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Return|Yields|Raises|Examples?|Notes?|Warnings?):\s*$")
@@ -38,13 +38,14 @@ def place_context(fn: Callable[..., Any], ctx: Any, args: Sequence[Any]) -> tupl
 
 
 def parameters_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """JSON Schema of the parameters of `fn`; one annotated `RunContext` is left out."""
-    told = describe(fn)[1]
+    """JSON Schema of the parameters of `fn`, without those already bound and one annotated `RunContext`."""
+    told = describe(unbound(fn))[1]
+    bound = _bound(fn)
     properties: dict[str, Any] = {}
     required: list[str] = []
     others: Any = False
     for name, (parameter, hint) in _parameters(fn, strict=True).items():
-        if hint is _CONTEXT:
+        if hint is _CONTEXT or name in bound:
             continue
         where = f"parameter {name!r} of {_name(fn)}"
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -75,6 +76,8 @@ class Binder:
         self._signature = _signature(fn)
         self._parameters = _parameters(fn)
         self._context = _context_in(self._parameters)
+        #: Names that no argument may have: what they stand for is given already.
+        self._taken = {*_bound(fn), *filter(None, [self._context])}
         #: Those of a hint that says no more than the type of a value in JSON.
         self._plain = {name: hint for name, (_, hint) in self._parameters.items() if hint in (str, int, bool)}
         hints = {parameter.kind: hint for parameter, hint in self._parameters.values()}
@@ -85,11 +88,12 @@ class Binder:
 
     def bind(self, arguments: Mapping[str, Any], ctx: Any = None) -> dict[str, Any]:
         """The keyword arguments to call the function with, typed by its hints; InvalidArgument if they do not fit."""
+        if not self._taken.isdisjoint(arguments):
+            taken = next(name for name in arguments if name in self._taken)
+            raise InvalidArgument(f"{brief(taken)} is not for the caller to give")
         if self._signature is None:
             return dict(arguments)
         wanted = self._context
-        if wanted in arguments:
-            raise InvalidArgument(f"{brief(wanted)} is not for the caller to give")
         given = dict(arguments)
         for name, value in arguments.items():
             if self._plain.get(name) is not type(value):
@@ -110,9 +114,30 @@ class Binder:
         return self._others if known is None else known[1]
 
 
+def unbound(fn: Any) -> Any:
+    """The function that arguments were bound to with functools.partial."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return fn
+
+
+def _bound(fn: Any) -> set[str]:
+    """The names of the parameters that functools.partial has bound, by name or by position."""
+    names: set[str] = set()
+    while fn is not None:
+        if isinstance(fn, functools.partial):
+            left, fn, keywords = _signature(fn), fn.func, fn.keywords
+            whole = _signature(fn)
+            names |= keywords.keys()
+            if left is not None and whole is not None:
+                names |= whole.parameters.keys() - left.parameters.keys()
+        else:
+            fn = getattr(fn, "__wrapped__", None)
+    return names
+
+
 def _is_async(handler: Any) -> bool:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
+    handler = unbound(handler)
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
@@ -189,9 +214,7 @@ def _resolved(fn: Callable[..., Any], annotations: Mapping[str, Any], strict: bo
 
 
 def _globals(fn: Any) -> dict[str, Any]:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    fn = inspect.unwrap(fn)
+    fn = inspect.unwrap(unbound(fn))
     if not hasattr(fn, "__globals__"):
         fn = getattr(fn, "__func__", None) or type(fn).__call__
     return getattr(fn, "__globals__", {})

@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from ..errors import InvalidArgument, brief
 from .deadline import seconds_or_none
-from .schema import describe, parameters_of
+from .schema import describe, parameters_of, unbound
 
 __all__ = ["Tool", "ToolDefinition", "tool"]
 
@@ -53,11 +53,12 @@ class Tool:
     ) -> Tool:
         """A tool from a function's name, docstring and type hints (a Google-style "Args:" describes parameters).
 
-        A parameter annotated `RunContext` receives the context and is left out of the schema.
+        A parameter annotated `RunContext` receives the context and is left out of the schema; so is one that
+        functools.partial has bound, which no call can change.
         """
         if not callable(fn):
             raise InvalidArgument(f"{brief(fn)} is no function")
-        plain = fn.func if isinstance(fn, functools.partial) else fn
+        plain = unbound(fn)
         found = name or getattr(plain, "__name__", "")
         if not found or found == "<lambda>":
             raise InvalidArgument(f"{brief(fn)} has no name that a model could call it by: give name=")
