@@ -716,7 +716,7 @@ def test_one_client_in_two_loops_keeps_their_connections_apart() -> None:
     loops = [asyncio.new_event_loop() for _ in range(2)]
 
     async def own() -> list[Any]:
-        return [wire._clients.here() for _ in range(2)]
+        return [await wire._clients.here() for _ in range(2)]
 
     (first, again), (second, _) = [loop.run_until_complete(own()) for loop in loops]
     for loop in loops:

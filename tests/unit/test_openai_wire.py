@@ -774,6 +774,20 @@ def test_one_client_serves_one_loop_after_another(patient: str) -> None:
         assert first.run(twice()) == ["4", "4"]
 
 
+def test_connections_end_with_the_loop_they_were_made_in(patient: str, caplog: pytest.LogCaptureFixture) -> None:
+    client = OpenAIClient(KEY, base_url=patient, retries=ONCE)
+    clients = client._wire._clients  # type: ignore[attr-defined]
+
+    async def asked() -> Any:
+        await asyncio.gather(*[client.generate(ASK) for _ in range(3)])
+        return await clients.here()
+
+    for _ in range(2):
+        assert asyncio.run(asked()).is_closed()
+        assert not clients._bound
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
 @pytest.mark.parametrize("key", ["can\x00ary", "canäry", "can\nary"])
 def test_a_key_that_no_request_can_carry_is_refused(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OpenAIConfigurationError, match="characters that no key has") as caught:

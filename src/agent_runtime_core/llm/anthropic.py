@@ -95,7 +95,8 @@ class AnthropicWire(Wire):
                     if piece.answer is not None:
                         return piece.answer
             raise StreamCut("the answer ended before it was finished", provider=PROVIDER, model=request.model)
-        found = await self._clients.here().messages.create(**arguments)
+        client = await self._clients.here()
+        found = await client.messages.create(**arguments)
         whole = self._dict(found)
         if not whole.get("stop_reason"):
             raise StreamCut("the answer has no stop_reason", provider=PROVIDER, model=request.model)
@@ -103,7 +104,8 @@ class AnthropicWire(Wire):
 
     async def pour(self, request: Request) -> AsyncGenerator[Piece, None]:
         assembly = Assembly()
-        events = await self._clients.here().messages.create(**self._arguments(request), stream=True)
+        client = await self._clients.here()
+        events = await client.messages.create(**self._arguments(request), stream=True)
         try:
             async for event in events:
                 # Also where there is no text: whoever waits is told that the answer is still coming.
@@ -126,7 +128,8 @@ class AnthropicWire(Wire):
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, model: str, timeouts: Timeouts
     ) -> int:
         said = _prompt(messages, tools)
-        counted = await self._clients.here().messages.count_tokens(**said, model=model, timeout=self._timeout(timeouts))
+        client = await self._clients.here()
+        counted = await client.messages.count_tokens(**said, model=model, timeout=self._timeout(timeouts))
         return int(counted.input_tokens)
 
     def translate(self, error: Exception, model: str) -> ProviderError | None:

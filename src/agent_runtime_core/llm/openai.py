@@ -118,12 +118,14 @@ class OpenAIWire(Wire):
         self.remote: bool = not (injected or is_loopback(endpoint))
 
     async def ask(self, request: Request) -> Answer:
-        raw = await self._clients.here().chat.completions.create(**self._asked(request))
+        client = await self._clients.here()
+        raw = await client.chat.completions.create(**self._asked(request))
         told = as_dict(raw)
         return answer_of(told, self.provider, request, raw)
 
     async def pour(self, request: Request) -> AsyncIterator[Piece]:
-        stream = await self._clients.here().chat.completions.create(**self._asked(request, stream=True))
+        client = await self._clients.here()
+        stream = await client.chat.completions.create(**self._asked(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
         try:
             async for chunk in stream:
@@ -144,14 +146,16 @@ class OpenAIWire(Wire):
     async def embed(self, texts: Sequence[str], model: str | None, timeouts: Timeouts) -> list[list[float]]:
         if not texts:
             return []
-        told = await self._clients.here().embeddings.create(
+        client = await self._clients.here()
+        told = await client.embeddings.create(
             model=model or _EMBEDDING_MODEL, input=list(texts), timeout=self._timeout(timeouts)
         )
         return vectors(told, len(texts), self.provider)
 
     async def moderate(self, text: str, model: str | None, timeouts: Timeouts) -> dict[str, Any]:
         chosen = {"model": model} if model else {}
-        told = await self._clients.here().moderations.create(input=text, timeout=self._timeout(timeouts), **chosen)
+        client = await self._clients.here()
+        told = await client.moderations.create(input=text, timeout=self._timeout(timeouts), **chosen)
         results = as_dict(told).get("results")
         if not results:
             raise ProviderUnavailable("the answer holds no verdict", provider=self.provider, model=model or "")
