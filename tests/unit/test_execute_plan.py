@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -152,6 +153,24 @@ async def test_a_result_becomes_text_where_a_tool_takes_text_or_nothing() -> Non
     async with Rig() as rig:
         done = await carried(rig, Plan([calc(1, "6 * 7"), PlanStep(2, "note", given)]), tools(Tool.from_function(note)))
     assert done.result == ["42", "42", 42]
+
+
+@dataclass
+class Weather:
+    city: str
+    degrees: float
+
+
+def weather(city: str) -> Weather:
+    """How it is there."""
+    return Weather(city, 3.5)
+
+
+async def test_a_result_has_the_form_of_the_return_type_of_its_tool() -> None:
+    plan = Plan([PlanStep(1, "weather", {"city": "Oslo"}), say(2, "{{step_1.result.degrees}}")])
+    said, rig = Said(), Rig()
+    await carried(rig, plan, tools(Tool.from_function(weather), said.tool))
+    assert said.calls == [3.5]
 
 
 async def test_several_last_steps_give_a_list() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, replace
+from datetime import UTC, datetime
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent_runtime_core import register_type
 from agent_runtime_core.errors import (
     AgentRuntimeError,
     CircuitOpen,
@@ -24,7 +29,17 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.testing import MockRunContext
-from agent_runtime_core.tools import BadArguments, Tool, ToolAnswer, ToolRegistry, ToolTimeout, answer_call, tool
+from agent_runtime_core.tools import (
+    BadArguments,
+    BaseTool,
+    Tool,
+    ToolAnswer,
+    ToolRegistry,
+    ToolResult,
+    ToolTimeout,
+    answer_call,
+    tool,
+)
 from tests.unit.tool_corpus import BAD, GOOD, Bad, Good, registry
 
 if TYPE_CHECKING:
@@ -153,6 +168,103 @@ async def test_a_result_that_cannot_be_kept_is_a_failure_with_the_reason() -> No
         (json.loads("[" * 100 + "]" * 100), "nested deeper than 100 levels"),  # where the call's record has it
     ):
         answer = await _answer(lambda result=result: result)
+        assert (answer.ok, answer.error, answer.result) == (False, "failed", None)
+        assert answer.content.startswith("Error: the result of tool 't' cannot be kept: ")
+        assert why in answer.content
+
+
+@dataclass
+class Reading:
+    city: str
+    colour: Colour
+    at: datetime
+    inner: Reading | None = None
+
+
+@dataclass
+class Unkeepable:
+    x: InitVar[int]
+
+
+@register_type
+@dataclass
+class Registered:
+    a: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+
+
+def one() -> Reading:
+    return Reading("Oslo", Colour.RED, NOON)
+
+
+async def some() -> list[Reading] | None:
+    return [one()]
+
+
+def colour() -> Colour:
+    return Colour.RED
+
+
+def known() -> Registered:
+    return Registered(1)
+
+
+async def test_a_result_is_kept_by_the_annotated_return_type() -> None:
+    plain = {"city": "Oslo", "colour": "RED", "at": NOON, "inner": None}
+    for fn, result in ((one, plain), (some, [plain]), (colour, "RED"), (functools.partial(one), plain)):
+        assert await _answer(fn) == ToolAnswer(str(result), True, result, None)
+    assert await _answer(known) == ToolAnswer("Registered(a=1)", True, Registered(1), None)
+
+
+async def test_a_hook_is_given_the_result_as_the_tool_gave_it() -> None:
+    async def after(name: str, result: Reading) -> Any:
+        assert result == one()
+        return replace(result, city="Bergen")
+
+    answer = await _answer(one, after=after)
+    assert answer.result["city"] == "Bergen"
+
+
+async def test_a_result_that_does_not_fit_its_annotated_type_is_a_failure_with_the_reason() -> None:
+    def wrong() -> Reading:
+        return object()  # type: ignore[return-value]
+
+    def inside() -> Reading:
+        return Reading(object(), Colour.RED, NOON)  # type: ignore[arg-type]
+
+    def unkeepable() -> Unkeepable:
+        return Unkeepable(1)
+
+    def large() -> list[Reading]:
+        return [Reading("x" * 2**21, Colour.RED, NOON)]
+
+    class Given(BaseTool):
+        def name(self) -> str:
+            return "t"
+
+        def description(self) -> str:
+            return "Gives an object."
+
+        def parameters(self) -> dict[str, Any]:
+            return {"type": "object"}
+
+        async def execute(self) -> ToolResult:
+            return ToolResult(True, object())
+
+    for fn, why in (
+        (wrong, "$: the annotation says Reading, this is an object"),
+        (inside, "$.city: an object has no JSON form here"),
+        (unkeepable, "Unkeepable.x is an InitVar"),
+        (large, "larger than 1,048,576 bytes"),
+        (Given().as_tool().handler, "$: an object has no JSON form here"),
+    ):
+        answer = await _answer(fn)
         assert (answer.ok, answer.error, answer.result) == (False, "failed", None)
         assert answer.content.startswith("Error: the result of tool 't' cannot be kept: ")
         assert why in answer.content

@@ -39,6 +39,7 @@ from ..steps.graph import Graph
 from ..steps.model import Step
 from ..steps.plain import PlainDag
 from ..tools.registry import ToolRegistry
+from ..tools.results import in_json
 from ..tools.tool import Tool
 from .asking import RecordedClient, count_recorded
 from .base import registry_of
@@ -280,8 +281,11 @@ class _Execution:
     async def _called(self, planned: PlanStep, given: dict[str, Any]) -> Any:
         ctx, told = self.ctx, {"tool_name": planned.tool_name, "tool_call_id": step_name(planned)}
         await ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": given})
+        tool = self.tools.get(planned.tool_name)
         try:
             result = await self.tools.execute(planned.tool_name, given, ctx)
+            if tool is not None:
+                result, _ = in_json(tool, result)
         except Exception as error:
             if not isinstance(error, AS_THEY_ARE):
                 what = str(error) or type(error).__name__

@@ -10,6 +10,7 @@ from typing import Any, Final
 from .._json import encode
 from .._refusals import MAX_DEPTH
 from ..errors import (
+    InvalidArgument,
     JournalMismatch,
     LeaseLost,
     LimitExceeded,
@@ -21,6 +22,7 @@ from ..errors import (
 from .arguments import BadArguments, check_arguments, read_arguments
 from .deadline import ToolTimeout
 from .registry import CallsTool, ToolRegistry, unknown_tool
+from .results import in_json
 from .tool import Tool
 
 __all__ = ["BAD_ARGUMENTS", "FAILED", "TIMED_OUT", "UNKNOWN_TOOL", "ToolAnswer", "answer_call"]
@@ -41,8 +43,9 @@ _LONGEST: Final = 4000  # characters of an error, of which a model reads the fir
 class ToolAnswer:
     """What goes back to the model as `content`.
 
-    `result` is what the tool gave, as it is. `error` is None for a good answer, else "unknown_tool",
-    "bad_arguments", "failed" or "timed_out"; of these, only the last two called the tool.
+    `result` is what the tool gave, or where only its annotated return type has a form in JSON, that form.
+    `error` is None for a good answer, else "unknown_tool", "bad_arguments", "failed" or "timed_out"; of these,
+    only the last two called the tool.
     """
 
     content: str
@@ -62,9 +65,10 @@ async def answer_call(
     """Run the tool a model asks for; what it did wrong is in the answer, for it to do better.
 
     `before(name, arguments)` is awaited when the call fits, and may change the arguments; `after(name,
-    result)` gives the result that counts, which has an exact JSON form. What they raise goes on. Of what
-    the tool raises, only what the model can do nothing about does: a cancellation of this task, LeaseLost,
-    StepCancelledError, Postponed, LimitExceeded, JournalMismatch and StorageError.
+    result)` gives the result that counts, which has an exact JSON form, by itself or by the tool's return
+    type. What they raise goes on. Of what the tool raises, only what the model can do nothing about does: a
+    cancellation of this task, LeaseLost, StepCancelledError, Postponed, LimitExceeded, JournalMismatch and
+    StorageError.
     """
     name = call.name
     tool = registry.get(name)
@@ -115,10 +119,10 @@ async def answer_read(
         result = await after(name, result)
     try:
         if type(result) is not str or len(result) > _SURELY_SMALL:
-            text = encode(result, max_bytes=_LARGEST)
+            result, text = in_json(tool, result, _LARGEST)
             if text.count("[") + text.count("{") >= MAX_DEPTH:
                 encode([result])  # as deep as it is told and recorded
-    except UnserialisableResult as error:
+    except (UnserialisableResult, InvalidArgument) as error:
         return _wrong(FAILED, f"the result of tool {name!r} cannot be kept: {error}")
     return ToolAnswer(_sendable(str(result)), True, result)
 
