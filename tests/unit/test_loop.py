@@ -37,6 +37,7 @@ from agent_runtime_core.testing import MockRunContext, run_agent_test
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 
+from .rig import Rig
 from .scripted import Scripted, asks, call
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -1282,3 +1283,48 @@ async def test_time_of_earlier_lives_counts(tmp_path: Path) -> None:
     assert result.error is not None
     assert result.error.type == "LimitExceeded"
     assert "run_timeout" in result.error.message
+
+
+@pytest.mark.parametrize("cut_in", ["the last call", "the next turn"])
+@pytest.mark.parametrize("enough", [True, False])
+async def test_recorded_calls_count_one_after_the_other_unless_they_ran_side_by_side(cut_in: str, enough: bool) -> None:
+    inside, hang, begun = asyncio.Event(), True, asyncio.Barrier(2)
+
+    async def stuck() -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig() as rig:
+
+        async def look() -> str:
+            await begun.wait()
+            rig.clock.advance(10)  # type: ignore[attr-defined]
+            return "seen"
+
+        async def write(last: bool = False) -> str:
+            if last and hang and cut_in == "the last call":
+                await stuck()
+            rig.clock.advance(30)  # type: ignore[attr-defined]
+            return "written"
+
+        class Client(Scripted):
+            async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+                if len(messages) > 1 and hang:
+                    await stuck()
+                return await super().generate(messages, **options)
+
+        tools = registry(look)
+        tools.register(Tool.from_function(write, has_side_effects=True))
+        names = [("look", {}), ("look", {}), ("write", {}), ("look", {}), ("look", {}), ("write", {"last": True})]
+        client = Client(asks(*(call(name, args, f"c{n}") for n, (name, args) in enumerate(names))), "done")
+        limits = {"run_timeout": 1000.0}
+
+        async def body(ctx: Any) -> Any:
+            return (await run_turn_loop(ctx, client, tools, limits, messages=HELLO)).text
+
+        await rig.cut(body, inside)
+        hang = False
+        limits["run_timeout"] = 100.5 if enough else 99.5
+        result = await rig.go(body)
+    assert result.final_output == ({"value": "done"} if enough else {"response": None})
+    assert enough or (result.error is not None and "run_timeout=99.5" in result.error.message)

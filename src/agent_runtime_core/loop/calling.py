@@ -34,7 +34,7 @@ class Calling:
         #: The result of an agent that the conversation was handed to.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
-        self.took: float = 0.0  # seconds that the recorded calls of this turn took
+        self.took: float = 0.0  # seconds that the recorded ones of the calls side by side took
 
     async def run(self, key: str, calls: list[ToolCallDict]) -> None:
         """Answer all calls of one turn; LimitExceeded where they are too many, or nothing but nonsense."""
@@ -57,9 +57,6 @@ class Calling:
                 if not answer["ok"]:
                     message["metadata"] = {"is_error": True}
                 talk.messages.append(message)
-        if self.took:
-            talk.worked(self.took)
-            self.took = 0.0
         if self.child is None:
             self._count_malformed(answers)
 
@@ -75,30 +72,22 @@ class Calling:
             await self._beside(key, together, answers)
             together = []
             talk.check(f"tool {call.name!r}")
-            answers[place] = await self._one(f"{key}:{place}", call, tool)
+            await self._beside(key, [(place, call, tool)], answers)
             if self.child is not None:
                 return
         await self._beside(key, together, answers)
 
     async def _beside(self, key: str, calls: list[_Placed], answers: dict[int, dict[str, Any]]) -> None:
-        if len(calls) < 2:
-            for place, call, tool in calls:
-                answers[place] = await self._one(f"{key}:{place}", call, tool)
-            return
-
         async def one(place: int, call: ToolCallDict, tool: Tool | None) -> None:
             answers[place] = await self._one(f"{key}:{place}", call, tool)
 
-        tasks = [asyncio.ensure_future(one(*each)) for each in calls]
-        try:
-            await asyncio.gather(*tasks)
-        except GeneratorExit:  # it outlived its run and is collected, as are its tasks
-            raise
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        if len(calls) < 2:
+            for each in calls:
+                await one(*each)
+        else:
+            await _gathered([asyncio.ensure_future(one(*each)) for each in calls])
+        self.talk.worked(self.took)
+        self.took = 0.0
 
     async def _one(self, key: str, call: ToolCallDict, tool: Tool | None) -> dict[str, Any]:
         """The answer to one call as it is recorded: {"content", "ok", "error", "result"}."""
@@ -284,6 +273,18 @@ class Calling:
             raise LimitExceeded(
                 "malformed_tool_calls", MALFORMED, self.malformed, "no tool call of these turns could be run"
             )
+
+
+async def _gathered(tasks: list[asyncio.Task[None]]) -> None:
+    try:
+        await asyncio.gather(*tasks)
+    except GeneratorExit:  # it outlived its run and is collected, as are its tasks
+        raise
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def _read(call: ToolCallDict) -> dict[str, Any] | None:
