@@ -10,7 +10,7 @@ from .errors import InvalidArgument, LimitExceeded, brief
 from .event_types import EventType
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
-from .llm import get_llm_client
+from .llm import configured_client
 from .loop.core import run_turn_loop
 from .loop.state import CancellationToken, Hooks, LoopResult, TurnState
 from .tools.registry import ToolRegistry
@@ -54,8 +54,8 @@ class ToolCallingAgent(AgentRuntime):
     output_type: Any = None
 
     def get_llm_client(self) -> LLMClient:
-        """The model's client; by default the one that is configured."""
-        return get_llm_client()
+        """The model's client; by default the one that is configured, which all runs share."""
+        return configured_client()
 
     async def before_run(self, ctx: RunContext) -> None:
         """Called before the first call of the model, on every attempt."""

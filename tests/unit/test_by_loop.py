@@ -89,6 +89,14 @@ async def test_one_is_closed_by_hand_and_the_next_one_is_another(made: Made) -> 
     assert await made.used() is not mine
 
 
+async def test_one_that_was_closed_before_its_use_is_not_given_to_anybody(made: Made) -> None:
+    await made.clients.close()
+    assert len(made.all[0].closed) == 1
+    assert await made.used() is not made.all[0]
+    await made.clients.close()
+    assert [len(client.closed) for client in made.all] == [1, 1]
+
+
 async def test_a_loop_that_goes_on_after_it_has_ended_its_generators_gets_another(made: Made) -> None:
     async def ends() -> Sdk:
         mine = await made.used()

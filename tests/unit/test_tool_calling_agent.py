@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -9,6 +11,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from agent_runtime_core.agents import ToolCallingAgent
+from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, RunContext, RunResult
 from agent_runtime_core.llm import use_llm_client
@@ -153,6 +156,51 @@ async def test_it_asks_the_client_that_is_in_use() -> None:
     with use_llm_client(client):
         result = await agent().run(MockRunContext(HELLO))
     assert result.final_output == {"response": "21 degrees"}
+
+
+class Configured(Scripted):
+    """The client of somebody else's package."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        super().__init__(say=lambda messages: "21 degrees")
+
+
+async def test_runs_share_the_configured_client_until_something_else_is_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Configured, "made", 0)
+
+    async def asked() -> int:
+        for _ in range(3):
+            result = await agent().run(MockRunContext(HELLO))
+            assert result.final_output == {"response": "21 degrees"}
+        return Configured.made
+
+    provider = f"{__name__}:Configured"
+    configure(model_provider=provider)
+    assert await asked() == 1
+    with use_llm_client(script()) as used:
+        assert agent().get_llm_client() is used
+    assert await asked() == 1
+    configure(model_provider=provider, default_model="another")
+    assert await asked() == 2
+    reset_config()
+    monkeypatch.setenv("AGENT_RUNTIME_MODEL_PROVIDER", provider)
+    assert await asked() == 3
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://models.example/v1")
+    assert await asked() == 4
+
+
+def test_the_configured_client_goes_with_its_configuration() -> None:
+    configure(model_provider=f"{__name__}:Configured")
+    client = weakref.ref(agent().get_llm_client())
+    assert client() is agent().get_llm_client()
+    reset_config()
+    gc.collect()
+    assert client() is None
 
 
 async def test_its_model_and_temperature_are_asked_for() -> None:

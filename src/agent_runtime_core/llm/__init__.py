@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 from .._contexts import restore
 from .._load import lazily, pick
-from ..config import get_config
+from ..config import RuntimeConfig, get_config
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 
 if TYPE_CHECKING:
@@ -54,6 +56,9 @@ _LAZY = {dotted.partition(":")[2]: dotted for dotted in PROVIDERS.values()} | {
 
 _used: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)
 
+#: The client that agents without one of their own share, and what it was made by; gone with that configuration.
+_kept: tuple[ReferenceType[RuntimeConfig], dict[str, str], LLMClient] | None = None
+
 
 def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
     """Without arguments the client of `use_llm_client`, else one for the provider, by default the configured one.
@@ -67,6 +72,27 @@ def get_llm_client(provider: str | None = None, **options: Any) -> LLMClient:
     name = get_config().model_provider if provider is None else provider
     client: LLMClient = pick(PROVIDERS, name, package=__name__, what="model provider")(**options)
     return client
+
+
+def configured_client() -> LLMClient:
+    """What `get_llm_client()` gives, and the same one until the configuration or the environment changes.
+
+    It is shared: whoever asks leaves it open.
+    """
+    global _kept
+    used = _used.get()
+    if used is not None:
+        return used
+    config, environment, kept = get_config(), dict(os.environ), _kept
+    if kept is None or kept[0]() is not config or kept[1] != environment:
+        kept = _kept = ref(config, _forget), environment, get_llm_client()
+    return kept[2]
+
+
+def _forget(config: ReferenceType[RuntimeConfig]) -> None:
+    global _kept
+    if _kept is not None and _kept[0] is config:
+        _kept = None
 
 
 @contextlib.contextmanager

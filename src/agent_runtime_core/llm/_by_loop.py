@@ -50,8 +50,8 @@ class ByLoop:
         """Close the client of the running loop, and the one nobody has used."""
         if self._shared:
             return
-        for client in self._unbound:
-            await _close(client)
+        while self._unbound:
+            await _close(self._unbound.pop())
         await self._end(asyncio.get_running_loop())
 
     async def _end(self, loop: asyncio.AbstractEventLoop) -> None:

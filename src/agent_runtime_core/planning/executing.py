@@ -367,6 +367,6 @@ def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:
 
 
 def _configured_client() -> LLMClient:
-    make: Any = load("..llm:get_llm_client", package=__package__)
+    make: Any = load("..llm:configured_client", package=__package__)
     client: LLMClient = make()
     return client

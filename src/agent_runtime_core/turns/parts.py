@@ -85,9 +85,9 @@ class Parts:
         key = (name, tuple(sorted(options.items())))
         try:
             if provider is None and not options:
-                return own_client or _configured()
+                return own_client or _configured_client()
             if key not in self._clients:
-                self._clients[key] = _configured(name, **options)
+                self._clients[key] = _client(name, **options)
         except (NotConfigured, MissingDependency):
             return own_client
         return self._clients[key]
@@ -105,7 +105,13 @@ def _said(runtime: RuntimeConfig) -> dict[str, Any]:
     return {name: value for name in _OF_CLIENTS if (value := getattr(runtime, name)) != FIELDS[name].default}
 
 
-def _configured(*provider: str, **options: Any) -> LLMClient:
+def _configured_client() -> LLMClient:
+    make: Any = load("..llm:configured_client", package=__package__)
+    client: LLMClient = make()
+    return client
+
+
+def _client(provider: str, **options: Any) -> LLMClient:
     make: Any = load("..llm:get_llm_client", package=__package__)
-    client: LLMClient = make(*provider, **options)
+    client: LLMClient = make(provider, **options)
     return client
