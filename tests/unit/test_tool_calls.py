@@ -301,10 +301,15 @@ async def test_what_a_handler_raises_is_answered_without_a_traceback() -> None:
     assert answer == ToolAnswer("Error: ValueError: no such city: 'Atlantis'", False, None, "failed")
 
 
+async def leaves() -> None:
+    sys.exit(2)
+
+
 @pytest.mark.parametrize("timeout", [None, 5])
-async def test_a_plain_function_that_leaves_the_process_has_failed(timeout: float | None) -> None:
+@pytest.mark.parametrize("fn", [lambda: sys.exit(2), leaves, lambda: leaves()])
+async def test_a_function_that_leaves_the_process_has_failed(fn: Callable[..., Any], timeout: float | None) -> None:
     """As one around a command line does; other runs of the process go on."""
-    answer = await answer_call(_only(lambda: sys.exit(2), name="t", timeout=timeout), _call("t"), None)
+    answer = await answer_call(_only(fn, name="t", timeout=timeout), _call("t"), None)
     assert (answer.content, answer.error) == ("Error: RuntimeError: SystemExit: 2", "failed")
 
 
@@ -400,12 +405,16 @@ async def test_a_cancellation_of_the_call_goes_on(timeout: float | None) -> None
         await running
 
 
-async def test_an_interrupt_in_a_thread_goes_on() -> None:
+async def test_an_interrupt_goes_on() -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        await _answer(interrupted)
+    async def interrupted_here() -> None:
+        raise KeyboardInterrupt
+
+    for fn in (interrupted, interrupted_here):
+        with pytest.raises(KeyboardInterrupt):
+            await _answer(fn)
 
 
 async def test_a_lost_lease_is_found_in_a_group() -> None:

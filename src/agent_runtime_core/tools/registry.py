@@ -105,9 +105,8 @@ class ToolRegistry:
         except InvalidArgument as error:
             raise BadArguments(str(error), name) from error
         is_async = binder.is_async
-        running: Awaitable[Any] = (
-            tool.handler(**given) if is_async else _in_thread(name, functools.partial(tool.handler, **given))
-        )
+        call = functools.partial(tool.handler, **given)
+        running = _staying(call() if is_async else _in_thread(name, call))
         if tool.timeout is None:
             return running
         more = "" if is_async else "; it runs on in its thread and may still have effects"
@@ -147,13 +146,13 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
 
 
 async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
-    result = await in_thread(_not_leaving, call, left=lambda: left_in_thread(f"tool {name!r}"))
+    result = await in_thread(call, left=lambda: left_in_thread(f"tool {name!r}"))
     return await result if inspect.isawaitable(result) else result
 
 
-def _not_leaving(call: Callable[[], Any]) -> Any:
+async def _staying(running: Awaitable[Any]) -> Any:
     try:
-        return call()
+        return await running
     except SystemExit as error:
-        # In a thread it ends the thread; handed on to the loop, it would end all runs of this process.
+        # In a task it leaves the loop, and ends all runs of this process.
         raise RuntimeError(f"SystemExit: {error}") from error
