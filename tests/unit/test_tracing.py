@@ -320,8 +320,11 @@ def test_a_sink_that_works_again_starts_from_zero(mine: MyTraceSink, clock: Virt
     assert len(asked) == 60
 
 
-def test_a_cancellation_in_a_sink_is_a_failure_of_the_sink(mine: MyTraceSink, caplog: pytest.LogCaptureFixture) -> None:
-    failing = Failing(asyncio.CancelledError())
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3)])
+def test_what_would_end_the_thread_is_a_failure_of_the_sink(
+    mine: MyTraceSink, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    failing = Failing(error)
     tracer = Tracer([failing, mine])
     for _ in range(3):
         tracer.event(RUN, "own", {})
@@ -387,10 +390,13 @@ def test_close_waits_no_longer_than_it_is_told(caplog: pytest.LogCaptureFixture)
         assert mine.events.empty()
 
 
-def test_a_flush_that_fails_keeps_no_other_sink_from_its_own(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [OSError("disk full"), SystemExit(3)])
+def test_a_flush_that_fails_keeps_no_other_sink_from_its_own(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     class Unflushable(MyTraceSink):
         def flush(self) -> None:
-            raise OSError("disk full")
+            raise error
 
     other = Methods()
     tracer = Tracer([Unflushable(), other])

@@ -229,7 +229,7 @@ class _Outlet:
             if inspect.isawaitable(answer):
                 async with asyncio.timeout(AT_MOST):
                     await answer
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError, SystemExit) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
