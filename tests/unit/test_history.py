@@ -80,10 +80,14 @@ async def test_a_run_goes_on_with_its_conversation(talk: Talk) -> None:
     assert conversation.agent_key == "a"
 
 
-async def test_input_that_begins_with_the_history_is_not_loaded_again(talk: Talk) -> None:
+PROMPTS = pytest.mark.parametrize("role", ["system", "developer"])
+
+
+@PROMPTS
+async def test_input_that_begins_with_the_history_is_not_loaded_again(talk: Talk, role: str) -> None:
     await talk.run(said("user", "one"))
     before = [said("user", "one"), {**said("assistant", "answer 1"), "metadata": {"seen": 1}}]
-    await talk.run(said("system", "be brief"), *before, said("user", "two"))
+    await talk.run(said(role, "be brief"), *before, said("user", "two"))
     assert [each["content"] for each in talk.heard[1]] == ["be brief", "one", "answer 1", "two"]
     assert [content for _, content in await talk.kept()] == ["one", "answer 1", "two", "answer 2"]
 
@@ -97,13 +101,26 @@ async def test_the_prompt_is_the_agents_own_affair(talk: Talk) -> None:
     assert [role for role, _ in await talk.kept()] == ["user", "assistant"] * 2
 
 
-async def test_a_prompt_that_is_stored_stays_and_repeats_nothing(talk: Talk) -> None:
-    prompt = ConversationMessage(role="system", content="be kind")
+@PROMPTS
+async def test_a_prompt_of_the_input_is_not_kept_and_not_repeated(talk: Talk, role: str) -> None:
+    talk.give = lambda ctx, text: RunResult(
+        {}, [said("system", "be kind"), *ctx.input_messages, said("assistant", text)]
+    )
+    for each in ("one", "two", "three"):
+        await talk.run(said(role, "be brief"), said("user", each))
+    assert talk.heard[2][0] == said(role, "be brief")
+    assert [each["content"] for each in talk.heard[2][1:]] == ["one", "answer 1", "two", "answer 2", "three"]
+    assert [kept for kept, _ in await talk.kept()] == ["user", "assistant"] * 3
+
+
+@PROMPTS
+async def test_a_prompt_that_is_stored_stays_and_repeats_nothing(talk: Talk, role: str) -> None:
+    prompt = ConversationMessage(role=role, content="be kind")
     await talk.stores.conversations.save(Conversation(id=CHAT, messages=[prompt]))
     for each in ("one", "two", "three"):
         await talk.run(said("user", each))
     assert [each["content"] for each in talk.heard[1]] == ["be kind", "one", "answer 1", "two"]
-    assert [role for role, _ in await talk.kept()] == ["system", *["user", "assistant"] * 3]
+    assert [kept for kept, _ in await talk.kept()] == [role, *["user", "assistant"] * 3]
     await talk.run(*talk.heard[2], said("assistant", "answer 3"), said("user", "four"))
     assert [each["content"] for each in talk.heard[3]][:2] == ["be kind", "one"]
     assert [content for _, content in await talk.kept()][-3:] == ["answer 3", "four", "answer 4"]

@@ -30,6 +30,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 SHORT = 64 * 1024  # bytes of JSON: a history up to that is recorded in the result as well
 _ANY = 1 << 40
+_PROMPTS = ("system", "developer")  # two names of one role
 
 
 class History:
@@ -169,7 +170,7 @@ def _uuid(text: str | None) -> UUID | None:
 def _split(messages: Sequence[Any]) -> tuple[list[Any], list[Mapping[str, Any]]]:
     """The prompts in front, which are the agent's own affair, and the conversation behind them."""
     at = 0
-    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") == "system":
+    while at < len(messages) and isinstance(messages[at], Mapping) and messages[at].get("role") in _PROMPTS:
         at += 1
     return list(messages[:at]), [each for each in messages[at:] if isinstance(each, Mapping)]
 
