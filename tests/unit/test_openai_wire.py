@@ -430,6 +430,16 @@ MADE_UP = [("call_0", "f", '{"x": 1}'), ("call_1", "g", '{"y": 2}')]
             id="one id for two calls",
         ),
         pytest.param([[delta(0, "a", "f", "{}")], [delta(1)]], [("a", "f", "{}")], id="an empty delta"),
+        pytest.param(
+            [[delta(0, name="f", arguments='{"x": 1}')], [delta(0, name="f", arguments="")], [delta(0, name="f")]],
+            MADE_UP[:1],
+            id="no id, the name again at the end",
+        ),
+        pytest.param(
+            [[delta(0, name="f", arguments="{}")], [delta(0, name="f", arguments="{}")]],
+            [("call_0", "f", "{}"), ("call_1", "f", "{}")],
+            id="no id, the same call twice at index 0",
+        ),
     ],
 )
 def test_tool_call_deltas_are_put_together(deltas: list[Any], calls: list[Any]) -> None:

@@ -80,13 +80,13 @@ class Assembly:
 
     def _call_of(self, delta: Mapping[str, Any]) -> _Call:
         index, call_id = delta.get("index"), delta.get("id")
-        name = (delta.get("function") or {}).get("name")
+        function = delta.get("function") or {}
         if isinstance(index, int):
             current = self._at_index.get(index)
         else:
             known = [call for call in self._calls if call_id and call.id == call_id] or self._calls
             current = known[-1] if known else None
-        if current is not None and not _begins_another(current, index, call_id, name):
+        if current is not None and not _begins_another(current, index, call_id, function):
             return current
         call = _Call()
         self._calls.append(call)
@@ -109,11 +109,14 @@ class Assembly:
         return Answer(message, usage_of(self._usage), self._model, self.finish_reason)
 
 
-def _begins_another(current: _Call, index: Any, call_id: Any, name: Any) -> bool:
+def _begins_another(current: _Call, index: Any, call_id: Any, function: Mapping[str, Any]) -> bool:
     # Servers repeat an id, make up a new one with each delta, or give all calls one index or none: only a name says
     # that a call begins, and only beside another id, after arguments that are whole, or where nothing else could.
+    name = function.get("name")
     if not name or (call_id and call_id == current.id):
         return False
+    if index is not None and name == current.name and not call_id and function.get("arguments") in (None, ""):
+        return False  # some repeat the name in a last delta without anything
     return bool(call_id and current.id) or is_whole(current.arguments) or (index is None and name != current.name)
 
 
