@@ -11,10 +11,18 @@ import pytest
 
 from agent_runtime_core.errors import ToolFailed
 from agent_runtime_core.interfaces import RunContext
-from agent_runtime_core.persistence import PersistenceManager, Task, TaskList
+from agent_runtime_core.persistence import (
+    InMemoryMemoryStore,
+    InMemoryTaskStore,
+    PersistenceConfig,
+    PersistenceManager,
+    Task,
+    TaskList,
+)
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import TodoStoreTool, ToolRegistry
+from tests.contract.third_party.plain_records import PlainTasks
 from tests.unit.rig import Script
 
 
@@ -194,3 +202,49 @@ async def test_a_text_that_cannot_be_stored_is_told_and_nothing_is_added() -> No
     assert (refused.success, refused.output) == (False, None)
     assert "larger than" in (refused.error or "")
     assert (await todos.execute("list")).output == []
+
+
+async def test_whole_lists_are_read_only_to_find_a_to_do_by_its_number_or_text() -> None:
+    read: list[str] = []
+
+    class Counted(InMemoryTaskStore):
+        async def save(self, *args: Any, **kwargs: Any) -> None:
+            read.append("save")
+            await super().save(*args, **kwargs)
+
+        async def get(self, *args: Any, **kwargs: Any) -> TaskList | None:
+            read.append("get")
+            return await super().get(*args, **kwargs)
+
+        async def get_by_conversation(self, *args: Any, **kwargs: Any) -> TaskList | None:
+            read.append("get_by_conversation")
+            return await super().get_by_conversation(*args, **kwargs)
+
+    stores = PersistenceManager(PersistenceConfig(task_store=Counted(), memory_store=InMemoryMemoryStore()))
+    tool = TodoStoreTool()
+    for conversation in (None, uuid4()):
+        for key in ("run:1", None):
+            ctx = Ctx(stores, key, conversation)
+            added = await do(tool, "add", ctx, text="water the plants")
+            assert await do(tool, "get", ctx, todo_id=added["id"]) == added
+            await do(tool, "complete", ctx, todo_id=added["id"])
+            assert read == []
+            await do(tool, "get", ctx, todo_id=str(added["number"]))
+            await do(tool, "complete", ctx, todo_id=str(added["number"]))
+            assert read == ["get", "get"]
+            read.clear()
+    await stores.close()
+
+
+async def test_a_task_store_of_somebody_else_is_enough() -> None:
+    stores = PersistenceManager(PersistenceConfig(task_store=PlainTasks(), memory_store=InMemoryMemoryStore()))
+    tool, conversation = TodoStoreTool(), uuid4()
+    for ctx in (Ctx(stores, "run:1"), Ctx(stores, "run:1", conversation)):
+        for _ in range(2):
+            added = await do(tool, "add", ctx, text="buy milk")
+        await do(tool, "add", Ctx(stores, None, ctx.conversation_id), text="call Bob")
+        assert await do(tool, "get", ctx, todo_id=added["id"]) == added
+        await do(tool, "complete", ctx, todo_id="1")
+        assert (await do(tool, "delete", ctx, text="bob"))["number"] == 2
+        assert await texts(tool, ctx) == [(1, "buy milk", True)]
+    await stores.close()

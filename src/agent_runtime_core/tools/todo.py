@@ -110,70 +110,79 @@ class _Todos:
         wanted = text.strip() if isinstance(text, str) else ""
         if not wanted:
             raise _Refused("add needs the text of the to-do")
-        there = await self._list()
+        where = await self._list()
         task = self._models.Task(name=wanted, conversation_id=self.conversation)
+        known = None
         if self.key is not None:
             task.id = uuid5(_TODOS, f"{self.key}:{wanted}")
-        known = next((each for each in there.tasks if each.id == task.id), None)
+            known = await self.tasks.find_task(where, task.id)
         if known is None:
-            task.metadata["number"] = await self._number(there.id)
-            there.tasks.append(task)
-            await self.tasks.save(there)
+            task.metadata["number"] = await self._number(where)
+            there = self._models.TaskList(id=where, name="To-dos", conversation_id=self.conversation)
+            await self.tasks.save_task(there, task)
         return self._told(known or task)
 
     async def listed(self, todo_id: str | None, text: str | None) -> list[Todo]:
-        return [self._told(each) for each in await self._open()]
+        return [self._told(each) for each in await self._open(await self._list())]
 
     async def get(self, todo_id: str | None, text: str | None) -> Todo:
-        return self._told(await self._one(todo_id, text))
+        return self._told(await self._one(await self._list(), todo_id, text))
 
     async def complete(self, todo_id: str | None, text: str | None) -> Todo:
-        task, done = await self._one(todo_id, text), self._models.TaskState.COMPLETE
+        where, done = await self._list(), self._models.TaskState.COMPLETE
+        task = await self._one(where, todo_id, text)
         if task.state is not done:
-            await self.tasks.update_task((await self._list()).id, task.id, state=done)
+            await self.tasks.update_task(where, task.id, state=done)
         return {**self._told(task), "done": True}
 
     async def delete(self, todo_id: str | None, text: str | None) -> Todo:
-        there = await self._list()
+        where = await self._list()
         receipt = f"{self.key}:{todo_id}:{text}"
-        todo: Todo | None = (await self._notes(there.id)).get("deleted", {}).get(receipt) if self.key else None
+        todo: Todo | None = (await self._notes(where)).get("deleted", {}).get(receipt) if self.key else None
         if todo is None:
-            todo = self._told(await self._one(todo_id, text))
+            todo = self._told(await self._one(where, todo_id, text))
             if self.key is not None:
-                await self._note_deleted(there.id, receipt, todo)
-        left = [each for each in there.tasks if str(each.id) != todo["id"]]
-        if len(left) < len(there.tasks):
+                await self._note_deleted(where, receipt, todo)
+        there = await self.tasks.get(where)
+        left = [] if there is None else [each for each in there.tasks if str(each.id) != todo["id"]]
+        if there is not None and len(left) < len(there.tasks):
             there.tasks = left
             await self.tasks.save(there)
         return todo
 
     # -- the list
 
-    async def _list(self) -> Any:
-        """The TaskList, made if there is none; it is stored with its first to-do."""
-        inbox = uuid5(_TODOS, str(self.conversation or "inbox"))
-        if self.conversation is None:
-            found = await self.tasks.get(inbox)
-        else:
-            found = await self.tasks.get_by_conversation(self.conversation)
-        return found or self._models.TaskList(id=inbox, name="To-dos", conversation_id=self.conversation)
+    async def _list(self) -> UUID:
+        """The id of the list, which is stored with its first to-do."""
+        found: UUID | None = None if self.conversation is None else await self.tasks.list_of(self.conversation)
+        return found or uuid5(_TODOS, str(self.conversation or "inbox"))
 
-    async def _open(self) -> Sequence[Any]:
-        cancelled = self._models.TaskState.CANCELLED
-        return [each for each in (await self._list()).tasks if each.state is not cancelled]
+    async def _open(self, where: UUID) -> Sequence[Any]:
+        there, cancelled = await self.tasks.get(where), self._models.TaskState.CANCELLED
+        return [] if there is None else [each for each in there.tasks if each.state is not cancelled]
 
-    async def _one(self, todo_id: str | None, text: str | None) -> Any:
+    async def _one(self, where: UUID, todo_id: str | None, text: str | None) -> Any:
         """The task that is meant."""
-        tasks = await self._open()
         wanted = str(todo_id if todo_id is not None else text or "").strip()
         if not wanted:
             raise _Refused("say which to-do is meant: its todo_id, or its text")
+        if todo_id is not None and (task := await self._known(where, wanted)) is not None:
+            return task
+        tasks = await self._open(where)
         found = self._by_id(tasks, wanted) if todo_id is not None else self._by_text(tasks, wanted)
         if len(found) == 1:
             return found[0]
         if found:
             raise _Refused(f"{brief(wanted)} may be {_names(found)}: give the todo_id")
         raise _Refused(f"there is no to-do {brief(wanted)}: {_near(wanted, tasks)}")
+
+    async def _known(self, where: UUID, wanted: str) -> Any:
+        """The task of that id, None where there is none or it is cancelled."""
+        try:
+            task = await self.tasks.find_task(where, UUID(wanted))
+        except ValueError:  # a number
+            return None
+        return None if task is None or task.state is self._models.TaskState.CANCELLED else task
 
     def _by_id(self, tasks: Sequence[Any], wanted: str) -> list[Any]:
         said = f"#{wanted.removeprefix('#')}"

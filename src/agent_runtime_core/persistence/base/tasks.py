@@ -21,8 +21,8 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(Task)) - {"id"}
 class TaskStore(ABC):
     """Lists of tasks.
 
-    What is abstract is all that a store has to bring. `update` and `ready` are answered from that where they can be;
-    claims need a store that can compare and set, as all of this package can.
+    What is abstract is all that a store has to bring. `update`, `ready`, `list_of`, `find_task` and `save_task` are
+    answered from that where they can be; claims need a store that can compare and set, as all of this package can.
     """
 
     @abstractmethod
@@ -66,6 +66,26 @@ class TaskStore(ABC):
                 "update(task_id, task_list_id=..., state=...)"
             )
         await self.update_task(task_list_id, task_id, scope=scope, **fields)
+
+    async def list_of(self, conversation_id: UUID, scope: Scope = Scope.PROJECT) -> UUID | None:
+        """The id of the list that `get_by_conversation` gives."""
+        found = await self.get_by_conversation(conversation_id, scope)
+        return None if found is None else found.id
+
+    async def find_task(self, task_list_id: UUID, task_id: UUID, scope: Scope = Scope.PROJECT) -> Task | None:
+        """The task of that id, where it is in that list."""
+        found = await self.get(task_list_id, scope)
+        return None if found is None else next((each for each in found.tasks if each.id == task_id), None)
+
+    async def save_task(self, task_list: TaskList, task: Task, scope: Scope = Scope.PROJECT) -> None:
+        """Store that task alone, at the end of its list if it is new there; the list is made where there is none."""
+        found = await self.get(task_list.id, scope) or dataclasses.replace(task_list, tasks=[])
+        places = [place for place, each in enumerate(found.tasks) if each.id == task.id]
+        if places:
+            found.tasks[places[0]] = task
+        else:
+            found.tasks.append(task)
+        await self.save(found, scope)
 
     async def ready(
         self, task_list_id: UUID | None = None, scope: Scope = Scope.PROJECT, limit: int | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
 from ..._clock import aware
+from ..._engines.base import Op
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.tasks import check_fields
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry
@@ -36,21 +38,27 @@ class StoredTasks(Claims):
         if not isinstance(task_list, TaskList | Task):
             raise InvalidArgument(f"a TaskList or a Task is saved here, not {brief(task_list)}")
         space = self._space(scope)
-        before = check_task(task_list).updated_at if isinstance(task_list, Task) else check_list(task_list).updated_at
-        task_list.updated_at = now_like(self.clock.wall(), before)
+        if isinstance(task_list, Task):
+            await self._saved(check_task(task_list), partial(self._save_one, space, task_list))
+        else:
+            await self._saved(check_list(task_list), partial(self._save_all, space, task_list))
+
+    async def save_task(self, task_list: TaskList, task: Task, scope: Scope | None = None) -> None:
+        save = partial(self._save_one, self._space(scope), task, check_list(task_list))
+        await self._saved(check_task(task), save)
+
+    async def _saved(self, what: TaskList | Task, save: Callable[[], Awaitable[None]]) -> None:
+        before = what.updated_at
+        what.updated_at = now_like(self.clock.wall(), before)
         try:
             for _ in range(CHANGE_TRIES):
                 try:
-                    if isinstance(task_list, Task):
-                        return await self._save_one(space, task_list)
-                    return await self._save_all(space, task_list)
+                    return await save()
                 except (Changed, Absent):
                     continue
-            raise StorageBusy(
-                f"{brief(task_list.name)} was changed by others {CHANGE_TRIES} times in a row; save it again"
-            )
+            raise StorageBusy(f"{brief(what.name)} was changed by others {CHANGE_TRIES} times in a row; save it again")
         except BaseException:
-            task_list.updated_at = before
+            what.updated_at = before
             raise
 
     async def _save_all(self, space: TaskSpace, task_list: TaskList) -> None:
@@ -87,11 +95,14 @@ class StoredTasks(Claims):
             _put(change, key, merged(texts[key], space.seen.of(mine[key]), old and old.text), group, rank, old)
         return change
 
-    async def _save_one(self, space: TaskSpace, task: Task) -> None:
+    async def _save_one(self, space: TaskSpace, task: Task, task_list: TaskList | None = None) -> None:
         text, key = _text(task), str(task.id)
         there = await space.tasks.get(key)
         change = Change()
-        group = there.group if there is not None else await self._list_for(space, task, change)
+        if task_list is not None:
+            group = await self._in_list(space, task_list, change)
+        else:
+            group = there.group if there is not None else await self._list_for(space, task, change)
         _put(change, key, merged(text, space.seen.of(task), there and there.text), group, None, there)
         await space.write(change)
         space.seen.remember(task, text)
@@ -105,8 +116,14 @@ class StoredTasks(Claims):
         name = "Inbox" if conversation is None else "Tasks"
         made = TaskList(id=uuid5(_LISTS, str(conversation or "inbox")), name=name, conversation_id=conversation)
         made.created_at = made.updated_at = aware(self.clock.wall())
-        change.more = [space.lists.add(_header(made, text_of(made, leave_out=_TASKS)))]
+        change.more = [_made(space, made)]
         return str(made.id)
+
+    async def _in_list(self, space: TaskSpace, task_list: TaskList, change: Change) -> str:
+        key = id_text(task_list.id, "task list")
+        there = await space.lists.get(key)
+        change.more = [_made(space, task_list) if there is None else space.lists.touch(key, 0.0)]
+        return key
 
     async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
         space = self._space(scope)
@@ -123,6 +140,10 @@ class StoredTasks(Claims):
         found = await space.lists.find(id_text(conversation_id, "conversation"), descending=True, limit=1)
         return found[0] if found else None
 
+    async def list_of(self, conversation_id: UUID, scope: Scope | None = None) -> UUID | None:
+        header = await self._of_conversation(self._space(scope), conversation_id)
+        return None if header is None else UUID(header.key)
+
     async def _list(self, space: TaskSpace, header: Document) -> TaskList:
         tasks = [self._task(space, each) for each in await space.tasks.find(header.key)]
         task_list = model_of(TaskList, header.text, tasks=tasks)
@@ -134,6 +155,13 @@ class StoredTasks(Claims):
         space = self._space(scope)
         found = await space.tasks.get(id_text(task_id, "task"))
         return None if found is None else self._task(space, found)
+
+    async def find_task(self, task_list_id: UUID, task_id: UUID, scope: Scope | None = None) -> Task | None:
+        space = self._space(scope)
+        found = await space.tasks.get(id_text(task_id, "task"))
+        if found is None or found.group != id_text(task_list_id, "task list"):
+            return None
+        return self._task(space, found)
 
     async def delete(self, task_list_id: UUID, scope: Scope | None = None) -> bool:
         """Delete the list and its tasks; what depends on one of them is blocked."""
@@ -178,6 +206,10 @@ def _header(task_list: TaskList, text: str) -> Entry:
     """`text` is what is stored, in which others may have given the list another conversation."""
     stored = model_of(TaskList, text)
     return Entry(str(task_list.id), text, str(stored.conversation_id or ""), moment(task_list.updated_at))
+
+
+def _made(space: TaskSpace, task_list: TaskList) -> Op:
+    return space.lists.add(_header(task_list, text_of(task_list, leave_out=_TASKS)))
 
 
 def _put(change: Change, key: str, text: str, group: str, rank: float | None, there: Document | None) -> None:

@@ -213,6 +213,37 @@ async def tasks_of_a_list_are_ready_in_order(make: Make) -> None:
         same(names(await store.ready(task_list.id, limit=1)), ["blocked by begun"], "the first when that is complete")
 
 
+@CASES
+async def a_task_is_stored_and_found_alone_in_its_list(make: Make) -> None:
+    async with opened(make) as store:
+        conversation, first, second = new_id(), Task(name="first"), Task(name="second")
+        same(await store.list_of(conversation), None, "the list of an unknown conversation")
+        given = TaskList(name="list", conversation_id=conversation, tasks=[Task(name="not asked for")])
+        for task in (first, second):
+            await store.save_task(given, task)
+        same(names(given.tasks), ["not asked for"], "the tasks of the list that was given")
+        same(await store.list_of(conversation), given.id, "the list of the conversation")
+        there = await store.get(given.id)
+        same((there.name, names(there.tasks)), ("list", ["first", "second"]), "the list, made with its first task")
+        first.description = "changed"
+        await store.save_task(TaskList(id=given.id, name="another name"), first)
+        there = await store.get(given.id)
+        same((there.name, names(there.tasks)), ("list", ["first", "second"]), "the list, with a task saved again")
+        same((await store.find_task(given.id, first.id)).description, "changed", "the task that was saved again")
+        other = await stored(store, Task(name="other"))
+        same(await store.find_task(other.id, first.id), None, "a task in another list than its own")
+        same(await store.find_task(given.id, UNKNOWN), None, "an unknown task")
+        same(await store.find_task(UNKNOWN, first.id), None, "a task in an unknown list")
+
+
+@OURS
+async def tasks_saved_alone_at_once_make_their_list_once(make: Make) -> None:
+    async with opened(make, place="one") as store, opened(make, place="one") as beside:
+        given, tasks = TaskList(name="list"), [Task(name=str(n)) for n in range(12)]
+        await asyncio.gather(*((store, beside)[n % 2].save_task(given, task) for n, task in enumerate(tasks)))
+        same({task.name for task in (await store.get(given.id)).tasks}, {str(n) for n in range(12)}, "the tasks")
+
+
 # -- what ours do beside that: tasks alone
 
 
