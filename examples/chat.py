@@ -77,8 +77,9 @@ def client_for(provider: str | None, mock: bool) -> LLMClient:
 
 async def conversation(runner: AgentRunner) -> tuple[int, list[Any], dict[str, Any] | None]:
     """The number of the next run, the messages so far, and the input of the run that somebody left unfinished."""
-    answered, unfinished = None, None
-    for number in itertools.count(1):
+    answered, unfinished, number = None, None, 0
+    while True:
+        number += 1
         try:
             run = await runner.get_run(f"chat-{number}")
         except UnknownRun:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidArgument, LimitExceeded, brief
 from .event_types import EventType
@@ -25,26 +25,34 @@ class ToolCallingAgent(AgentRuntime):
     that do not fit, are told to the model. Class attributes do for all the properties.
     """
 
-    @property
-    @abstractmethod
-    def system_prompt(self) -> str: ...
+    if TYPE_CHECKING:  # checkers take them as that which a subclass makes of them, attributes or properties
+        system_prompt: Any  # a text
+        tools: Any  # a ToolRegistry
+        max_iterations: Any  # a whole number
+        model: Any  # a text, or None
+        temperature: Any  # a number, or None
+    else:
 
-    @property
-    @abstractmethod
-    def tools(self) -> ToolRegistry: ...
+        @property
+        @abstractmethod
+        def system_prompt(self) -> str: ...
 
-    @property
-    def max_iterations(self) -> int:
-        """Calls of the model at most; the stricter of this and `limits.max_turns` holds."""
-        return 10
+        @property
+        @abstractmethod
+        def tools(self) -> ToolRegistry: ...
 
-    @property
-    def model(self) -> str | None:
-        return None
+        @property
+        def max_iterations(self) -> int:
+            """Calls of the model at most; the stricter of this and `limits.max_turns` holds."""
+            return 10
 
-    @property
-    def temperature(self) -> float | None:
-        return None
+        @property
+        def model(self) -> str | None:
+            return None
+
+        @property
+        def temperature(self) -> float | None:
+            return None
 
     #: Tell the answer in pieces as it comes, as ASSISTANT_DELTA events; `params["stream"]` of a run says so too.
     stream: bool = False

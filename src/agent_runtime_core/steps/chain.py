@@ -115,7 +115,7 @@ class Chain(Listed):
         if not step.checkpoint:
             book.done[self.work.name, self.key] = self.sealed
         if self.changed is not None:
-            self.state_text = self.changed
+            self.state_text: str = self.changed
             book.keep_state(self.key, self.number, self.sealed, self.changed)
             self._new_state()
         book.passed()

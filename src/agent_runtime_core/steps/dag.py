@@ -86,7 +86,8 @@ class Dag(Listed):
             digest=self.number, info=self.info, begun=begun, started=self.progress,
         )  # fmt: skip
         if self.untold:
-            work.state, self.untold = self.state_text, False
+            work.state = self.state_text
+            self.untold: bool = False
         self.results[step.name] = await perform(book, work, seal)
         book.passed()
         self._completed(step)
