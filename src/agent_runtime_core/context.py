@@ -354,8 +354,9 @@ class Context:
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
             del self.book.unsure[name, place]
-            self.book.done[name, place] = record._replace(result=text)
+            record = self.book.done[name, place] = record._replace(result=text)
             self.book.passed()
+            await self._ledger.tell(record)
         else:
             await self._reuse(record, mark, "use")
             text = record.result

@@ -346,10 +346,27 @@ class Ledger:
         self._tell(records)
 
     async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
-        """Run `fn` inside the commit of the record that `seal` makes of its result at `place`; the recorded result."""
+        """Run `fn` inside the commit of the record that `seal` makes of its result at `place`; the recorded result.
+
+        Its events are left to `tell`.
+        """
         op = Op("journal.transact", (self.run_id, fn, args, place, seal))
-        text: str | None = (await self._commit(self._state, [op]))[0]
+        try:
+            text: str | None = (await self._commit(self._state, [op]))[0]
+        except BaseException:
+            self._torn = True  # it may have landed
+            raise
         return text
+
+    async def tell(self, record: Record) -> None:
+        """Publish the events of a record that was committed without them."""
+        if not self._derives:
+            try:
+                await self.write(events=[self._publish(self._rows(record))])
+            except BaseException:
+                self._torn = True
+                raise
+        self._tell([record])
 
     async def settle(
         self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = (), *, events: Sequence[Op] = ()

@@ -28,11 +28,15 @@ from agent_runtime_core.errors import (
     UnserialisableResult,
     WaitTimeout,
 )
+from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.interfaces import ErrorInfo, EventType, LLMResponse, RunContext, RunResult, Tool, ToolRegistry
 from agent_runtime_core.keyed import keyed_steps
+from agent_runtime_core.ledger import BUSY_TRIES
 from agent_runtime_core.persistence import Conversation, PersistenceManager, Task, TaskState
 from agent_runtime_core.portal import from_thread
-from agent_runtime_core.runner import open_run
+from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.runner import AgentRunner, open_run
+from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
@@ -1927,6 +1931,54 @@ async def test_a_run_whose_first_transaction_fails_has_told_that_it_started(tmp_
         assert await rig.value(body) == "went on"
         kinds = [kind for kind, _ in await rig.told()]
         assert kinds == ["run.started", "step.failed", "run.succeeded"]
+
+
+async def test_trace_sinks_hear_of_a_transaction_as_of_a_step(tmp_path: Path) -> None:
+    heard: list[tuple[str, Any]] = []
+
+    async def body(ctx: Any) -> Any:
+        ctx.book.ledger.told = lambda kind, payload: heard.append((kind, payload.get("result")))
+        return [await ctx.step("a", lambda: 1), await ctx.transaction("t", lambda conn: 2)]
+
+    async with Rig(tmp_path / "a.db") as rig:
+        assert await rig.value(body) == [1, 2]
+        assert [kind for kind, _ in heard] == ["step.started", "step.completed", "step.completed", "run.succeeded"]
+        del heard[:]
+        assert await rig.value(body) == [1, 2]
+        assert heard == []
+
+
+@pytest.mark.parametrize("error", [StorageBusy("did not answer"), asyncio.CancelledError(), OSError("a bus of theirs")])
+async def test_a_transaction_whose_event_was_not_published_is_done_once_and_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    done: list[str] = []
+    errors = [error] * (1 + BUSY_TRIES if isinstance(error, StorageBusy) else 1)
+
+    async def body(ctx: Any) -> Any:
+        async def outer() -> Any:
+            try:
+                return await ctx.transaction("t", lambda conn: done.append("t"))
+            except asyncio.CancelledError:
+                raise TimeoutError from None  # as a `timeout` of the step makes of it
+
+        return await ctx.step("outer", outer, retries=1, retry_delay=0)
+
+    queue, state = SQLiteQueue(path=tmp_path / "a.db"), SQLiteStateStore(path=tmp_path / "a.db")
+    bus = SQLiteEventBus(path=tmp_path / "events.db")
+    commit = bus.commits.commit
+
+    async def refusing(guard: Any, ops: Any) -> Any:
+        if errors and done and any(op.name == "events.publish" for op in ops):
+            raise errors.pop()
+        return await commit(guard, ops)
+
+    monkeypatch.setattr(bus.commits, "commit", refusing)
+    async with AgentRunner(queue, bus, state) as runner:
+        assert (await runner.execute(Script(body), "r")).status == RunStatus.SUCCEEDED
+        assert done == ["t"]
+        events = await bus.get_events("r")
+        assert [e.payload["step_name"] for e in events if e.event_type == "step.completed"] == ["outer", "t"]
 
 
 async def test_a_failed_transaction_fails_again_where_the_code_went_on_without_it(tmp_path: Path) -> None:

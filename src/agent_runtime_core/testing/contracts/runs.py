@@ -446,11 +446,13 @@ async def a_transaction_needs_a_store_that_can(make: Make) -> None:
             return await ctx.transaction("count", lambda conn: conn.execute("SELECT 40 + 2").fetchone()[0])
 
         runner = bench.runner(Scripted("agent", body))
+        result = await runner.execute("agent")
         if bench.state.transacts:
-            same((await runner.execute("agent")).final_output, {"answer": 42}, "the result of a transaction")
+            same(result.final_output, {"answer": 42}, "the result of a transaction")
+            told = await bench.told(result.run_id)
+            same(told, ["run.started", "step.completed", "run.succeeded"], "the events of a transaction")
         else:
-            error = (await runner.execute("agent")).error
-            same(error and error.type, NotSupported.__name__, "the error of a transaction")
+            same(result.error and result.error.type, NotSupported.__name__, "the error of a transaction")
 
 
 @CASES
