@@ -125,6 +125,7 @@ class Book:
         #: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
         self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
+        self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
         self._alone: dict[Identity, asyncio.Event] = {}  # what goes on and is not recorded yet: see `only`
         self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
@@ -361,17 +362,23 @@ class Book:
         """The state that lists of that key have come to last, as far as this claim has."""
         return self.states[key][1] if key in self.states else None
 
+    def listed(self, key: str) -> dict[str, list[Record]]:
+        """What earlier claims recorded of the step lists under that key, by the number of the list."""
+        if self._listed is None:  # looked at once, by the first list there is
+            self._listed = {}
+            for (_, of), record in self.done.items():
+                if of.startswith("x:") and record.digest is not None:
+                    self._listed.setdefault(of, {}).setdefault(record.digest, []).append(record)
+        return self._listed.get(key, {})
+
     def unmatched(self, key: str) -> tuple[dict[str, str], set[str]]:
         """Of the lists under that key that ran in tasks of their own in earlier claims: the number of each by the names
         of its steps, and the numbers of those that this claim has not come to yet."""
         found = self._unmatched.get(key)
         if found is None:
+            apart = {number: records for number, records in self.listed(key).items() if number.startswith(APART)}
             numbers = {name: number for (name, of), number in self._begun_apart.items() if of == key}
-            numbers |= {
-                name: record.digest
-                for (name, of), record in self.done.items()
-                if of == key and record.digest is not None and record.digest.startswith(APART)
-            }
+            numbers |= {record.name: number for number, records in apart.items() for record in records}
             found = self._unmatched[key] = (numbers, set(numbers.values()))
         return found
 

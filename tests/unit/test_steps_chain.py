@@ -682,6 +682,51 @@ def test_many_lists_side_by_side_cost_what_they_do_one_after_the_other() -> None
     times_another(lambda: asyncio.run(run(at_once=True)), lambda: asyncio.run(run(at_once=False)), 2.5, times=1)
 
 
+class Looked(dict[Any, Any]):
+    """Counts the entries that are gone through."""
+
+    def __init__(self, values: Any) -> None:
+        super().__init__(values)
+        self.entries = 0
+
+    def items(self) -> Any:
+        for each in super().items():
+            self.entries += 1
+            yield each
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one after the other", "side by side"])
+@pytest.mark.parametrize("graph", [False, True], ids=["chain", "graph"])
+async def test_what_a_list_looks_at_does_not_grow_with_the_lists_before_it(graph: bool, apart: bool) -> None:
+    looked: list[int] = []
+
+    async def body(ctx: Any) -> None:
+        calls, lists = Calls(), ctx.input["lists"]
+        ctx.book.done = Looked(ctx.book.done)
+        made = [
+            StepExecutor(ctx, checkpoint_key=f"key {n if apart else 0}").run(
+                [calls.step(f"{n}-a"), calls.step(f"{n}-b", depends_on=[f"{n}-a"] if graph else ())]
+            )
+            for n in range(lists)
+        ]
+        if apart:
+            await asyncio.gather(*made)
+        else:
+            for each in made:
+                await each
+        looked.append(ctx.book.done.entries)
+        if len(looked) % 2:
+            raise ConnectionError("cut")
+
+    async with Rig() as rig:
+        for lists in (20, 20, 40, 40):
+            await rig.go(body, f"{lists} lists", input_data={"lists": lists})
+    few, few_resumed, many, many_resumed = looked
+    assert few_resumed > 0, "what was recorded is looked at"
+    assert many <= 2 * few
+    assert many_resumed <= 2 * few_resumed
+
+
 @pytest.mark.parametrize("now", ["axb", "xb", "ba"])
 async def test_a_list_beside_others_that_is_not_the_recorded_one_is_refused(place: Path | None, now: str) -> None:
     calls = Calls()

@@ -73,11 +73,9 @@ class Chain(Listed):
 
     def _match(self) -> None:
         """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""
-        steps, of, number, total = self.steps, self.key, self.number, self.total
-        for (name, key), record in self.book.done.items():
-            if key != of or record.digest != number:
-                continue
-            place = record.pos
+        steps, total = self.steps, self.total
+        for record in self.book.listed(self.key).get(self.number, ()):
+            name, place = record.name, record.pos
             found = steps[place].name if place < total else None
             if found != name and self.book.renames.get(found or "") != name:
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""

@@ -42,11 +42,11 @@ class Dag(Listed):
         """Refuse a list without a step that an earlier claim recorded of it; their order and edges may change."""
         book = self.book
         names = {book.renames.get(step.name, step.name) for step in self.steps} | self.graph.places.keys()
-        for (name, key), record in book.done.items():
-            if key != self.key or record.digest != self.number or name in names:
+        for record in book.listed(self.key).get(self.number, ()):
+            if (name := record.name) in names:
                 continue
             there = self.steps[record.pos].name if record.pos < self.total else None
-            found = there if there is not None and (there, key) not in book.done else None
+            found = there if there is not None and (there, self.key) not in book.done else None
             way = f"ctx.renamed({name!r}, {found!r})" if found is not None else f"ctx.renamed({name!r}, its new name)"
             raise JournalMismatch(
                 f"the journal has step {name!r} of this list, the code has it no more: "
