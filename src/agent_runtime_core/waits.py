@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from bisect import bisect
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -156,13 +158,14 @@ class Waits:
         self._book, self._row, self._services, self._place = book, row, services, place
         self._clock = services.clock
         self._ledger = book.ledger
-        self._mail: dict[tuple[str, str], list[Mail]] = {}  # by kind and name
+        self._mail: dict[tuple[str, str], deque[Mail]] = defaultdict(deque)  # what no wait took yet, by kind and name
         self._cursor = 0
         self._looking = asyncio.Lock()
         self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
         self._writing = 0  # ends of waits, and parks, that are being committed
         self._rest = asyncio.Event()  # something that went on beside the waits has ended
         self._unfit: set[int] = set()  # messages that were told of as no answer
+        #: Messages that went to waits before this claim.
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
 
     # -- what agents wait for
@@ -340,7 +343,7 @@ class Waits:
             if isinstance(error, asyncio.CancelledError) and await self._landed(record):
                 raise
             if mail is not None:
-                self._used.discard(mail.seq)
+                self._put_back(mail)
             book.spoilt.add((name.removeprefix("call:"), key))  # it may have landed
             raise
         finally:
@@ -406,12 +409,20 @@ class Waits:
                 if new is None or new:  # another wait may just have looked in vain, and is about to listen
                     heard.set()
             for mail in new:
-                self._mail.setdefault((mail.kind, mail.name), []).append(mail)
+                if mail.seq not in self._used:
+                    self._mail[mail.kind, mail.name].append(mail)
                 self._cursor = mail.seq
 
     def _find(self, kind: str, name: str, fits: Callable[[Mail], bool] = lambda mail: True) -> Mail | None:
-        there = self._mail.get((kind, name), ())
-        return next((mail for mail in there if mail.seq not in self._used and fits(mail)), None)
+        return next((mail for mail in self._mail.get((kind, name), ()) if fits(mail)), None)
+
+    def _take(self, mail: Mail) -> None:
+        self._mail[mail.kind, mail.name].remove(mail)
+
+    def _put_back(self, mail: Mail) -> None:
+        """Have a message that was taken be found again, in its turn."""
+        there = self._mail[mail.kind, mail.name]
+        there.insert(bisect([each.seq for each in there], mail.seq), mail)
 
     # -- waiting itself
 
@@ -435,7 +446,7 @@ class Waits:
                 await asyncio.get_running_loop().create_future()
             mail = found()
             if mail is not None:
-                self._used.add(mail.seq)  # at once: another wait may look for one of that name while this is recorded
+                self._take(mail)  # at once: another wait may look for one of that name while this is recorded
                 return mail
             left = None if until is None else until - self._clock.wall()
             if left is not None and left <= 0:

@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core import waits
 from agent_runtime_core.errors import (
     InvalidArgument,
     JournalMismatch,
@@ -25,6 +26,7 @@ from agent_runtime_core.errors import (
     StepExecutionError,
     StepInDoubt,
     StorageBusy,
+    StorageFull,
     UnserialisableResult,
     WaitTimeout,
 )
@@ -34,7 +36,7 @@ from agent_runtime_core.keyed import keyed_steps
 from agent_runtime_core.ledger import BUSY_TRIES
 from agent_runtime_core.persistence import Conversation, PersistenceManager, Task, TaskState
 from agent_runtime_core.portal import from_thread
-from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.queue import SQLiteQueue, memory
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.status import RunStatus
@@ -42,6 +44,7 @@ from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.model import ReadOnlyState
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.waits import Waits
+from tests.bars import work_in
 from tests.unit.rig import Rig, Script, soon, until
 
 
@@ -1638,6 +1641,51 @@ async def test_signals_come_in_order_each_once_and_stay_recorded(place: Path | N
             ]
 
         assert await twice(rig, body) == ([{"n": 1}, {"n": 2}, "x"], [{"n": 1}, {"n": 2}, "x"])
+
+
+async def test_the_work_of_a_signal_does_not_grow_with_the_signals_before_it() -> None:
+    async def body(ctx: Any) -> Any:
+        return [await ctx.wait_for_signal("go") for _ in range(ctx.input["signals"])]
+
+    sent, heard = list[int](), list[int]()
+    for signals in (25, 50):
+        async with Rig() as rig:
+            rig.register(body)
+            run_id = await rig.runner.submit("script", {"signals": signals})
+            with work_in(memory) as sending:
+                for number in range(signals):
+                    await rig.runner.signal(run_id, "go", number)
+            with work_in(memory, waits) as hearing:
+                await rig.runner.run_once()
+            assert (await rig.runner.wait(run_id)).final_output["value"] == [*range(signals)]
+            sent += sending
+            heard += hearing
+    assert 0 < sent[1] <= 2 * sent[0]
+    assert 0 < heard[1] <= 2 * heard[0]
+
+
+async def test_a_message_whose_wait_was_not_recorded_keeps_its_turn(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit, refused = engine.commit, list[Any]()
+
+        async def full(guard: Any, ops: Any) -> Any:
+            if not refused and any(op.name == "journal.append" and "signal:go" in op.args[1] for op in ops):
+                refused.append(ops)
+                raise StorageFull("no room")
+            return await commit(guard, ops)
+
+        async def body(ctx: Any) -> Any:
+            for number in range(3):
+                await rig.runner.signal("r", "go", number)
+            monkeypatch.setattr(engine, "commit", full)
+            with pytest.raises(StorageFull):
+                await ctx.wait_for_signal("go")
+            return [await ctx.wait_for_signal("go") for _ in range(3)]
+
+        assert await rig.value(body) == [0, 1, 2]
 
 
 async def test_a_signal_that_does_not_come_times_out_each_time_again(place: Path | None) -> None:

@@ -11,7 +11,7 @@ from agent_runtime_core._engines.base import FORGET, INSTALL, Concern, Engine, G
 from agent_runtime_core._engines.memory import MemoryEngine, MemoryTx
 from agent_runtime_core.errors import LeaseLost, StorageClosed
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.row import Moved
+from agent_runtime_core.queue.row import Mail, Moved
 from agent_runtime_core.testing import VirtualClock
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
@@ -172,3 +172,16 @@ async def test_a_row_that_a_rollback_took_back_is_taken_for_no_other() -> None:
     await queue.enqueue("one", "second", {})
     assert await queue.claim("w", agent_keys=["first"]) is None
     assert (await queue.claim("w", agent_keys=["second"])).agent_key == "second"
+
+
+async def test_a_message_that_a_rollback_took_back_was_never_there() -> None:
+    queue = InMemoryQueue(clock=VirtualClock())
+    run_id = str((await queue.enqueue("one", "agent", {})).run_id)
+    fails = Op("queue.end", ("nobody", (), "failed", 1.0, ""))
+    for earlier in range(2):
+        lost = [Op("queue.post", (run_id, Mail("signal", "go", "0", each, 1.0))) for each in ("a", "b")]
+        with pytest.raises(Moved):
+            await queue.engine.commit(None, [*lost, fails])
+        assert [mail.seq for mail in await queue.mail(run_id)] == [*range(1, 1 + earlier)]
+        assert await queue.post(run_id, "signal", "go", "1", "ab"[earlier]) == ("pending", 1 + earlier)
+    assert [(mail.seq, mail.payload) for mail in await queue.mail(run_id)] == [(1, "1"), (2, "1")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from .._engines.backed import OnMemory
@@ -140,11 +141,15 @@ class MemoryRows(Rows):
         return heap
 
     def mailed(self, run_id: str, msg_id: str) -> int | None:
-        return next((m.seq for m in self.tx.tables["mail"].get(run_id, ()) if m.msg_id == msg_id), None)
+        mail: Mail | None = self.tx.tables["mail"].get(run_id, {}).get(msg_id)
+        return None if mail is None else mail.seq
 
     def add_mail(self, run_id: str, mail: Mail) -> None:
-        box = self.tx.tables["mail"]
-        self.tx.put(box, run_id, (*box.get(run_id, ()), mail))
+        box: dict[str, Mail] | None = self.tx.tables["mail"].get(run_id)
+        if box is None:
+            box = {}
+            self.tx.put(self.tx.tables["mail"], run_id, box)
+        self.tx.add(box, mail.msg_id, mail)
 
 
 def _behind(row: RunRow | None) -> bool:
@@ -170,7 +175,9 @@ def _children(tx: MemoryTx, run_id: str) -> list[RunRow]:
 
 
 def _mail(tx: MemoryTx, run_id: str, after: int) -> list[Mail]:
-    return [mail for mail in tx.tables["mail"].get(run_id, ()) if mail.seq > after]
+    box: dict[str, Mail] = tx.tables["mail"].get(run_id, {})
+    new = [*takewhile(lambda mail: mail.seq > after, reversed(box.values()))]
+    return new[::-1]
 
 
 def _news(tx: MemoryTx, run_ids: Sequence[str]) -> dict[str, News]:
