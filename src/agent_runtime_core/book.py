@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Final, Protocol, cast
@@ -96,6 +95,34 @@ def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
     return {"total_tokens": held.get("tokens"), "cost_usd": held.get("usd")}
 
 
+class Only:
+    """Inside the block, nobody else is inside one of that identity."""
+
+    __slots__ = ("_alone", "_entered", "_identity")
+
+    def __init__(self, alone: dict[Identity, asyncio.Event | None], identity: Identity) -> None:
+        self._alone: dict[Identity, asyncio.Event | None] = alone
+        self._identity: Identity = identity
+        self._entered = False
+
+    async def __aenter__(self) -> None:
+        alone, identity, frame = self._alone, self._identity, FRAME.get()
+        while frame is not None:
+            if (frame.name, frame.key) == identity:
+                return  # it calls itself
+            frame = frame.outer
+        while identity in alone:
+            if (left := alone[identity]) is None:
+                left = alone[identity] = asyncio.Event()
+            await left.wait()
+        alone[identity] = None
+        self._entered = True
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._entered and (left := self._alone.pop(self._identity)) is not None:
+            left.set()
+
+
 class Book:
     """The journal as the steps of one claim see it, and their way to write to it."""
 
@@ -127,7 +154,8 @@ class Book:
         self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
-        self._alone: dict[Identity, asyncio.Event] = {}  # what goes on and is not recorded yet: see `only`
+        self._alone: dict[Identity, asyncio.Event | None] = {}  # what goes on, and its end if others wait: see `only`
+        self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
         self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
@@ -302,24 +330,13 @@ class Book:
         if counts is not None and use.isdecimal() and counts.get((space, name)) == int(use) + 1:
             counts[space, name] = int(use)
 
-    @asynccontextmanager
-    async def only(self, name: str, key: str) -> AsyncIterator[None]:
+    def only(self, name: str, key: str) -> Only:
         """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
-        frame, around = FRAME.get(), set[Identity]()
-        while frame is not None:
-            around.add((frame.name, frame.key))
-            frame = frame.outer
-        if (name, key) in around:  # it calls itself
-            yield
-            return
-        while (earlier := self._alone.get((name, key))) is not None:
-            await earlier.wait()
-        ended = self._alone[name, key] = asyncio.Event()
-        try:
-            yield
-        finally:
-            del self._alone[name, key]
-            ended.set()
+        return Only(self._alone, (name, key))
+
+    def is_free(self, name: str, key: str) -> bool:
+        """Whether that step is not recorded, and nobody does it now."""
+        return (name, key) not in self._alone and self.recorded(name, key) is None
 
     def within(self) -> str:
         """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""

@@ -255,7 +255,7 @@ class Context:
         mark, _ = arguments_digest(args, {})
         place, record = self._identify(name, key)
         asked = (name, place, fn, args, how, policy, mark, description)
-        if record is None and self._frame is not None:
+        if record is None and (key is not None or self._frame is not None):
             async with self.book.only(name, place):
                 record = self.book.recorded(name, place) or await self._landed(name, place)
                 if record is None:

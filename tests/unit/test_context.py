@@ -256,6 +256,33 @@ async def test_steps_side_by_side_are_known_by_their_keys(place: Path | None) ->
         assert sorted(calls) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("inside", [(), ("one", "two"), ("one",)], ids=["between steps", "in two steps", "in one"])
+async def test_a_keyed_step_asked_for_by_two_tasks_at_once_is_done_once(
+    place: Path | None, inside: tuple[str, ...]
+) -> None:
+    calls: list[int] = []
+
+    async def work(n: int) -> int:
+        calls.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    async def body(ctx: Any) -> Any:
+        async def asked() -> Any:
+            return await ctx.step("work", work, 1, key="k")
+
+        parts = [ctx.step(name, asked) for name in inside]
+        return await asyncio.gather(*parts, *(asked() for _ in range(2 - len(parts))))
+
+    async with Rig(place) as rig:
+        assert await twice(rig, body) == ([1, 1], [1, 1])
+        assert calls == [1]
+        done = [record.key for record in await rig.records() if (record.kind, record.name) == ("done", "work")]
+        assert done == ["k:k"]
+        told = [kind for kind, about in await rig.told("step.") if about["step_name"] == "work"]
+        assert told == ["step.started", "step.completed"]
+
+
 async def test_steps_of_other_names_side_by_side_need_no_keys(place: Path | None) -> None:
     turn = iter([1, 0])
 

@@ -9,7 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime_core.errors import InvalidArgument, StepCancelledError, StepExecutionError, StepInDoubt
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    StepCancelledError,
+    StepExecutionError,
+    StepInDoubt,
+    StorageFull,
+)
 from agent_runtime_core.interfaces import RunContext
 from agent_runtime_core.steps import StepExecutor
 from agent_runtime_core.testing import MockRunContext
@@ -191,6 +197,108 @@ async def test_maps_inside_two_steps_are_two(place: Path | None) -> None:
         assert await rig.value(body) == [["A", "B"], ["C", "D"]]
         skipped = [payload["step_name"] for _, payload in await rig.told("step.skipped")]
         assert skipped == ["up", "up"]
+
+
+@pytest.mark.parametrize("where", ["in two steps", "between steps", "by place between steps"])
+@pytest.mark.parametrize("failing", [False, True])
+async def test_an_item_of_two_maps_at_once_is_done_once(place: Path | None, where: str, failing: bool) -> None:
+    calls: list[int] = []
+
+    async def item(n: int) -> int:
+        calls.append(n)
+        for _ in range(n % 5):
+            await asyncio.sleep(0)
+        if failing and calls == [0]:
+            raise ConnectionError
+        return n
+
+    async def body(ctx: Any) -> Any:
+        async def both(count: int) -> Any:
+            key = None if where.startswith("by place") else str
+            return await StepExecutor(ctx, max_concurrency=3).map("each", item, range(count), key=key)
+
+        asked = [ctx.step(f"part {n}", both, n) if where == "in two steps" else both(n) for n in (20, 30)]
+        return await asyncio.gather(*asked, return_exceptions=failing)
+
+    async with Rig(place) as rig:
+        found = await rig.value(lambda ctx: _lengths(body(ctx)))
+        assert found == ([None, 30] if failing else [20, 30])
+        assert sorted(calls) == [*([0] if failing else []), *range(30)]
+        done = [record.key for record in await rig.records() if record.kind == "done" and record.name == "each"]
+        assert sorted(done) == sorted(f"m:{n}" for n in range(30))
+        told = [e for e in await rig.runner.event_bus.get_events("r") if e.payload.get("step_name") == "each"]
+        for kind, more in (("step.started", failing), ("step.completed", 0)):
+            ids = [e.payload["step_id"] for e in told if e.event_type == kind]
+            assert len(ids) == 30 + more
+            assert len(set(ids)) == 30
+
+
+async def test_an_item_whose_doubt_matters_to_one_of_two_maps_is_begun_by_itself(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holding, begun = asyncio.Event(), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        async def item(n: int) -> int:
+            return n
+
+        async def careful(n: int) -> list[str]:
+            begun.set()
+            return [record.key for record in await rig.records() if record.kind == "started"]
+
+        async def other() -> Any:
+            await holding.wait()
+            return await StepExecutor(ctx).map("m", careful, [1], key=str, on_in_doubt="fail")
+
+        return await asyncio.gather(StepExecutor(ctx, max_concurrency=1).map("m", item, [0, 1], key=str), other())
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def slow(guard: Any, ops: Any) -> Any:
+            if any(op.name == "journal.append" and op.args[1].next for op in ops):
+                holding.set()
+                await begun.wait()
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", slow)
+        (_, by_map), (by_other,) = await rig.value(body)
+        assert by_map == by_other
+        assert "m:1" in by_other
+
+
+async def test_an_item_whose_start_did_not_land_with_the_one_before_it_is_told_to_begin(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[Any] = []
+
+    async def item(n: int) -> int:
+        return n
+
+    async def body(ctx: Any) -> Any:
+        executor = StepExecutor(ctx, max_concurrency=1)
+        with pytest.raises(StorageFull):
+            await executor.map("m", item, [0, 1])
+        return await executor.map("m", item, [0, 1])
+
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def full(guard: Any, ops: Any) -> Any:
+            if not refused and any(op.name == "journal.append" and op.args[1].next for op in ops):
+                refused.append(ops)
+                raise StorageFull("no room")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", full)
+        assert await rig.value(body) == [0, 1]
+        assert 1 in [about["step_index"] for _, about in await rig.told("step.started")]
+
+
+async def _lengths(asked: Any) -> list[int | None]:
+    return [None if isinstance(each, Exception) else len(each) for each in await asked]
 
 
 async def test_another_item_at_a_recorded_place_is_told(place: Path | None) -> None:

@@ -151,6 +151,4 @@ class StepExecutor:
         if book is None:
             return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)
         fan_out = FanOut(self, book, self._scope)
-        around = book.within()
-        async with book.only(name, "\0".join((f"m:{self._scope}{around}", *keys))) if around else nullcontext():
-            return await fan_out.run(name, fn, listed, keys, policy, returns, max_result_bytes, key is None)
+        return await fan_out.run(name, fn, listed, keys, policy, returns, max_result_bytes, key is None)

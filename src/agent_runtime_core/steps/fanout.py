@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
@@ -42,7 +42,7 @@ class FanOut:
             self._keep_places(f"{name}{space}")
         self.info: str | None = BESIDE if self.book.is_apart() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
-        missing = await self._recorded()
+        missing = await self._recorded(range(len(items)))
         self.queue: Iterator[int] = iter(missing)
         workers = min(self.executor.max_concurrency, len(missing))
         await self._all([self._worker(next(self.queue)) for _ in range(workers)])
@@ -71,10 +71,11 @@ class FanOut:
         if len(self.digests) > len(earlier):
             maps[which] = self.digests
 
-    async def _recorded(self) -> list[int]:
-        """Take what the journal has; the places of the items it has not."""
+    async def _recorded(self, places: Iterable[int]) -> list[int]:
+        """Take what the journal has of the items in these places; the places of those it has not."""
         book, found, missing, skips = self.book, dict[int, Record](), [], []
-        for index, key in enumerate(self.keys):
+        for index in places:
+            key = self.keys[index]
             record = book.recorded(self.name, key)
             if record is None:
                 missing.append(index)
@@ -107,47 +108,56 @@ class FanOut:
             task.result()
 
     async def _worker(self, index: int) -> None:
-        carried = False
         place: int | None = index
         while place is not None and self.failed is None:
             try:
-                if self.executor.ctx.cancelled():
-                    raise StepCancelledError(self.name)
-                place, carried = await self._one(place, carried)
+                async with self.book.only(self.name, self.keys[place]):
+                    place = await self._one(place)
             except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are recorded
                 self.failed = self.failed or error
                 return
 
-    async def _one(self, index: int, begun: bool) -> tuple[int | None, bool]:
-        """Perform one item; the next one for this worker, and whether its start is recorded."""
-        book = self.book
-        name = book.former(self.name, self.keys[index])
-        following: list[int | None] = [None]
-        carried = False
+    async def _one(self, index: int) -> int | None:
+        """Perform one item, which nobody else does now; the next one for this worker."""
+        book, ctx, key, item = self.book, self.executor.ctx, self.keys[index], self.items[index]
+        if self.failed is not None:
+            return None
+        if ctx.cancelled():
+            raise StepCancelledError(self.name)
+        if book.recorded(self.name, key) is not None:  # by another map, meanwhile
+            await self._recorded([index])
+            return next(self.queue, None)
+        begun = (self.name, key) in book.carried
+        book.carried.discard((self.name, key))
+        following: int | None = None
 
         def seal(work: Work, text: str, attempt: int, ms: int) -> tuple[Record]:
-            nonlocal carried
-            after = None
-            if self.failed is None:
-                following[0] = next(self.queue, None)
-                if following[0] is not None:
-                    after = self._start_of(following[0])
-            carried = after is not None
+            nonlocal following
+            following = None if self.failed is not None else next(self.queue, None)
+            after = None if following is None else self._start_of(following)
             return (book.finished(work, text, attempt, ms, next=after),)
 
         work = Work(
-            name, self.keys[index], lambda attempt: call(self.fn, self.how, (self.items[index],), self.executor.ctx),
-            self.policy, encode=self.how.encode, decode=self.how.decode, pos=index, total=len(self.items),
-            digest=self.digests[index], info=self.info, begun=begun,
+            book.former(self.name, key), key, lambda attempt: call(self.fn, self.how, (item,), ctx), self.policy,
+            encode=self.how.encode, decode=self.how.decode, pos=index, total=len(self.items),
+            digest=self.digests[index], info=self.info, begun=begun and self.policy.on_in_doubt == "retry",
         )  # fmt: skip
-        self.results[index] = await perform(book, work, seal)
+        try:
+            self.results[index] = await perform(book, work, seal)
+        except BaseException:
+            if following is not None:
+                book.carried.discard((self.name, self.keys[following]))
+            raise
         book.passed()
-        return following[0], carried
+        return following
 
     def _start_of(self, index: int) -> str | None:
-        name = self.book.former(self.name, self.keys[index])
-        if (name, self.keys[index]) in self.book.begun:
+        """The start of an item, for the record of the one before it to carry."""
+        book, key = self.book, self.keys[index]
+        name = book.former(self.name, key)
+        if (name, key) in book.begun or (self.name, key) in book.carried or not book.is_free(self.name, key):
             return None
         if self.policy.on_in_doubt != "retry":
             return None  # where another item fails, this one is never begun: no doubt may be left about it
-        return encode({"name": name, "key": self.keys[index], "pos": index, "tries": self.policy.retries + 1})
+        book.carried.add((self.name, key))
+        return encode({"name": name, "key": key, "pos": index, "tries": self.policy.retries + 1})
