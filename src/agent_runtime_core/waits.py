@@ -275,7 +275,7 @@ class Waits:
             await self._look()
             mail = self._find("child", child)
             if mail is not None and self._came_before(mail):
-                self._used.add(mail.seq)
+                self._take(mail)
             elif mail is not None:
                 return None  # it has told, and may be deleted since
             there: RunRow = (await ledger.write(queue=[Op("queue.insert", (row,))]))[2][0]
