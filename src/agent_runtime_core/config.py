@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote
 
 from ._refusals import is_number, meant
@@ -30,20 +31,44 @@ _PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
 _TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _WHOLE = frozenset({"max_retries", "max_unsent_bytes"})
 _POSITIVE = frozenset({
-    "run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds", "max_unsent_bytes",
+    "run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds", "max_retries", "max_unsent_bytes",
 })  # fmt: skip
-_NOT_NEGATIVE = frozenset({"max_retries", "retry_backoff_base", "retry_backoff_max", "park_after"})
+_NOT_NEGATIVE = frozenset({"retry_backoff_base", "retry_backoff_max", "park_after"})
 _NUMBERS = _POSITIVE | _NOT_NEGATIVE
 _WHERE = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 _PASSWORD = re.compile(r"(?<=://)[^/].*(?=@)|(?<=password=)[^&]*")
 
+_Kind = TypeVar("_Kind")
 
+
+def spelt(kind: type[_Kind]) -> type[_Kind]:
+    """A dataclass of settings that answers a name it does not have with UnknownSetting, and so with the nearest."""
+    made: Callable[..., None] = kind.__init__
+    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+    @functools.wraps(made)
+    def init(self: _Kind, *args: Any, **settings: Any) -> None:
+        refuse_unknown(settings, names)
+        made(self, *args, **settings)
+
+    kind.__init__ = init  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def refuse_unknown(settings: Iterable[str], names: Iterable[str]) -> None:
+    """UnknownSetting, with the nearest of the names, for a setting that is none of them."""
+    for name in settings:
+        if name not in names:
+            raise UnknownSetting(f"no setting {brief(name)}: {meant(name, names)}")
+
+
+@spelt
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RuntimeConfig:
     """Every setting this library reads; times are in seconds. Its text shows no key and no password.
 
-    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) chooses queue, events and state at once, whatever
-    `*_backend` says, which is a name from the backend tables or `"their_package.module:Class"`.
+    `backend_url` (`memory://`, `sqlite:///path`, `redis://host`) chooses queue, events, state and persistence at once,
+    whatever `*_backend` says, which is a name from the backend tables or `"their_package.module:Class"`.
     """
 
     model_provider: str = "openai"
@@ -151,9 +176,7 @@ def configure(**settings: Any) -> RuntimeConfig:
     nothing has changed.
     """
     global _current
-    for name in settings:
-        if name not in FIELDS:
-            raise UnknownSetting(f"no setting {brief(name)}: {meant(name, FIELDS)}")
+    refuse_unknown(settings, FIELDS)
     _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
     for variable, right in misspelt(os.environ):
         log.warning("the environment variable %s is read by nobody: did you mean %s?", variable, right)

@@ -2,7 +2,7 @@
 
 AgentRuntimeError
 ├── InvalidArgument (ValueError)      a value that cannot be used; nothing was written
-│   ├── UnknownSetting                a configuration name nobody reads
+│   ├── UnknownSetting (TypeError)    a configuration name nobody reads
 │   ├── InvalidTurn                   a turn, or an event of one, that cannot be understood
 │   └── BadArguments                  a tool was called with what it does not take
 ├── UnknownAgent (KeyError)           no agent of that key is registered here
@@ -115,7 +115,7 @@ class InvalidArgument(AgentRuntimeError, ValueError):
     """A value that cannot be used."""
 
 
-class UnknownSetting(InvalidArgument):
+class UnknownSetting(InvalidArgument, TypeError):
     """A configuration name nobody reads."""
 
 

@@ -131,12 +131,18 @@ def test_an_unknown_setting_that_is_like_none_is_told_which_there_are() -> None:
         configure(nope=1)
 
 
+def test_an_unknown_setting_of_a_configuration_made_by_hand_names_the_nearest() -> None:
+    with pytest.raises(UnknownSetting, match=r"'lease_seconds': did you mean 'lease_ttl_seconds'\?"):
+        RuntimeConfig(lease_seconds=1)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("MAX_RETRIES", "three"),
         ("MAX_RETRIES", "1.5"),
         ("MAX_RETRIES", "-1"),
+        ("MAX_RETRIES", "0"),
         ("LEASE_TTL_SECONDS", "0"),
         ("LEASE_TTL_SECONDS", "nan"),
         ("RUN_TIMEOUT_SECONDS", "-3"),
@@ -158,6 +164,7 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, tex
     ("name", "value"),
     [
         ("max_retries", -1),
+        ("max_retries", 0),
         ("max_retries", True),
         ("max_retries", 2.0),
         ("run_timeout_seconds", 0),

@@ -471,7 +471,7 @@ def test_an_async_subscriber_needs_its_loop(path: Path) -> None:
 
 
 async def test_subscribers_are_called_on_their_loop_in_order(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader, told = loader_of(path, "[runtime]\nmax_retries = 0\n"), list[tuple[str, int]]()
+    loader, told = loader_of(path, "[runtime]\nmax_retries = 9\n"), list[tuple[str, int]]()
     here, last = threading.current_thread(), asyncio.Event()
 
     async def slowly(event: ConfigChanged) -> None:

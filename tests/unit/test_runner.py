@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import inspect
 import logging
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -28,6 +30,7 @@ from agent_runtime_core.errors import (
     StorageBusy,
     UnknownAgent,
     UnknownRun,
+    UnknownSetting,
 )
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, TraceSink
@@ -967,6 +970,13 @@ def test_the_defaults_of_a_runner_config() -> None:
 def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         RunnerConfig(**options)
+
+
+def test_an_unknown_setting_of_a_runner_names_the_nearest() -> None:
+    with pytest.raises(UnknownSetting, match=r"'lease_seconds': did you mean 'lease_ttl_seconds'\?") as caught:
+        RunnerConfig(lease_seconds=1)  # type: ignore[call-arg]
+    assert isinstance(caught.value, TypeError)
+    assert [*inspect.signature(RunnerConfig).parameters] == [each.name for each in fields(RunnerConfig)]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from uuid import UUID
 from .._clock import aware
 from .._json import decode
 from .._refusals import is_number
-from ..config import RuntimeConfig
+from ..config import RuntimeConfig, spelt
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
 from ..queue.base import whole
@@ -20,6 +20,7 @@ from ..queue.row import RunRow
 from ..status import TERMINAL, RunStatus
 
 
+@spelt
 @dataclass(frozen=True)
 class RunnerConfig:
     """Times are seconds. `max_retries` counts failures: the third of 3 ends the run; crashes are none.
@@ -83,7 +84,7 @@ class RunnerConfig:
             run_timeout_seconds=config.run_timeout_seconds,
             heartbeat_interval_seconds=config.heartbeat_interval_seconds,
             lease_ttl_seconds=config.lease_ttl_seconds,
-            max_retries=config.max_retries or 1,
+            max_retries=config.max_retries,
             retry_backoff_base=config.retry_backoff_base,
             retry_backoff_max=config.retry_backoff_max,
             park_after=config.park_after,
