@@ -140,12 +140,17 @@ class RuntimeConfig:
         return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in FIELDS)})"
 
 
+_SQLITE_URLS = "write sqlite:///relative.db or sqlite:////absolute/path.db"
+
+
 def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """The backend's name, and the options that say where it is: `memory://`, `sqlite:///path`, a path, `redis://host`."""
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
         raise InvalidArgument(f"{brief(path_or_url)} is no place to keep runs: give a path or a URL as text")
     scheme, found, rest = text.partition("://")
+    if text[:5].lower() == "file:":
+        raise InvalidArgument(f"{brief(text, 500)}: there is no file: URL here; {_SQLITE_URLS}, or memory://")
     if not found:
         return "sqlite", {"path": text}
     match scheme:
@@ -153,7 +158,12 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
             return "memory", {}
         case "sqlite":
             if not rest.startswith("/") or rest == "/":
-                raise InvalidArgument(f"{brief(text, 500)}: write sqlite:///relative.db or sqlite:////absolute/path.db")
+                raise InvalidArgument(f"{brief(text, 500)}: {_SQLITE_URLS}")
+            path, found, _ = rest.partition("?")
+            if found:
+                raise InvalidArgument(
+                    f"{brief(text, 500)}: a file takes no options: write sqlite://{path}, and %3F for a ? in its name"
+                )
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,31 @@ async def test_memory_is_one_engine_each_time() -> None:
 def test_a_bad_url_is_named_with_the_way_out(bad: str) -> None:
     with pytest.raises(InvalidArgument, match=f"'{bad}'.*sqlite:///"):
         open_url(bad)
+
+
+@pytest.mark.parametrize(
+    ("bad", "way_out"),
+    [
+        ("sqlite:///x.db?foo=1", r"takes no options.*sqlite:///x\.db, and %3F"),
+        ("file:x.db?mode=memory", r"no file: .*sqlite:///relative\.db.*memory://"),
+        ("file:/x.db", r"no file: .*sqlite:////absolute/path\.db"),
+        ("FILE:x.db", "no file: "),
+        ("file:///x.db", "no file: "),
+    ],
+)
+def test_options_and_the_urls_of_sqlite_itself_are_refused_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: str, way_out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
+        open_url(bad)
+    assert not [*tmp_path.iterdir()]
+
+
+async def test_a_question_mark_in_the_name_of_a_file_is_written_as_a_path_or_encoded(tmp_path: Path) -> None:
+    for where in (tmp_path / "a?.db", f"sqlite:///{tmp_path}/a%3F.db"):
+        await (places := open_url(where)).close()
+        assert Path(places.queue.engine.path) == tmp_path / "a?.db"  # type: ignore[attr-defined]
 
 
 def test_a_file_that_cannot_be_read_is_not_kept_open(tmp_path: Path) -> None:
