@@ -16,7 +16,6 @@ _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
 _TO_DIGITS: Final = str.maketrans(_ALPHABET + _ALPHABET.lower(), "0123456789abcdefghijklmnopqrstuv" * 2)
 _ULID: Final = re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
-_STORED: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 # Control characters and lone surrogates: stores cut text at a NUL, and cannot encode the surrogates.
 _UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
