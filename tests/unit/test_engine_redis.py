@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -1229,6 +1230,15 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
     sock.close()
     assert line.evaluate(b"2") == [b"2"]
     line.drop()
+
+
+@pytest.mark.parametrize("gone", ["connection", "socket"])
+def test_an_answer_of_a_connection_that_was_dropped_meanwhile_is_told_as_lost(gone: str) -> None:
+    line = Line(redis_place("redis://127.0.0.1:1/0"), lambda line: None)
+    if gone == "socket":
+        line._conn = SimpleNamespace(_sock=None, disconnect=lambda: None)
+    with pytest.raises(Unanswered, match=r"127\.0\.0\.1:1.*: the connection was lost$"):
+        line.receive()
 
 
 def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,12 +160,13 @@ class Line:
 
     def receive(self) -> None:
         """Wait for what the server says next, or a piece of it."""
+        sock = getattr(self._conn, "_sock", None)  # once: the loop may be dropping the connection at this moment
         try:
-            if self._cut:
+            if self._cut or sock is None:
                 raise OSError("the connection was lost")
-            self.take_in(self._conn._sock.recv(PIECE))
+            self.take_in(sock.recv(PIECE))
         except Exception as error:
-            # Of any kind: the loop may be dropping the connection at this moment.
+            # Of any kind: it may be dropped while it is read.
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         except BaseException:
