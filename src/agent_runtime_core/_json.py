@@ -205,6 +205,18 @@ def decode(text: str) -> object:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
 
 
+def mapped(text: str) -> dict[str, Any]:
+    """decode() of a dict; ValueError for what is none, UnserialisableResult for a type that is not registered."""
+    try:
+        found = decode(text)
+    except UnserialisableResult:
+        strictly(text)  # which has nothing against such a type
+        raise
+    if not isinstance(found, dict):
+        raise ValueError("not a dict")
+    return found
+
+
 def decode_all(texts: Sequence[str]) -> list[object]:
     """What decode() gives of each of these texts that encode() wrote, in half the time where they are short."""
     if len(texts) > 1 and sum(map(len, texts)) <= MAX_PARSED:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import datetime as dt
 import pickle
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -29,6 +30,7 @@ from agent_runtime_core.errors import (
     MissingDependency,
     StorageBusy,
     StorageClosed,
+    StorageCorrupt,
     UnserialisableResult,
 )
 from agent_runtime_core.event_types import EventType
@@ -300,6 +302,20 @@ async def test_a_publisher_neither_waits_nor_reads_for_a_follower_that_is_behind
     assert bus.pages == pages
     assert sequences([await anext(slow) for _ in range(4 * WINDOW)]) == list(range(1, 4 * WINDOW + 1))
     await slow.aclose()
+
+
+@pytest.mark.parametrize("change", ["t = 1e300", "t = 'x'", "payload = '{'", "payload = x'00'"])
+async def test_an_event_that_was_damaged_is_told(tmp_path: Path, change: str) -> None:
+    bus = SQLiteEventBus(tmp_path / "events.db")
+    await fill(bus, 2)
+    conn = sqlite3.connect(tmp_path / "events.db")
+    conn.execute(f"UPDATE arc_events SET {change} WHERE seq = 1")
+    conn.commit()
+    conn.close()
+    _, event = await bus.get_events(RUN)
+    with pytest.raises(StorageCorrupt, match=f"run {RUN}: (timestamp|payload) of event 1 .*restore a backup"):
+        _ = event.payload, event.timestamp
+    await bus.close()
 
 
 async def test_many_followers_cost_one_read_a_page() -> None:

@@ -16,7 +16,7 @@ from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core.errors import StorageCorrupt
 from agent_runtime_core.journal.record import DONE, ENDED, Record
-from agent_runtime_core.journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED
+from agent_runtime_core.journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED, _crc
 from agent_runtime_core.state import SQLiteStateStore
 
 RUN = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
@@ -134,4 +134,29 @@ async def test_a_result_whose_kind_was_damaged_is_told(store: SQLiteStateStore, 
     conn.commit()
     conn.close()
     with pytest.raises(StorageCorrupt, match="does not match its checksum"):
+        await store.records(RUN)
+
+
+@pytest.mark.parametrize("result", ["12", "x" * LONGEST_PACKED])
+async def test_a_text_that_became_bytes_by_damage_is_told(store: SQLiteStateStore, tmp_path: Path, result: str) -> None:
+    await store.commits.commit(None, [Op("journal.append", (RUN, FULL._replace(seq=0, result=result + "ä")))])
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    [stored] = [row[0] for row in conn.execute("SELECT result FROM arc_journal")]
+    damaged = stored.encode() if isinstance(stored, str) else stored[:2] + bytes(len(stored) - 2)
+    body, nev = conn.execute("SELECT body, nev FROM arc_journal").fetchone()
+    crc = _crc(RUN, 0, DONE, FULL.name, damaged, body, nev)  # which does not tell a text from its bytes
+    conn.execute("UPDATE arc_journal SET result = ?, crc = ?", (damaged, crc))
+    conn.commit()
+    conn.close()
+    with pytest.raises(StorageCorrupt, match=f"run {RUN}: journal record 0 .* has a result that cannot be unpacked"):
+        await store.records(RUN)
+
+
+async def test_a_number_of_an_event_that_was_damaged_is_told(store: SQLiteStateStore, tmp_path: Path) -> None:
+    await store.commits.commit(None, [Op("journal.append", (RUN, FULL._replace(seq=0)))])
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    conn.execute("UPDATE arc_journal SET ev = 'x'")
+    conn.commit()
+    conn.close()
+    with pytest.raises(StorageCorrupt, match=f"run {RUN}: journal record 0 .* has no number of an event, but 'x'"):
         await store.records(RUN)

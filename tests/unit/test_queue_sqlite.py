@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_runtime_core._engines.base import Guard, Op
-from agent_runtime_core.errors import LeaseLost
+from agent_runtime_core.errors import LeaseLost, StorageCorrupt
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.row import Moved, RunRow, Settle
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+from tests.unit.rig import Script
 
 
 @pytest.fixture
@@ -161,3 +166,44 @@ async def test_a_claim_of_a_file_of_before_goes_on_and_a_library_of_before_does_
             old.execute(theirs)
     old.close()
     await queue.close()
+
+
+async def nothing(ctx: Any) -> None: ...
+
+
+def opened(path: Path) -> AgentRunner:
+    registry = Registry()
+    registry.register(Script(nothing))
+    return AgentRunner.open(path, registry=registry)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("run_id", "lfd5049a62e95669ae4b09903360b839"),
+        ("run_id", "3ff5:a65078253ae9df61dc4b80633fd"),
+        ("status", "succeedef"),
+        ("priority", "high"),
+        ("lease_until", b"12"),
+        ("created_at", "yesterday"),
+        ("error", b"{}"),
+    ],
+)
+async def test_a_row_that_was_damaged_is_told_by_whoever_reads_it(tmp_path: Path, column: str, value: object) -> None:
+    async with opened(tmp_path / "runs.db") as runner:
+        run_id = str(await runner.submit("script", {}, run_id="x"))
+    conn = sqlite3.connect(tmp_path / "runs.db")
+    conn.execute(f"UPDATE arc_runs SET {column} = ?", (value,))
+    conn.commit()
+    conn.close()
+    async with opened(tmp_path / "runs.db") as runner:
+        asks: list[Callable[[], Awaitable[Any]]] = [runner.runs]
+        if column != "status":  # such a one is not looked for
+            asks.append(runner.run_once)
+        if column != "run_id":  # nor found
+            asks += [partial(each, "x") for each in (runner.get_run, runner.wait, runner.cancel)]
+            asks.append(partial(runner.execute, "script", "x"))
+        for ask in asks:
+            with pytest.raises(StorageCorrupt, match=f"{value if column == 'run_id' else run_id}.*: {column} .*backup"):
+                async with asyncio.timeout(20):
+                    await ask()

@@ -7,6 +7,7 @@ import datetime as dt
 import inspect
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,14 +29,17 @@ from agent_runtime_core.errors import (
     RunBusy,
     RunFailed,
     StorageBusy,
+    StorageCorrupt,
     UnknownAgent,
     UnknownRun,
     UnknownSetting,
+    UnserialisableResult,
 )
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, TraceSink
 from agent_runtime_core.ledger import Ledger
-from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.queue import InMemoryQueue, QueuedRun
+from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig
 from agent_runtime_core.runner import core as runner_core
@@ -934,6 +938,37 @@ async def test_settings_come_from_the_configuration() -> None:
     assert runner.queue is queue
     assert runner.state_store.commits is queue.engine
     await runner.close()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("run_id", "badly formed"),
+        ("status", "succeedef"),
+        ("created_at", 1e300),
+        ("due_at", -1e300),
+        ("ended_at", float("inf")),
+        ("input", "{"),
+        ("metadata", "[]"),
+        ("parent_id", "nobody"),
+    ],
+)
+def test_a_row_that_no_run_can_have_is_told_whatever_store_it_is_of(column: str, value: Any) -> None:
+    whole = RunRow("5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce", "agent")
+    assert RunInfo.of(whole).agent_key == QueuedRun.of(whole).agent_key
+    row = whole.changed(**{column: value})
+    kinds: list[Callable[[RunRow], object]] = [RunInfo.of]
+    if column in ("run_id", "created_at", "input", "metadata"):
+        kinds.append(QueuedRun.of)
+    for made in kinds:
+        with pytest.raises(StorageCorrupt, match=f"{row.run_id}.*: {column} .*backup"):
+            made(row)
+
+
+def test_an_input_of_a_type_that_is_not_registered_here_is_no_damage() -> None:
+    row = RunRow("5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce", "agent", input='{"a":{"$":"unheard.of","v":1}}')
+    with pytest.raises(UnserialisableResult):
+        RunInfo.of(row)
 
 
 def test_the_defaults_of_a_runner_config() -> None:

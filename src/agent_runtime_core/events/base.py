@@ -15,9 +15,9 @@ from uuid import UUID
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Backend, Guard, Op
 from .._ids import next_id, run_uuid
-from .._json import decode, encode
+from .._json import encode, mapped
 from .._refusals import is_number
-from ..errors import InvalidArgument, StorageClosed, UnserialisableResult, brief
+from ..errors import InvalidArgument, StorageClosed, StorageCorrupt, UnserialisableResult, brief
 from ..event_types import EventType
 from ..journal.record import Record, as_stored, expand
 from .feed import Hub
@@ -59,7 +59,15 @@ class _Late:
     def __get__(self, event: Event | None, owner: type) -> object:
         if event is None:
             return self
-        value = event.__dict__[self._name] = self._made(event._row)
+        try:
+            value = event.__dict__[self._name] = self._made(event._row)
+        except UnserialisableResult:
+            raise
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise StorageCorrupt(
+                f"run {event.run_id}: {self._name} of event {event.sequence} is not what was written ({error}); "
+                "restore a backup"
+            ) from error
         return value
 
 
@@ -70,7 +78,7 @@ class _Undecoded:
     __slots__ = ("__dict__", "_row", "event_type", "run_id", "sequence")
     #: Whatever has the payload at 2 and the time at 3: a StoredEvent, or the row of an operation.
     _row: Sequence[Any]
-    payload: Any = _Late(lambda row: decode(row[2]))
+    payload: Any = _Late(lambda row: mapped(row[2]))
     timestamp: Any = _Late(lambda row: aware(row[3]))
 
 

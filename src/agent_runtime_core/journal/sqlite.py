@@ -6,10 +6,11 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from typing import Any
 from zlib import compress, crc32, decompress
+from zlib import error as PackError
 
 from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
-from ..errors import LeaseLost, StorageCorrupt
+from ..errors import LeaseLost, StorageCorrupt, brief
 from .record import ENDED, Record, is_again
 
 SHORTEST_PACKED, LONGEST_PACKED = 800, 32_000  # characters of a result
@@ -187,19 +188,30 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
         else:
             found = _crc(run_id, seq, kind, name, result, body, nev)
         if found != crc:
-            raise StorageCorrupt(f"journal record {seq} ({kind} {name!r}) does not match its checksum")
+            raise _damaged(run_id, seq, kind, name, "does not match its checksum")
+        if type(ev) is not int:  # which is not under the checksum
+            raise _damaged(run_id, seq, kind, name, f"has no number of an event, but {brief(ev)}")
+        if type(result) is bytes:
+            try:
+                result = _unpacked(result)
+            except (PackError, ValueError) as wrong:  # it was text, which its checksum does not tell from bytes
+                raise _damaged(run_id, seq, kind, name, "has a result that cannot be unpacked") from wrong
         attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
         # As a NamedTuple itself makes one, only faster.
         record: Record = tuple.__new__(
             Record,
             (
-                seq, kind, name, key, number[attempt], claim_id, float(t),
-                _unpacked(result) if type(result) is bytes else result, error or None, state or None, int(pos),
-                number[total], number[tries], number[ms], info or None, next_ or None, digest or None, ev, nev,
+                seq, kind, name, key, number[attempt], claim_id, float(t), result, error or None, state or None,
+                int(pos), number[total], number[tries], number[ms], info or None, next_ or None, digest or None, ev,
+                nev,
             ),
         )  # fmt: skip
         records.append(record)
     return records
+
+
+def _damaged(run_id: str, seq: int, kind: object, name: object, what: str) -> StorageCorrupt:
+    return StorageCorrupt(f"run {run_id}: journal record {seq} ({kind} {name!r}) {what}; restore a backup")
 
 
 def records(view: sqlite3.Connection, run_id: str, after: int = -1) -> list[Record]:

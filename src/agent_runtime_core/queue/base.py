@@ -14,7 +14,7 @@ from uuid import UUID
 from .._clock import SYSTEM, TOO_LATE, Clock, aware
 from .._engines.base import Backend, Guard, Op
 from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id, unbroken
-from .._json import decode, digest, encode, same_tree
+from .._json import digest, encode, mapped, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
 
@@ -50,14 +50,14 @@ class QueuedRun:
     @classmethod
     def of(cls, row: RunRow) -> QueuedRun:
         return cls(
-            run_id=known_uuid(row.run_id),
+            run_id=row.told("run_id", known_uuid),
             agent_key=row.agent,
-            input=cast("dict[str, Any]", decode(row.input)),
-            metadata=cast("dict[str, Any]", decode(row.metadata)),
+            input=row.told("input", mapped),
+            metadata=row.told("metadata", mapped),
             priority=row.priority,
             attempt=row.attempt,
-            created_at=aware(row.created_at),
-            scheduled_at=aware(row.due_at) if row.due_at > 0 else None,
+            created_at=row.told("created_at", aware),
+            scheduled_at=row.told("due_at", aware) if row.due_at > 0 else None,
             claim_id=row.claim_id,
             row=row,
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
 BEHIND, ASIDE = 1, 2  # see RunRow.held
@@ -10,6 +13,9 @@ BEHIND, ASIDE = 1, 2  # see RunRow.held
 
 class Moved(Exception):
     """The row is no longer as the writer saw it; nothing was written: look again and decide anew."""
+
+
+_Made = TypeVar("_Made")
 
 
 class RunRow(NamedTuple):
@@ -64,8 +70,25 @@ class RunRow(NamedTuple):
             cells[_PLACE[name]] = value
         return tuple.__new__(RunRow, cells)
 
+    def told(self, column: str, made: Callable[[Any], _Made]) -> _Made:
+        """What is made of that column; StorageCorrupt, which names run and column, where it cannot be."""
+        value = self[_PLACE[column]]
+        try:
+            return made(value)
+        except UnserialisableResult:
+            raise
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise damaged(self.run_id, column, value) from error
+
 
 _PLACE = {name: place for place, name in enumerate(RunRow._fields)}
+
+
+def damaged(run_id: object, column: str, value: object) -> StorageCorrupt:
+    """That a column holds what was never written there."""
+    return StorageCorrupt(
+        f"run {brief(run_id)}: {column} {brief(value)} is not what was written; it is left as it is: restore a backup"
+    )
 
 
 class RunFilter(NamedTuple):

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import compress
 from operator import itemgetter, ne
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from .._engines.backed import OnSQLite
 from .._engines.base import Concern
 from .._engines.sqlite_tx import SQLiteTx
+from .._ids import known_uuid
+from ..status import RunStatus
 from .base import RunQueue
-from .row import ClaimRequest, Mail, News, RunFilter, RunRow
+from .row import ClaimRequest, Mail, News, RunFilter, RunRow, damaged
 from .rows import Rows, concern
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
 LARGEST_KEPT = 4_000  # characters of input of a row that is kept in memory while it runs
 _N = RunRow._fields.index("n")
 _PLACES = range(_N)
+_KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(RunRow).items()}
+_STATUSES = frozenset(status.value for status in RunStatus)
 _FIXED = (
     "run_id", "agent", "input", "digest", "metadata", "priority", "created_at", "deadline", "run_key", "idem_key",
     "parent_id", "lane",
@@ -103,13 +107,30 @@ def _update(places: tuple[int, ...]) -> tuple[str, Callable[[RunRow], tuple[Any,
     return f"UPDATE arc_runs SET {names} WHERE n = ?", itemgetter(*places, _N)
 
 
+@lru_cache(1024)
+def _misfit(kinds: tuple[type, ...]) -> str | None:
+    """The first column with a value of a kind that is never written there: SQLite tells none of damage."""
+    return next((name for name, kind in zip(RunRow._fields, kinds, strict=True) if kind not in _KINDS[name]), None)
+
+
+def _sound(row: Sequence[Any]) -> RunRow:
+    """The row as it was read; StorageCorrupt where it is not one that was written."""
+    found: RunRow = tuple.__new__(RunRow, row)
+    if (column := _misfit(tuple(map(type, row)))) is not None:
+        raise damaged(found.run_id, column, getattr(found, column))
+    found.told("run_id", known_uuid)
+    if found.status not in _STATUSES:
+        raise damaged(found.run_id, "status", found.status)
+    return found
+
+
 def _fetch(rows: sqlite3.Cursor) -> list[RunRow]:
-    return [tuple.__new__(RunRow, row) for row in rows]
+    return [_sound(row) for row in rows]
 
 
 def _one(rows: sqlite3.Cursor) -> RunRow | None:
     row = rows.fetchone()
-    return tuple.__new__(RunRow, row) if row else None
+    return _sound(row) if row else None
 
 
 class SQLiteRows(Rows):

@@ -6,11 +6,12 @@ import datetime as _dt
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from .._clock import aware
-from .._json import decode
+from .._ids import known_uuid
+from .._json import mapped
 from .._refusals import is_number
 from ..config import RuntimeConfig, spelt
 from ..errors import InvalidArgument, brief
@@ -125,24 +126,25 @@ class RunInfo:
         def when(seconds: float | None) -> _dt.datetime | None:
             return aware(seconds) if seconds else None
 
+        told = row.told
         return cls(
-            run_id=UUID(row.run_id),
+            run_id=told("run_id", known_uuid),
             run_key=row.run_key,
             agent_key=row.agent,
-            status=RunStatus(row.status),
+            status=told("status", RunStatus),
             attempt=row.attempt,
             generation=row.generation,
-            input=cast("dict[str, Any]", decode(row.input)),
-            metadata=cast("dict[str, Any]", decode(row.metadata)),
+            input=told("input", mapped),
+            metadata=told("metadata", mapped),
             priority=row.priority,
-            created_at=aware(row.created_at),
-            scheduled_at=when(row.due_at),
-            started_at=when(row.started_at),
-            ended_at=when(row.ended_at),
-            deadline=when(row.deadline),
+            created_at=told("created_at", aware),
+            scheduled_at=told("due_at", when),
+            started_at=told("started_at", when),
+            ended_at=told("ended_at", when),
+            deadline=told("deadline", when),
             reason=row.reason,
             worker=row.worker or None,
-            parent_run_id=None if row.parent_id is None else UUID(row.parent_id),
+            parent_run_id=None if row.parent_id is None else told("parent_id", UUID),
             cancel_requested=row.cancel_at is not None,
             concurrency_key=row.lane,
             held=row.held > 0,

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from .._engines.base import NOBODY, Commits, Op, behind
 from .._ids import run_uuid, unbroken
-from .._json import decode, encode
+from .._json import decode, encode, mapped
 from .._load import load
 from ..backends import Backends
 from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
@@ -145,10 +145,10 @@ class StoredRuns:
         if row.status == "succeeded" and row.output is None and await self.state_store.records(row.run_id):
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
-        output = cast("dict[str, Any]", decode(row.output)) if row.output else {}
+        output = row.told("output", mapped) if row.output else {}
         told = decode(row.error) if row.error else None
         error = None if told is None else ErrorInfo(**told) if isinstance(told, dict) else ErrorInfo("Error", str(told))
-        return RunResult(output, error=error, status=RunStatus(row.status), run_id=UUID(row.run_id))
+        return RunResult(output, error=error, status=row.told("status", RunStatus), run_id=row.told("run_id", UUID))
 
     async def stream(
         self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
