@@ -405,6 +405,28 @@ async def test_a_run_held_elsewhere_is_waited_for_or_refused(place: Path | None)
         assert (await going).final_output == {"value": "first"}
 
 
+async def test_a_claim_that_is_refused_though_nobody_else_has_the_run_ends_execute(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
+
+    async def refused(ledger: Ledger, *args: Any, **options: Any) -> Any:
+        raise LeaseLost(*ledger.guard)
+
+    async with Rig(place) as rig:
+        with monkeypatch.context() as patched:
+            patched.setattr(Ledger, "append", refused)
+            with pytest.raises(StorageCorrupt, match=f"run {run_id}: .*nobody else"):
+                async with asyncio.timeout(20):
+                    await rig.go(answer_in_a_step, run_id)
+        assert (await rig.runner.get_run(run_id)).status == "pending"
+        assert await rig.value(answer_in_a_step, run_id) == 42
+
+
+async def answer_in_a_step(ctx: Any) -> Any:
+    return await ctx.step("answer", answer_step)
+
+
 async def test_workers_leave_an_executed_run_alone_unless_told_otherwise(place: Path | None) -> None:
     inside = asyncio.Event()
 

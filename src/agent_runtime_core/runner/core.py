@@ -15,7 +15,7 @@ from uuid import UUID
 
 from ..backends import configured, open_url, traced
 from ..config import get_config
-from ..errors import InvalidArgument, RunBusy, StorageClosed, UnknownAgent, UnknownRun, brief
+from ..errors import InvalidArgument, RunBusy, StorageClosed, StorageCorrupt, UnknownAgent, UnknownRun, brief
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
@@ -256,21 +256,29 @@ class AgentRunner(StoredRuns):
         return result.raise_for_status() if raise_on_error else result
 
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
-        reopen = True
+        reopen, refused = True, ""
         while True:
             outcome, there = await self.take(row, reopen=reopen, wait=if_running == "wait")
             # An end that comes from now on is the answer, and no reason to begin anew.
             reopen = False
             if outcome == "claimed":
                 assert there is not None
-                result = await self._drive(there, runtime, inline=True).run()
+                drive = self._drive(there, runtime, inline=True)
+                result = await drive.run()
                 if result is not None:
                     return result
+                refused = "" if drive.lost else drive.row.claim_id
             elif outcome == "ended":
                 assert there is not None
                 return await self._result(there)
             else:
                 assert there is not None
+                if outcome == "held" and there.claim_id == refused:
+                    await drive.abandon()
+                    raise StorageCorrupt(
+                        f"run {there.run_id}: what is written under its claim is refused as if that were lost, though "
+                        "nobody else has the run: the store is damaged; restore a backup"
+                    )
                 if if_running == "raise" or there.run_id in TURNS.get({}).values():
                     raise busy(outcome, there)
                 if outcome == "behind":
