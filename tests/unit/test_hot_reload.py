@@ -40,7 +40,7 @@ class Files:
 
     def _text(self, number: int) -> str:
         return (
-            f"[runtime]\nmax_retries = {number}\n"
+            f"[runtime]\nretry_backoff_max = {number}\n"
             '[personality]\nfolder = "packs"\n'
             f"[turns]\nremote_steps = false\nmax_in_flight = {number + 1}\n"
         )
@@ -96,10 +96,10 @@ class Files:
 
 def number_of(settings: Settings) -> tuple[int, int]:
     """The numbers of the file and the pack that these settings are of; AssertionError where they are of two."""
-    assert settings.turns.max_in_flight == settings.runtime.max_retries + 1
+    assert settings.turns.max_in_flight == settings.runtime.retry_backoff_max + 1
     instance = settings.packs.get()
     assert instance.model == settings.runtime.default_model == f"m-{instance.system_prompt}"
-    return settings.runtime.max_retries, pack_number(settings.packs)
+    return int(settings.runtime.retry_backoff_max), pack_number(settings.packs)
 
 
 def pack_number(packs: PackSet) -> int:
