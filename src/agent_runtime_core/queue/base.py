@@ -8,7 +8,7 @@ import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 from .._clock import SYSTEM, TOO_LATE, Clock, aware
