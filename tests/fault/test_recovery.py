@@ -212,6 +212,35 @@ async def test_a_run_that_kills_its_process_is_dead_after_three_and_keeps_no_oth
         assert [step for _, step in lines(effects)].count("s0") == 1
 
 
+async def test_a_run_that_kills_its_process_takes_none_to_the_dead_that_ran_beside_it(tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    async with open_runner([tmp_path / "all.db"] * 3) as runner:
+        poison = await runner.submit("poison", {"params": {"effects": str(effects), "cure": str(tmp_path / "cure")}})
+        # Some have no record yet when their process dies, some have one more each time.
+        others = [
+            await runner.submit("steps", {"params": {"n": n, "pause": pause}})
+            for n, pause in [(1, 0.2)] * 4 + [(20, 0.01)] * 3
+        ]
+        deaths = 0
+        while deaths < 10:
+            with worker(tmp_path, concurrency=8) as child:
+                child.expect("ready")
+
+                async def decided() -> bool:
+                    infos = [await runner.get_run(each) for each in (poison, *others)]
+                    return child.process.poll() is not None or all(info.ended_at is not None for info in infos)
+
+                await becomes(decided, "the worker to die or to get through")
+                if child.process.poll() is None:
+                    child.process.terminate()
+                    assert await child.aended() == 0
+                    break
+                deaths += 1
+        ended = [(await runner.get_run(each)).status for each in (poison, *others)]
+        assert ended == [RunStatus.DEAD] + [RunStatus.SUCCEEDED] * 7
+        assert [step for _, step in lines(effects)].count("s2") == deaths == 3
+
+
 @pytest.mark.parametrize("door", ["execute", "open_run"])
 async def test_what_is_restarted_by_hand_never_goes_to_the_dead_letters(door: str, tmp_path: Path) -> None:
     db, effects, cure = tmp_path / "all.db", tmp_path / "effects", tmp_path / "cure"

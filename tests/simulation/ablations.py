@@ -19,6 +19,7 @@ from agent_runtime_core.queue.memory import MemoryRows
 from agent_runtime_core.queue.row import ClaimRequest, RunRow, Settle
 from agent_runtime_core.queue.rows import Rows
 from agent_runtime_core.queue.sqlite import SQLiteRows
+from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.steps.graph import Graph
 
 Patch = tuple[Any, str, Any]
@@ -174,6 +175,11 @@ def _durable() -> list[Patch]:
     return [(Graph, "take_after", take_after), (Graph, "finished", lambda self, place: None)]
 
 
+def _alone() -> list[Patch]:
+    """A run whose next crash is its last is executed beside others."""
+    return [(Worker, "_admits", lambda self, row: True), (Worker, "_is_careful", lambda self: False)]
+
+
 def _inside() -> list[Patch]:
     """What happens inside a step is counted over the whole run."""
 
@@ -192,6 +198,7 @@ def _in_the_double() -> list[Patch]:
 
 SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "absorb": _in_the_double,
+    "alone": _alone,
     "beat": _in_the_double,
     "boot": _boot,
     "cancel": _cancel,

@@ -11,6 +11,7 @@ from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._ids import step_id
 from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.queue.row import LIVE, Mail, RunRow, Settle
+from agent_runtime_core.runner.worker import APART
 
 from .loop import HOST
 
@@ -53,6 +54,8 @@ class Watch:
         self.failures: Counter[str] = Counter()  # injected into steps, by idempotency key
         self.effects: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
         self.attempts: Counter[str] = Counter()  # times an agent's code was entered
+        self.inside: dict[str, str] = {}  # the claim that last entered it
+        self.drained = 0.0  # seconds for which workers may claim nothing, so that a suspect has its turn
         self.cancelled: dict[str, float] = {}
         self.claimed_at: dict[str, float] = {}
         self.mail: dict[str, list[Mail]] = defaultdict(list)
@@ -154,6 +157,8 @@ class Watch:
             self.noted[run] += self.owner.get(run) in self.began
             self._idle(row)
             self._stolen(row)
+        if row.stalls == POISON - 1:
+            self.drained = APART
         self.claims[run] += 1
         self.claimed_at[row.claim_id] = self.world.loop.now
         self.free_at[run] = self.world.loop.now + self.world.lease
@@ -171,6 +176,7 @@ class Watch:
         # What ran in place is nobody else's until it is cancelled.
         anyones = self.cancelled.get(row.run_id, 0.0) if self.rows[row.run_id].origin else 0.0
         due = max(free, there, anyones) + world.poll + SLACK + world.poll * world.faulty_claims_since(died)
+        due += self.drained
         if world.loop.now > due:
             self.wrong(f"run {row.run_id} lay idle from {died:.3f} to {world.loop.now:.3f} s, due by {due:.3f}")
 
@@ -241,9 +247,25 @@ class Watch:
             return
         if not row.origin and self.noted[run] >= POISON:
             self.wrong(f"run {run} runs code after {self.noted[run]} crashes in a row")
+        self.inside[run] = row.claim_id
+        if not row.origin and row.stalls == POISON - 1:
+            self._alone(row)
         at = self.cancelled.get(run)
         if at is not None and at < self.claimed_at[row.claim_id]:
             self.wrong(f"run {run} was cancelled at {at:.3f} s, and a later claim runs its code")
+
+    def _alone(self, row: RunRow) -> None:
+        """Of two runs whose next crash is their last, one may be what ends their process."""
+        for run, claim in self.inside.items():
+            other = self.rows[run]
+            if (
+                run not in (row.run_id, row.parent_id)
+                and self.owner.get(run) == claim
+                and self.owner_host[run] == HOST.get()
+                and not other.origin
+                and other.stalls == POISON - 1
+            ):
+                self.wrong(f"run {row.run_id} runs code beside {run}, after {other.stalls} crashes in a row of both")
 
     def begin(self, row: RunRow, name: str, step: str, key: str) -> None:
         run = row.run_id

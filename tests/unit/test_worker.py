@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.claimed import AFTER_OUTAGE
 from agent_runtime_core.runner.drive import POISON, Drive
 from agent_runtime_core.runner.heart import Heart, Held
-from agent_runtime_core.runner.worker import Worker
+from agent_runtime_core.runner.worker import APART, Worker
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.waits import Place
@@ -744,6 +745,167 @@ async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | Non
         await other.close()
         assert await going
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
+
+
+# -- runs that may be what ends their process
+
+
+async def crashed(rig: Rig, clock: VirtualClock, agent: str = "script", times: int = POISON - 1) -> None:
+    """Processes that died held all that is pending: by default its next crash is its last."""
+    for _ in range(times):
+        assert await rig.runner.queue.claim_rows("died", 1, agent_keys=[agent], limit=10)
+        clock.advance(2)
+
+
+async def pass_by(clock: VirtualClock, seconds: float) -> None:
+    """A little more than that, for which the worker sleeps."""
+    await soon(lambda: clock.next_due == seconds)
+    clock.advance(seconds + 1)
+
+
+class Crew:
+    """Runs that say when they are in flight, and end when they may."""
+
+    def __init__(self) -> None:
+        self.inside: list[str] = []
+        self.leave: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def body(self, ctx: Any) -> None:
+        name = ctx.run_key
+        self.inside.append(name)
+        await self.leave[name].wait()
+        self.inside.remove(name)
+
+    async def becomes(self, *names: str) -> None:
+        """Just these are in flight, and stay the only ones."""
+        await soon(lambda: self.inside == [*names])
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert self.inside == [*names]
+
+
+async def test_runs_whose_next_crash_is_their_last_go_one_by_one_and_it_costs_them_nothing(place: Path | None) -> None:
+    clock, crew = VirtualClock(), Crew()
+    async with Rig(place, clock) as rig:
+        rig.register(crew.body)
+        ids = [str(await rig.runner.submit("script", run_id=name)) for name in "abc"]
+        await crashed(rig, clock)
+        loop = await working(rig.runner, poll_interval=3600, concurrency=4)
+        for n, name in enumerate("abc"):
+            await crew.becomes(name)
+            rows = [await rig.runner.queue.must_get(each) for each in ids[n:]]
+            assert [row.status for row in rows] == ["running"] + ["pending"] * (2 - n), "none is held and not run"
+            assert {(row.stalls, row.crashes, row.parked, row.due_at) for row in rows} == {(2, 2, 0, 0.0)}
+            crew.leave[name].set()
+        assert [(await rig.runner.wait(each, 10)).status for each in ids] == [RunStatus.SUCCEEDED] * 3
+        await stopped(rig.runner, loop)
+
+
+async def test_a_suspect_and_others_do_not_begin_beside_each_other(place: Path | None) -> None:
+    clock, crew = VirtualClock(), Crew()
+    async with Rig(place, clock, lease_ttl_seconds=600) as rig:
+        rig.register(crew.body)
+        loop = await working(rig.runner, concurrency=4)
+        await rig.runner.submit("other", run_id="suspect")
+        await crashed(rig, clock, "other")
+        await rig.runner.submit("script", run_id="before")
+        await crew.becomes("before")
+        rig.register(crew.body, "other")
+        await rig.runner.submit("script", run_id="with it")
+        await crew.becomes("before", "with it")
+        await rig.runner.submit("script", run_id="after")
+        await crew.becomes("before", "with it")
+        assert (await rig.runner.get_run("suspect")).status is RunStatus.PENDING
+        crew.leave["before"].set()
+        await crew.becomes("with it")
+        crew.leave["with it"].set()
+        await crew.becomes("suspect")
+        crew.leave["suspect"].set()
+        await crew.becomes("after")
+        crew.leave["after"].set()
+        await crew.becomes()
+        await stopped(rig.runner, loop)
+
+
+async def test_what_does_not_end_keeps_a_suspect_waiting_for_a_while_only_and_so_does_a_suspect(
+    place: Path | None,
+) -> None:
+    clock, crew = VirtualClock(), Crew()
+    async with Rig(place, clock, lease_ttl_seconds=600) as rig:
+        rig.register(crew.body)
+        loop = await working(rig.runner, poll_interval=3600, concurrency=4)
+        await rig.runner.submit("script", run_id="endless")
+        await crew.becomes("endless")
+        for name in ("suspect", "second"):
+            await rig.runner.submit("other", run_id=name)
+        await crashed(rig, clock, "other")
+        rig.register(crew.body, "other")
+        await rig.runner.submit("script", run_id="late", delay=1)  # rings
+        await crew.becomes("endless")
+        await pass_by(clock, APART)
+        await crew.becomes("endless", "suspect")
+        await pass_by(clock, APART)
+        await crew.becomes("endless", "suspect", "late")
+        crew.leave["suspect"].set()
+        await crew.becomes("endless", "late")
+        await pass_by(clock, APART)
+        await crew.becomes("endless", "late", "second")
+        for name in ("endless", "late", "second"):
+            crew.leave[name].set()
+        await crew.becomes()
+        await stopped(rig.runner, loop)
+
+
+async def test_a_run_that_got_further_before_it_crashed_is_no_suspect(place: Path | None) -> None:
+    clock, crew = VirtualClock(), Crew()
+
+    async def further(ctx: Any) -> None:
+        await ctx.step("a", lambda: 1)
+        crew.inside.append(ctx.run_key)
+        await asyncio.Event().wait()
+
+    async with Rig(place, clock, grace_seconds=0, lease_ttl_seconds=600, run_timeout_seconds=1e6) as rig:
+        rig.register(further)
+        dies = rig.another(lease_ttl_seconds=1)
+        ids = [str(await rig.runner.submit("script", run_id=name)) for name in "abc"]
+        left = [asyncio.ensure_future(dies.run_once()) for _ in ids]
+        await soon(lambda: sorted(crew.inside) == ["a", "b", "c"])
+        crew.inside.clear()
+        dies.heart.stop()
+        clock.advance(2)
+        await crashed(rig, clock, times=POISON - 2)
+        rig.register(crew.body)
+        loop = await working(rig.runner, concurrency=4)
+
+        def together() -> bool:
+            clock.advance(0.01)  # to the next poll
+            return sorted(crew.inside) == ["a", "b", "c"]
+
+        await soon(together)
+        rows = [await rig.runner.queue.must_get(each) for each in ids]
+        assert {(row.crashes, row.stalls) for row in rows} == {(POISON - 1, 1)}
+        for name in "abc":
+            crew.leave[name].set()
+        await stopped(rig.runner, loop)
+        await dies.close()
+        await asyncio.gather(*left)
+
+
+async def test_where_several_are_driven_by_hand_a_suspect_is_alone_too(place: Path | None) -> None:
+    clock, crew = VirtualClock(), Crew()
+    async with Rig(place, clock) as rig:
+        rig.register(crew.body)
+        for name in "ab":
+            await rig.runner.submit("script", run_id=name)
+        await crashed(rig, clock)
+        going = asyncio.ensure_future(rig.runner.run_once())
+        await crew.becomes("a")
+        assert not await rig.runner.run_once(), "there is none that may begin"
+        crew.leave["a"].set()
+        assert await going
+        crew.leave["b"].set()
+        assert await rig.runner.run_once()
+        assert not await rig.runner.run_once()
 
 
 # -- the heart

@@ -16,6 +16,7 @@ from .._json import decode, encode
 from ..book import Book
 from ..context import Context
 from ..errors import (
+    AgentRuntimeError,
     IdempotencyConflict,
     InvalidArgument,
     JournalMismatch,
@@ -41,7 +42,7 @@ from ..interfaces import ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, RESUMED
 from ..outcome import error_payload
 from ..persistence.claim import CLAIM
-from ..queue.row import Moved
+from ..queue.row import Moved, RunRow
 from ..retry import run_backoff
 from ..status import RunStatus
 from ..tools.deadline import let_go
@@ -61,6 +62,11 @@ FINAL_ERRORS = (
 
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
 TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
+
+
+def suspected(row: RunRow) -> bool:
+    """Whether the next crash would be the run's last, unless it got further since the one before."""
+    return row.stalls == POISON - 1
 
 
 class Drive(Claimed):
@@ -164,12 +170,27 @@ class Drive(Claimed):
 
     async def _poisoned(self, recorded: int) -> bool:
         """Count a crash as one more in a row, or as the first since the run got further; a wake-up is none."""
-        row = self.row
-        stalls = int(not row.parked) if recorded > max(row.mark, 0) else row.stalls
+        stalls = self._in_a_row(recorded)
         if stalls >= POISON and not self.inline:
             return True
         await self._keep(stalls=stalls, mark=recorded)
         return False
+
+    def _in_a_row(self, recorded: int) -> int:
+        """The crashes of the run since it last got further, where so many of its steps are recorded."""
+        row = self.row
+        return int(not row.parked) if recorded > max(row.mark, 0) else row.stalls
+
+    async def spare(self) -> None:
+        """Put the run back for a moment in which it can be alone; one that got further is suspected no more."""
+        try:
+            if suspected(self.row):
+                with contextlib.suppress(AgentRuntimeError):
+                    recorded = len(Book(self.ledger, await self.backends.state.records(self.row.run_id)).done)
+                    if (stalls := self._in_a_row(recorded)) < self.row.stalls:
+                        self._see(stalls=stalls, mark=recorded)
+        finally:
+            await self.put_back()
 
     async def _begin(self, book: Book) -> None:
         row = self.row

@@ -16,6 +16,7 @@ from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
+from .drive import suspected
 
 if TYPE_CHECKING:
     from ..interfaces import AgentRuntime
@@ -26,6 +27,7 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
 AT_ONCE = 1000  # runs claimed in one go, however many slots are free
+APART = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
 
 
@@ -37,6 +39,9 @@ class Worker:
         self._busy = 0  # runs that use a slot: those that wait in place do not
         self._slots = 1
         self._drives: dict[asyncio.Task[Any], Drive] = {}
+        self._suspects: list[Drive] = []  # in flight, and begun as such
+        self._met = False  # whether one was let go of since a claim that gave none
+        self._began = 0.0  # when a run last began here
         self._stopping = False
         self._looked = -LOOK_AROUND  # when the loop last claimed with an eye to leases and timers
         self._hurry = False
@@ -47,10 +52,10 @@ class Worker:
         self._closed = False
 
     async def once(self) -> bool:
-        rows = await self._claim(1)
+        rows = await self._claim(1) if self._may_claim(1) else []
         if not rows:
             return False
-        task = self._start(rows[0])
+        task = self._start(rows[0]) if self._admits(rows[0]) else self._put_back(rows[0])
         try:
             await task
         finally:
@@ -61,18 +66,31 @@ class Worker:
 
     async def _claim(self, count: int) -> list[RunRow]:
         runner = self.runner
-        return await runner.queue.claim_rows(
+        rows: list[RunRow] = await runner.queue.claim_rows(
             runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count
         )
+        if not any(suspected(row) for row in rows):
+            self._met = False
+        return rows
+
+    def _drive(self, row: RunRow) -> Drive:
+        agent = self.runner.registry.get(row.agent)
+        return self.runner._drive(row, cast("AgentRuntime", agent), inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
-        agent = self.runner.registry.get(row.agent)
-        drive = self.runner._drive(row, cast("AgentRuntime", agent), inline=False)
-        if agent is None:  # it was taken out of the registry while the claim was under way
+        drive = self._drive(row)
+        if drive.agent is None:  # it was taken out of the registry while the claim was under way
             return self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if self._wake is not None:
             drive.next_claim, drive.start = self._next_claim, self._start_all
+        if suspected(row):
+            self._suspects.append(drive)
+        self._began = self.runner.queue.clock.boot()
         return self._follow(asyncio.ensure_future(drive.run()), drive)
+
+    def _put_back(self, row: RunRow) -> asyncio.Task[Any]:
+        drive = self._drive(row)
+        return self._follow(asyncio.ensure_future(drive.spare()), drive)
 
     def _follow(self, task: asyncio.Task[Any], drive: Drive) -> asyncio.Task[Any]:
         self._busy += 1
@@ -82,12 +100,58 @@ class Worker:
 
     def _start_all(self, rows: list[RunRow]) -> None:
         for row in rows:
-            self._start(row)
+            _ = self._start(row) if self._admits(row) else self._put_back(row)
+
+    async def _begin(self, rows: list[RunRow]) -> None:
+        """Start those that may begin, or the first suspect among them, when the others are back: a run that is held
+        by a process which dies counts that as a crash of its own."""
+        may = [row for row in rows if self._admits(row)]
+        may = [row for row in may if suspected(row)][:1] or may
+        begin = {row.run_id for row in may}
+        back = [self._put_back(row) for row in rows if row.run_id not in begin]
+        try:
+            if back:
+                await asyncio.wait(back)
+        finally:
+            for row in may:
+                self._start(row)
+
+    # -- suspects: one of them ends its process, the others were beside it, and nobody knows which
+
+    def _admits(self, row: RunRow) -> bool:
+        """Whether this run may begin here: a suspect when there is nothing beside it, and nothing beside a suspect.
+
+        What does not end, or waits for another, keeps none from beginning for longer than `APART`; but two
+        suspects are never beside each other, unless they are parent and child.
+        """
+        if not suspected(row):
+            return not self._feared() or self._is_quiet()
+        return self._is_quiet() and all(drive.row.run_id == row.parent_id for drive in self._feared())
+
+    def _feared(self) -> list[Drive]:
+        """The suspects in flight; whoever is found to have got further is none any more."""
+        return [drive for drive in self._suspects if suspected(drive.row)]
+
+    def _is_quiet(self) -> bool:
+        return self._busy == 0 or self.runner.queue.clock.boot() - self._began > APART
+
+    def _is_careful(self) -> bool:
+        return self._met or bool(self._feared())
+
+    def _may_claim(self, free: int) -> int:
+        """For how many of its free slots this worker claims: where it met suspects, each is to have its turn."""
+        if not self._is_careful():
+            return free
+        if self._busy == 0:
+            return min(free, 1)
+        return free if self._is_quiet() else 0
 
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
         now, runner = self.runner.queue.clock.boot(), self.runner
         if self._stopping or self._wake is None or self._busy > self._slots or now - self._looked > LOOK_AROUND:
+            return None
+        if self._is_careful():  # its own slot is not free yet
             return None
         return runner.queue.want(
             runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
@@ -96,6 +160,9 @@ class Worker:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         drive = self._drives.pop(task)
         self._busy -= 1
+        if drive in self._suspects:
+            self._suspects.remove(drive)
+        self._met = self._met or suspected(drive.row)
         if task.cancelled() and not drive.entered:
             # Its loop ends, say, and not a line of it ran that could have given the run back.
             self._follow(asyncio.ensure_future(drive.put_back()), drive)
@@ -152,8 +219,9 @@ class Worker:
 
     async def _fill(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
-        free = min(self._slots - self._busy, AT_ONCE)
+        free = self._may_claim(min(self._slots - self._busy, AT_ONCE))
         if free <= 0:
+            self._claims_due = False
             return False
         self._looked = self.runner.queue.clock.boot()
         self._claims_due = False
@@ -167,8 +235,7 @@ class Worker:
             log.warning("could not claim: %s", error)
             return False
         self._claims_due = bool(self.runner.registry.keys())
-        for row in rows:  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
-            self._start(row)
+        await self._begin(rows)  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
         return bool(rows) and len(rows) == free and not self._stopping
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
@@ -187,7 +254,7 @@ class Worker:
             timer.result()
 
     async def _until_due(self, poll_interval: float) -> None:
-        clock, seconds = self.runner.queue.clock, poll_interval
+        clock, seconds = self.runner.queue.clock, min(poll_interval, APART) if self._is_careful() else poll_interval
         if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
             with contextlib.suppress(AgentRuntimeError):
                 due = await self.runner.queue.next_due()
