@@ -242,7 +242,8 @@ class Context:
 
         A step is known by its name and how often that name was used before, or by `key`; steps of one
         name that run at once need keys. Another name at a recorded place is a JournalMismatch; other
-        arguments use the record, and say so in a STEP_SKIPPED event, unless `on_changed_input="raise"`.
+        arguments use the record, and say so in a STEP_SKIPPED event, unless `on_changed_input="raise"`, or
+        several of that name ran at once without keys: a JournalMismatch too.
         """
         if self.place.sealed:
             await self.place.refuse()
@@ -306,6 +307,14 @@ class Context:
         self.book.pos = max(self.book.pos, record.pos)
         if record.digest == mark:
             return
+        if self._is_one_of_several(record):
+            raise JournalMismatch(
+                f"several steps {record.name!r} ran at once without keys, and this one was recorded with other "
+                "arguments than it has now, so that which is which is not known: "
+                f"give each a key, as in ctx.step({record.name!r}, fn, i, key=str(i)), or a name of its own",
+                recorded=record.name,
+                found=record.name,
+            )
         if on_changed == "raise":
             raise JournalMismatch(
                 f"step {record.name!r} was recorded with other arguments than it has now: restore them, "
@@ -315,6 +324,16 @@ class Context:
             )
         skip = [record.name, record.key, record.pos, {"input_changed": True}]
         await self._ledger.note(self.book.boundary_record(SKIPPED, nev=1, info={"steps": [skip]}))
+
+    def _is_one_of_several(self, record: Record) -> bool:
+        """Whether that step ran beside other code, and more than one of its name is told from others by its turn."""
+        turn, _, within = record.key.partition("@")
+        if not turn.startswith("s:") or record.info is None or BESIDE[1:-1] not in record.info:
+            return False
+        for name, key in (*self.book.done, *self.book.begun):
+            if name == record.name and key != record.key and key.startswith("s:") and key.partition("@")[2] == within:
+                return True
+        return False
 
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         """A step whose plain `fn(conn, *args)` runs inside the commit of its own record: exactly once.

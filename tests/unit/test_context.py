@@ -228,6 +228,77 @@ async def test_other_arguments_use_the_record_and_say_so(place: Path | None) -> 
         assert [payload["input_changed"] for _, payload in skipped] == [True]
 
 
+class SideBySide:
+    """Steps of one name without keys, each in a task of its own, that are asked for one after the other."""
+
+    def __init__(self, within: bool) -> None:
+        self.within = within
+
+    async def __call__(self, ctx: Any, *order: int, answer: bool = True) -> Any:
+        gates = {n: asyncio.Event() for n in order}
+
+        async def one(n: int) -> Any:
+            await gates[n].wait()
+            try:
+                return await ctx.step("p", lambda n: n * 10, n)
+            finally:
+                for after in order[order.index(n) + 1 :][:1]:
+                    gates[after].set()
+
+        async def all_of_them() -> list[Any]:
+            gates[order[0]].set()
+            values = await asyncio.gather(*(one(n) for n in sorted(order)), return_exceptions=True)
+            for value in values:
+                if isinstance(value, BaseException):
+                    raise value
+            if not answer:
+                raise ConnectionError
+            return values
+
+        return await (ctx.step("around", all_of_them) if self.within else all_of_them())
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["between", "within"])
+async def test_steps_of_one_name_that_ran_at_once_without_keys_answer_in_the_same_order_only(
+    place: Path | None, within: bool
+) -> None:
+    steps = SideBySide(within)
+    async with Rig(place) as rig:
+        await rig.go(lambda ctx: steps(ctx, 0, 1, 2, answer=False))
+        result = await rig.go(lambda ctx: steps(ctx, 2, 1, 0))
+        assert result.error is not None
+        assert "key=str(i)" in result.error.message
+        assert result.error.type == "JournalMismatch"
+        assert await rig.value(lambda ctx: steps(ctx, 0, 1, 2)) == [0, 10, 20]
+
+
+async def test_one_that_ran_at_once_with_one_in_doubt_answers_for_none_of_other_arguments(place: Path | None) -> None:
+    inside = asyncio.Event()
+
+    async def work(n: int) -> int:
+        if n == 1 and not inside.is_set():
+            inside.set()
+            await asyncio.Event().wait()
+        return n * 10
+
+    async def body(ctx: Any, *order: int) -> list[int]:
+        return list(await asyncio.gather(*(ctx.step("p", work, n) for n in order)))
+
+    async with Rig(place) as rig:
+        await rig.cut(lambda ctx: body(ctx, 0, 1), inside)
+        result = await rig.go(lambda ctx: body(ctx, 1, 0))
+        assert result.error is not None
+        assert result.error.type == "JournalMismatch"
+
+
+async def test_the_only_step_of_its_name_answers_for_other_arguments_beside_others_too(place: Path | None) -> None:
+    steps = SideBySide(within=False)
+    async with Rig(place) as rig:
+        await rig.go(lambda ctx: steps(ctx, 1, answer=False))
+        assert await rig.value(lambda ctx: steps(ctx, 2)) == [10]
+        assert [payload["input_changed"] for _, payload in await rig.told("step.skipped")] == [True]
+
+
 async def test_arguments_without_a_json_form_stay_out_of_the_digest() -> None:
     async with Rig() as rig:
 
