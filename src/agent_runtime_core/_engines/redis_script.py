@@ -49,7 +49,7 @@ def joined(concerns: Sequence[RedisConcern]) -> str:
     """
     here = Path(__file__)
     first, last = (here.with_name(name).read_text(encoding="utf-8") for name in ("redis.lua", "redis_end.lua"))
-    seldom = _nested([each.seldom for each in concerns])
+    seldom = _nested([part(__file__, "redis_seldom"), *(each.seldom for each in concerns)])
     return _nested([first, *(each.script for each in concerns), f"local function seldom()\n{seldom}\nend\n{last}"])
 
 

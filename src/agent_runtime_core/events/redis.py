@@ -38,9 +38,14 @@ class RedisEventBus(OnRedis, BackedBus):
     concerns: ClassVar[Sequence[Concern]] = (journal.CONCERN, CONCERN)
 
     async def _rows(self, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-        stored, records = await self.engine.ask("events.rows", run_id, since, limit)
-        found = [StoredEvent(number, *body) for number, body in stored]
-        return merged(found, [journal.restored(each) for each in records], limit)
+        found: list[StoredEvent | Record] = []
+        start: int | None = since
+        while start is not None and len(found) < limit:
+            left = limit - len(found)
+            start, stored, records = await self.engine.ask("events.rows", run_id, start, left)
+            events = [StoredEvent(number, *body) for number, body in stored]
+            found += merged(events, [journal.restored(each) for each in records], left)
+        return found
 
     async def _head(self, run_id: str) -> int:
         return (await self._heads([run_id]))[0]

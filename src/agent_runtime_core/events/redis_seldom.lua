@@ -35,11 +35,22 @@ ops['events.heads'] = function(runs)
   return found
 end
 
--- JSON [[[number, body], ...], [record, ...]]: published events and records from `since` on, at most `limit` of each.
+-- JSON [next, [[number, body], ...], [record, ...]]: published events and records from `since` on, at most `limit` of
+-- each, and where there may be more, the number to go on from, up to which these are all.
 ops['events.rows'] = function(run, since, limit)
-  local found = {}
-  for i, entry in ipairs(call('XRANGE', P .. 'events:' .. run, string.format('%d', since + 1), '+', 'COUNT', limit)) do
-    found[i] = '[' .. text(position(entry) - 1) .. ',' .. entry[2][2] .. ']'
+  local stored = {}
+  local records, to = boundaries(run, since, limit)
+  local last = entries(P .. 'events:' .. run, string.format('%d', since + 1), limit, function(entry)
+    local number = position(entry) - 1
+    stored[#stored + 1] = {number, '[' .. text(number) .. ',' .. entry[2][2] .. ']'}
+  end)
+  if last then to = math.min(to or math.huge, (position(last))) end
+  local function json(rows)
+    local found = {}
+    for _, row in ipairs(rows) do
+      if not to or row[1] < to then found[#found + 1] = row[2] end
+    end
+    return '[' .. table.concat(found, ',') .. ']'
   end
-  return raw('[[' .. table.concat(found, ',') .. '],[' .. table.concat(boundaries(run, since, limit), ',') .. ']]')
+  return raw('[' .. (to and text(to) or 'null') .. ',' .. json(stored) .. ',' .. json(records) .. ']')
 end

@@ -12,7 +12,7 @@ from .record import Record
 if TYPE_CHECKING:
     from .._engines.redis import RedisEngine
 
-PAGE = 512  # records in one answer
+PAGE = 512  # records in one answer, at most
 
 
 def _packed(run_id: str, record: Record) -> tuple[Any, ...]:
@@ -38,7 +38,9 @@ async def records(engine: RedisEngine, run_id: str, after: int = -1) -> list[Rec
 
 
 async def ending(engine: RedisEngine, run_id: str) -> Record | None:
-    told = await engine.ask("journal.ending", run_id)
+    start, told = "+", None
+    while start is not None:
+        start, told = await engine.ask("journal.ending", run_id, start, PAGE)
     return None if told is None else restored(told)
 
 

@@ -5,17 +5,27 @@ local function position(entry)
   return tonumber(ev), tonumber(seq) - 1
 end
 
--- Calls see(entry, ev, seq) from the last record back, until it returns something.
+-- Calls see(entry) with up to `limit` entries of a stream from that id on; the last one where there may be more.
+local function entries(stream, from, limit, see)
+  return through(limit, function(last, count)
+    return call('XRANGE', stream, last and '(' .. last[1] or from, '+', 'COUNT', count)
+  end, function(entry)
+    see(entry)
+    return #entry[2][#entry[2]]
+  end)
+end
+
+-- Calls see(entry, ev, seq) from that id back, until it returns something.
 local function backwards(run, from, see)
-  local last = from
+  local last, count = from, 1
   while true do
-    local page = call('XREVRANGE', P .. 'journal:' .. run, last, '-', 'COUNT', 64)
+    local page = call('XREVRANGE', P .. 'journal:' .. run, last, '-', 'COUNT', count)
     for _, entry in ipairs(page) do
       local found = see(entry, position(entry))
       if found ~= nil then return found end
     end
-    if #page < 64 then return nil end
-    last = '(' .. page[#page][1]
+    if #page < count then return nil end
+    last, count = '(' .. page[#page][1], math.min(2 * count, AT_ONCE)
   end
 end
 
@@ -67,36 +77,44 @@ end
 
 -- A page of records after the one with that id, and the id to go on from.
 ops['journal.records'] = function(run, after, limit)
-  local page = call('XRANGE', P .. 'journal:' .. run, after, '+', 'COUNT', limit)
   local found = {}
-  for i, entry in ipairs(page) do found[i] = record(entry, position(entry)) end
-  local more = #page == limit and '"(' .. page[#page][1] .. '"' or 'null'
+  local last = entries(P .. 'journal:' .. run, after, limit, function(entry)
+    found[#found + 1] = record(entry, position(entry))
+  end)
+  local more = last and '"(' .. last[1] .. '"' or 'null'
   return raw('[' .. more .. ',[' .. table.concat(found, ',') .. ']]')
 end
 
-ops['journal.ending'] = function(run)
-  local found = backwards(run, '+', function(entry, ev, seq)
-    if is_end(entry) then return record(entry, ev, seq) end
+-- The last end of a generation before that id, and where there is none so far, the id to go on from.
+ops['journal.ending'] = function(run, from, limit)
+  local ending
+  local last = through(limit, function(last, count)
+    return call('XREVRANGE', P .. 'journal:' .. run, last and '(' .. last[1] or from, '-', 'COUNT', count)
+  end, function(entry)
+    if is_end(entry) then ending = record(entry, position(entry)) end
+    return ending and ENOUGH or #entry[2][4]
   end)
-  return raw(found or 'null')
+  local more = last and not ending and '"(' .. last[1] .. '"' or 'null'
+  return raw('[' .. more .. ',' .. (ending or 'null') .. ']')
 end
 
--- Records that stand for events at or after `since`.
+-- Records that stand for events at or after `since`, each with the number of its first one; and where there may be more
+-- of them, the number that those begin at.
 local function boundaries(run, since, limit)
-  local first = backwards(run, string.format('%d', since) .. '-18446744073709551615', function(entry, ev)
-    if entry[2][2] ~= '0' then return entry[1] end
-  end)
-  local found, from = {}, first or '-'
-  while #found < limit do
-    local page = call('XRANGE', P .. 'journal:' .. run, from, '+', 'COUNT', limit)
-    for _, entry in ipairs(page) do
-      local ev, seq = position(entry)
-      if entry[2][2] ~= '0' and ev + tonumber(entry[2][2]) > since and #found < limit then
-        found[#found + 1] = record(entry, ev, seq)
-      end
-    end
-    if #page < limit then break end
-    from = '(' .. page[#page][1]
+  local found = {}
+  local function see(entry)
+    local ev, seq = position(entry)
+    local count = tonumber(entry[2][2])
+    if count > 0 and ev + count > since then found[#found + 1] = {ev, record(entry, ev, seq)} end
   end
+  -- Of those that begin at or before it, the last one that stands for any may reach to it.
+  backwards(run, string.format('%d', since) .. '-18446744073709551615', function(entry)
+    if entry[2][2] ~= '0' then
+      see(entry)
+      return true
+    end
+  end)
+  local last = entries(P .. 'journal:' .. run, string.format('%d', since + 1), limit, see)
+  if last then return found, position(last) + tonumber(last[2][2]) end
   return found
 end

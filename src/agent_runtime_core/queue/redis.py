@@ -16,7 +16,7 @@ from .rows import PLACE
 if TYPE_CHECKING:
     from .._engines.redis import RedisEngine
 
-PAGE = 500  # rows in one answer
+PAGE = 500  # rows or messages in one answer, at most
 
 _TIMES = {
     "created_at", "due_at", "expires_at", "deadline", "lease_until", "claimed_at", "started_at", "ended_at",
@@ -110,8 +110,22 @@ def _asking(what: str) -> Callable[..., Any]:
     return ask
 
 
-def _mail(answer: Any) -> list[Mail]:
-    return [Mail(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in answer]
+async def _all(engine: RedisEngine, what: str, run_id: str, after: int = 0) -> list[Any]:
+    found: list[Any] = []
+    start: int | None = after
+    while start is not None:
+        start, page = await engine.ask(what, run_id, start, PAGE)
+        found += page
+    return found
+
+
+async def _children(engine: RedisEngine, run_id: str) -> list[RunRow]:
+    return _rows(await _all(engine, "queue.children", run_id))
+
+
+async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[Mail]:
+    told = await _all(engine, "queue.mail", run_id, after)
+    return [Mail(kind, name, payload, msg_id, float(t), seq) for kind, name, payload, msg_id, t, seq in told]
 
 
 #: What is decided in Python elsewhere.
@@ -142,8 +156,6 @@ CONCERN = RedisConcern(
         "queue.reopen": Codec(_reopen, _row),
         "queue.row": Codec(unpack=_row),
         "queue.row_by_key": Codec(unpack=_row),
-        "queue.mail": Codec(unpack=_mail),
-        "queue.children": Codec(unpack=_rows),
     },
     refusals={"MOVED": Moved},
 )
@@ -157,7 +169,9 @@ class RedisQueue(OnRedis, RunQueue):
         "find": _find,
         "news": _news,
         "next_due": _next_due,
-        **{what: _asking(f"queue.{what}") for what in ("row", "row_by_key", "children", "mail")},
+        "children": _children,
+        "mail": _mail,
+        **{what: _asking(f"queue.{what}") for what in ("row", "row_by_key")},
     }
 
     def lease_now(self) -> float:

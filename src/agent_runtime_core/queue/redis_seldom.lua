@@ -163,37 +163,61 @@ ops['queue.row_by_key'] = function(key)
   return row and told(row) or null
 end
 
--- Rows of the next `limit` runs after the n-th, as far as they are asked for, and the n to go on from.
+-- JSON [n to go on from, [row, ...]] of those of the runs {n, run} that will do, up to the `limit`-th or enough text.
+local function listed(runs, limit, will_do)
+  local found, size = {}, 0
+  local on = 'null'
+  for i, each in ipairs(runs) do
+    local row = get(each[2])
+    if row then
+      size = size + #told(row).raw
+      if will_do(row) then found[#found + 1] = row end
+    end
+    if i == limit or size >= ENOUGH then
+      on = text(each[1])
+      break
+    end
+  end
+  return raw('[' .. on .. ',' .. all_told(found).raw .. ']')
+end
+
+-- Adds the next `limit` members of a sorted set after the n-th, as {n, run}.
+local function look(key, after, limit, into)
+  local page = call('ZRANGEBYSCORE', key, '(' .. text(after), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
+  for i = 1, #page, 2 do into[#into + 1] = {tonumber(page[i + 1]), page[i]} end
+  return into
+end
+
+-- Of the runs after the n-th, those that are asked for.
 ops['queue.find'] = function(statuses, agent, since, ended_before, after, limit)
-  local keys, seen, found = {P .. 'runs'}, {}, {}
+  local keys, runs = {P .. 'runs'}, {}
   if statuses ~= null then
     keys = {}
     for i, status in ipairs(statuses) do keys[i] = P .. 'status:' .. status end
   end
-  for _, key in ipairs(keys) do
-    local page = call('ZRANGEBYSCORE', key, '(' .. text(after), '+inf', 'WITHSCORES', 'LIMIT', 0, limit)
-    for i = 1, #page, 2 do seen[#seen + 1] = {page[i], tonumber(page[i + 1])} end
-  end
-  table.sort(seen, function(a, b) return a[2] < b[2] end)
-  local more = #seen >= limit
-  for i = 1, math.min(#seen, limit) do
-    local row = get(seen[i][1])
-    if row and (agent == null or row[AGENT] == agent) and tonumber(row[CREATED_AT]) >= since
-      and (ended_before == null or row[ENDED_AT] ~= null and tonumber(row[ENDED_AT]) < ended_before) then
-      found[#found + 1] = row
-    end
-  end
-  return raw('[' .. (more and text(seen[limit][2]) or 'null') .. ',' .. all_told(found).raw .. ']')
+  for _, key in ipairs(keys) do look(key, after, limit, runs) end
+  table.sort(runs, function(a, b) return a[1] < b[1] end)
+  return listed(runs, limit, function(row)
+    return (agent == null or row[AGENT] == agent) and tonumber(row[CREATED_AT]) >= since
+      and (ended_before == null or row[ENDED_AT] ~= null and tonumber(row[ENDED_AT]) < ended_before)
+  end)
 end
 
-ops['queue.children'] = function(run)
+ops['queue.children'] = function(run, after, limit)
+  return listed(look(P .. 'children:' .. run, after, limit, {}), limit, function() return true end)
+end
+
+-- JSON [message to go on from, [message, ...]].
+ops['queue.mail'] = function(run, after, limit)
   local found = {}
-  for _, child in ipairs(call('ZRANGE', P .. 'children:' .. run, 0, -1)) do found[#found + 1] = get(child) end
-  return all_told(found)
-end
-
-ops['queue.mail'] = function(run, after)
-  return raw('[' .. table.concat(call('LRANGE', P .. 'mail:' .. run, after, -1), ',') .. ']')
+  local last = through(limit, function(_, count)
+    local from = after + #found
+    return call('LRANGE', P .. 'mail:' .. run, from, from + count - 1)
+  end, function(message)
+    found[#found + 1] = message
+    return #message
+  end)
+  return raw('[' .. (last and text(after + #found) or 'null') .. ',[' .. table.concat(found, ',') .. ']]')
 end
 
 ops['queue.news'] = function(runs)
