@@ -151,8 +151,8 @@ class RedisServer:
             raise
         return link
 
-    def info(self) -> dict[str, str]:
-        return fields(self.ask("INFO"))
+    def info(self, *sections: str) -> dict[str, str]:
+        return fields(self.ask("INFO", *sections))
 
     def log(self) -> str:
         """The end of what it has to say."""

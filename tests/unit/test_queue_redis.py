@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +35,27 @@ async def fill(queue: RedisQueue, clock: VirtualClock, how: str) -> list[str]:
     if how == "lease":
         assert len(await queue.claim("w", 1, limit=20)) == 20
     return runs
+
+
+async def test_a_claim_loads_no_more_runs_than_it_takes(redis_url: str, redis_server: RedisServer) -> None:
+    clock = VirtualClock()
+    queue = RedisQueue(redis_url, clock=clock)
+    try:
+        for agent in ("a", "b"):
+            await asyncio.gather(*(queue.enqueue(None, agent, {}) for _ in range(20)))
+        assert len(await queue.claim("w", 1, limit=40)) == 40
+        clock.advance(5)
+
+        def loads() -> int:
+            return int(re.findall(r"calls=(\d+)", redis_server.info("commandstats")["cmdstat_get"])[0])
+
+        before = loads()
+        taken = await queue.claim("w2", 60, limit=3)
+        assert loads() - before <= 3
+        rest = await queue.claim("w2", 60, limit=40)
+        assert len({run.run_id for run in (*taken, *rest)}) == 40
+    finally:
+        await queue.close()
 
 
 @pytest.mark.parametrize("how", ["ready", "due", "lease", "behind", "inline"])

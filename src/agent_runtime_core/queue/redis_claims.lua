@@ -65,8 +65,9 @@ local function expired(want, limit)
   for _, agent in ipairs(want.agents) do
     local key = P .. 'lease:' .. agent
     for _, run in ipairs(call('ZRANGEBYSCORE', key, '-inf', '(' .. text(want.lease_now), 'LIMIT', 0, MANY)) do
+      if #found == limit then return found end
       local row = named(key, run, run)
-      if #found < limit and row and row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) < want.lease_now then
+      if row and row[STATUS] == 'running' and tonumber(row[LEASE_UNTIL]) < want.lease_now then
         found[#found + 1] = row
       end
     end
