@@ -37,6 +37,50 @@ async def fill(queue: RedisQueue, clock: VirtualClock, how: str) -> list[str]:
     return runs
 
 
+def dues(server: RedisServer, queue: RedisQueue) -> int:
+    return int(server.ask("ZCARD", f"{queue.engine.place.tag}:due"))
+
+
+async def test_of_many_runs_that_are_due_at_once_the_greatest_priorities_come_first(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    clock = VirtualClock()
+    queue = RedisQueue(redis_url, clock=clock)
+    try:
+        await queue.enqueue(None, "a", {}, priority=3)
+        delayed = [*[0, 1] * 300, 9, 5, 2**31 - 1, -1]
+        await asyncio.gather(*(queue.enqueue(None, "a", {}, priority=each, delay=5) for each in delayed))
+        clock.advance(10)
+        await queue.enqueue(None, "a", {}, priority=2, delay=5)
+        first = await queue.claim("w", 60)
+        assert first.priority == 2**31 - 1
+        assert dues(redis_server, queue) == len(delayed) + 1 - 256
+        await queue.requeue_for_retry(first.run_id, "w", None, delay_seconds=1)
+        assert [(await queue.claim("w", 60)).priority for _ in range(302)] == [9, 5, 3, *[1] * 299]
+        clock.advance(5)
+        assert (await queue.claim("w", 60)).run_id == first.run_id
+        rest = [(await queue.claim("w", 60)).priority for _ in range(303)]
+        assert rest == [2, 1, *[0] * 300, -1]
+        assert await queue.claim("w", 60) is None
+        left = redis_server.ask("KEYS", f"{queue.engine.place.tag}:due:*")
+        assert left == [], "nothing is due for ever"
+    finally:
+        await queue.close()
+
+
+async def test_a_claim_makes_a_megabyte_of_due_runs_ready(redis_url: str, redis_server: RedisServer) -> None:
+    clock = VirtualClock()
+    queue = RedisQueue(redis_url, clock=clock)
+    try:
+        runs = [(await queue.enqueue(None, "a", {"x": "x" * 300_000}, delay=1)).run_id for _ in range(10)]
+        clock.advance(5)
+        assert (await queue.claim("w", 60)).run_id == runs[0]
+        assert dues(redis_server, queue) == 6
+        assert [(await queue.claim("w", 60)).run_id for _ in range(9)] == runs[1:]
+    finally:
+        await queue.close()
+
+
 async def test_a_claim_loads_no_more_runs_than_it_takes(redis_url: str, redis_server: RedisServer) -> None:
     clock = VirtualClock()
     queue = RedisQueue(redis_url, clock=clock)

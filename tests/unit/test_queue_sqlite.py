@@ -13,11 +13,12 @@ import pytest
 
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core.errors import LeaseLost, StorageCorrupt
-from agent_runtime_core.queue import SQLiteQueue
-from agent_runtime_core.queue.row import Moved, RunRow, Settle
+from agent_runtime_core.queue import SQLiteQueue, sqlite
+from agent_runtime_core.queue.row import Moved, RunFilter, RunRow, Settle
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.testing.clock import VirtualClock
 from tests.unit.rig import Script
 
 
@@ -40,6 +41,24 @@ def left(row: RunRow, status: str, **values: Any) -> Settle:
 
 def known(queue: SQLiteQueue) -> list[str]:
     return [*queue.engine.known.rows]
+
+
+async def test_of_many_runs_that_are_due_at_once_the_greatest_priorities_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "DUE_AT_ONCE", 3)
+    clock = VirtualClock()
+    queue = SQLiteQueue(tmp_path / "due.db", clock=clock)
+    try:
+        for n, priority in enumerate([0, 0, 1, -1, 9, 0, 1]):
+            await queue.enqueue(str(n), "agent", {}, priority=priority, delay=5)
+        clock.advance(10)
+        first = await queue.claim("w", 60)
+        assert first.priority == 9
+        assert len([row for row in await queue.find(RunFilter()) if row.due_at]) == 4
+        assert [(await queue.claim("w", 60)).row.run_key for _ in range(6)] == ["2", "6", "0", "1", "5", "3"]
+    finally:
+        await queue.close()
 
 
 async def test_a_run_is_remembered_while_it_is_claimed(queue: SQLiteQueue) -> None:

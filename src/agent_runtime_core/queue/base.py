@@ -114,8 +114,9 @@ class RunQueue(Backend):
     1. `enqueue` returns after the run is stored; the same id or idempotency key stores nothing new.
     2. A run is claimed by one worker at a time. A claim is known by its `claim_id`; every write of a
        claim that was superseded or ended is refused with LeaseLost.
-    3. Claims come by priority, then in order of arrival; delayed runs when they are due. A run whose
-       lease ran out is claimed anew, which counts as a crash then and there.
+    3. Claims come by priority, then in order of arrival; delayed runs when they are due. Of very many that
+       are due at once, of whatever agents, a claim may make ready no more than those of the greatest
+       priorities. A run whose lease ran out is claimed anew, which counts as a crash then and there.
     4. Terminal states absorb: only `reopen` or `take` begin a new generation.
     5. A message posted to a live run is kept, once per `msg_id`, and wakes a waiting one.
     6. Of the runs with one concurrency key, one at a time is claimed or waits; the others are held, and

@@ -40,23 +40,28 @@ local function claim(row, ticket, want)
 end
 
 -- Rows whose time has come are pending, whatever becomes of this commit: it is about to look for them. The lanes of
--- those that are behind in theirs.
+-- those that are behind in theirs. Where too many have come, those of the greatest priorities are first.
 local function promote(wall)
-  local lanes = {}
-  for _, run in ipairs(call('ZRANGEBYSCORE', P .. 'due', '-inf', wall, 'LIMIT', 0, MANY)) do
-    local row = not (tx.rows and tx.rows[run]) and named(P .. 'due', run, run)
-    if row then
-      row[STATUS], row[DUE_AT] = 'pending', '0'
-      if row[HELD] == BEHIND then lanes[#lanes + 1] = row[LANE] end
-      changed(row)
-      local noted = tx.writes
-      tx.writes = {}
-      keep(tx.rows[run])
-      perform(tx.writes)
-      tx.writes = noted
-      tx.rows[run] = nil
+  local lanes, left, size = {}, MANY, 0
+  local function from(key)
+    for _, run in ipairs(call('ZRANGEBYSCORE', key, '-inf', wall, 'LIMIT', 0, left)) do
+      local row = size < MUCH and not (tx.rows and tx.rows[run]) and named(key, run, run)
+      if row then
+        row[STATUS], row[DUE_AT] = 'pending', '0'
+        if row[HELD] == BEHIND then lanes[#lanes + 1] = row[LANE] end
+        changed(row)
+        local noted = tx.writes
+        tx.writes = {}
+        keep(tx.rows[run])
+        perform(tx.writes)
+        tx.writes = noted
+        left, size = left - 1, size + #tx.rows[run].json
+        tx.rows[run] = nil
+      end
     end
   end
+  for _, bits in ipairs(call('ZREVRANGE', P .. 'dues', 0, -1)) do from(P .. 'due:' .. bits) end
+  from(P .. 'due')
   return lanes
 end
 

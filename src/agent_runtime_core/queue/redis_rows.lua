@@ -3,11 +3,12 @@
 --
 -- run:<id> is the row as JSON. Sorted sets say where rows are to be found: `runs` and `status:<status>` by order of
 -- arrival, `ready:<agent>` in the order of claims, `due` by wall time, `lease:<agent>` by the end of the lease;
+-- `due:<digits>` has those of `due` whose priority is above 0 and has that many binary digits, and `dues` their numbers;
 -- `lane:<key>` has the run that has a lane, `behind:<key>` those behind it, `inline` heads that somebody executes.
 
 local LIVE = {pending = true, running = true, waiting = true}
 local DIGITS = '0123456789ABCDEFGHJKMNPQRSTVWXYZ'
-local MANY = 256
+local MANY, MUCH = 256, 1000000  -- rows, and characters of them, that are put right in one go
 
 -- A place among those of equal score, by order of arrival.
 local function in_order(row)
@@ -20,6 +21,16 @@ local function place(row, status, due_at, held, lease_until, origin)
   if origin ~= '' then return end
   if status == 'running' then return P .. 'lease:' .. row[AGENT], lease_until, row[RUN_ID] end
   if status == 'pending' and held == 0 then return P .. 'ready:' .. row[AGENT], -row[PRIORITY], in_order(row) end
+end
+
+local function digits(priority)
+  local _, bits = math.frexp(priority)
+  return bits
+end
+
+-- The same beside others of about its priority.
+local function place_by_priority(row, _, due_at)
+  if due_at ~= '0' and row[PRIORITY] > 0 then return P .. 'due:' .. digits(row[PRIORITY]), due_at, row[RUN_ID] end
 end
 
 -- The same for its lane, and for inline heads of lanes.
@@ -92,6 +103,7 @@ local function add(row)
     write('HSET', P .. 'idem', row[IDEM_KEY], run)
   end
   if row[PARENT_ID] ~= null then write('ZADD', P .. 'children:' .. row[PARENT_ID], row[N], run) end
+  if row[PRIORITY] > 0 then write('ZADD', P .. 'dues', digits(row[PRIORITY]), digits(row[PRIORITY])) end
   write('ZADD', P .. 'runs', row[N], run)
   write('SADD', P .. 'agents', row[AGENT])
   return row
@@ -112,7 +124,7 @@ local function drop(row)
   write('ZREM', P .. 'runs', run)
   if was then
     write('ZREM', P .. 'status:' .. was[1], run)
-    for _, where in ipairs({place, place_in_lane, place_inline}) do
+    for _, where in ipairs({place, place_by_priority, place_in_lane, place_inline}) do
       local key, _, member = where(row, unpack(was))
       if key then write('ZREM', key, member) end
     end
@@ -130,6 +142,7 @@ local function keep(known)
     write('ZADD', P .. 'status:' .. row[STATUS], row[N], row[RUN_ID])
   end
   move(row, was, place)
+  if row[PRIORITY] > 0 then move(row, was, place_by_priority) end
   if row[LANE] ~= null then
     move(row, was, place_in_lane)
     move(row, was, place_inline)

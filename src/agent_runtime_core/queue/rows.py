@@ -48,7 +48,10 @@ class Rows(ABC):
 
     @abstractmethod
     def promote(self, wall: float) -> Sequence[str]:
-        """Make delayed and waiting rows whose `due_at` has come pending, with `due_at` 0; the lanes of those BEHIND."""
+        """Make delayed and waiting rows whose `due_at` has come pending, with `due_at` 0; the lanes of those BEHIND.
+
+        Where that would take long, those of the greatest priorities, and the others with the next claims.
+        """
 
     @abstractmethod
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:

@@ -19,6 +19,7 @@ from .row import ClaimRequest, Mail, News, RunFilter, RunRow, damaged
 from .rows import Rows, concern
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
+DUE_AT_ONCE = 5_000  # delayed runs that one claim makes ready: the others wait for the next
 LARGEST_KEPT = 4_000  # characters of input of a row that is kept in memory while it runs
 _N = RunRow._fields.index("n")
 _PLACES = range(_N)
@@ -62,8 +63,14 @@ _INSERT = "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,
 _CLAIM = "SELECT claim_id FROM arc_runs WHERE run_id = ? AND status = 'running'"
 _ROW = "SELECT * FROM arc_runs WHERE run_id = ?"
 _BY_KEY = "SELECT * FROM arc_runs WHERE idem_key = ?"
+_DUE = "SELECT 1 FROM arc_runs WHERE due_at > 0 AND due_at <= ? LIMIT ?"
 _PROMOTE = (
     "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE due_at > 0 AND due_at <= ?"
+    " RETURNING CASE WHEN held = 1 THEN lane END"
+)
+_PROMOTE_FIRST = (
+    "UPDATE arc_runs SET status = 'pending', due_at = 0 WHERE n IN"
+    " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END"
 )
 _EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' LIMIT ?"
@@ -172,8 +179,12 @@ class SQLiteRows(Rows):
         self.tx.execute("DELETE FROM arc_mail WHERE run_id = ?", (row.run_id,))
 
     def promote(self, wall: float) -> Sequence[str]:
-        due = self.tx.execute(_PROMOTE, (wall,)).fetchall()
-        return tuple(dict.fromkeys(lane for (lane,) in due if lane is not None))
+        due = len(self.tx.execute(_DUE, (wall, DUE_AT_ONCE + 1)).fetchall())
+        if not due:
+            return ()
+        how = (_PROMOTE, (wall,)) if due <= DUE_AT_ONCE else (_PROMOTE_FIRST, (wall, DUE_AT_ONCE))
+        lanes = [lane for (lane,) in self.tx.execute(*how) if lane is not None]
+        return tuple(dict.fromkeys(lanes))
 
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         self._free_the_dead(want.lease_now)
