@@ -730,6 +730,28 @@ async def test_a_user_without_channels_is_told_before_anything_is_written() -> N
             assert await get(engine, "a") == ["3"], "what is written is told, whether or not it could be rung"
 
 
+async def test_a_user_who_may_not_use_some_commands_is_told_before_anything_is_written() -> None:
+    lua = [path.read_text("utf-8") for path in (Path(__file__).parents[2] / "src").rglob("*.lua")]
+    written = {word for text in lua for word in re.findall(r"write\('([A-Z]+)'", text)} | {"INCR"}
+    assert written == {word for text in lua for word in re.findall(r"\{'([A-Z]+)', key\b", text)}, "all are tried"
+    with RedisServer() as server:
+        url = f"redis://app:pw@127.0.0.1:{server.port}/0"
+        user = ("ACL", "SETUSER", "app", "on", ">pw", "~{arc}:*", "allchannels", "+@all")
+        for command in written:
+            server.ask(*user, f"-{command}")
+            with one(url) as engine:
+                with pytest.raises(StorageError, match=rf"with {command}; ACL SETUSER … .* \+{command.lower()}$"):
+                    await put(engine, "a", "1")
+                assert server.ask("DBSIZE") == 0
+        server.ask(*user, "-hset", "-xadd")
+        with one(url) as engine:
+            with pytest.raises(StorageError, match=r"with HSET, XADD; ACL SETUSER … ~{arc}:\* \+hset \+xadd$"):
+                await put(engine, "a", "1")
+            server.ask(*user)
+            assert await put(engine, "a", "1") == "1"
+            assert server.ask("KEYS", "*") == [b"{arc}:things"]
+
+
 async def test_a_user_with_the_rights_that_the_guide_names_writes_reads_and_hears() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "how-to" / "redis.md").read_text(encoding="utf-8")
     (rule,) = re.findall(r"`(ACL SETUSER app on >password [^`]*)`", guide)

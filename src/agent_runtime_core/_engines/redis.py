@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import threading
@@ -22,7 +23,7 @@ from .base import Concern, Guard, Op
 from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
 from .redis_ear import Ear
-from .redis_line import Line, Unsent, driver, refused
+from .redis_line import Line, NotCarriedOut, Unsent, driver, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
@@ -198,6 +199,7 @@ class RedisEngine(SharedEngine):
             raise Unsent(f"{self.place} is a replica now, and the master is not known here")
         check(info, settings, self.place)
         self._try_bell(line)
+        self._try_rights(line)
         where, server = (line.place.host, line.place.port), identity(info)
         if self._met.get(where, server) != server:
             log.warning("%s was restarted, or is another server now: all claims held here are looked at", self.place)
@@ -216,6 +218,23 @@ class RedisEngine(SharedEngine):
                 f"{self.place} does not let our user ring: {error!s:.300}; "
                 f"ACL SETUSER … &{bell} &{bell}:* +publish +subscribe +unsubscribe +psubscribe"
             ) from error
+
+    def _try_rights(self, line: Line) -> None:
+        """A user who may not use all commands would leave half of what some commits write."""
+        line.send(f"[{packed(None, [Op('rights', ())], {})}]".encode())
+        try:
+            [answer] = line.answers()
+        except NotCarriedOut as told:
+            if str(told).startswith(("MOVED ", "ASK ")):
+                return  # so is what comes next, and then another connection is tried
+            raise Unsent(f"{self.place}: {told}") from told
+        [forbidden] = json.loads(answer)
+        if forbidden:
+            needed = " ".join(f"+{command.lower()}" for command in forbidden)
+            raise StorageError(
+                f"{self.place} does not let our user write with {', '.join(forbidden)}; "
+                f"ACL SETUSER … ~{self._prefix}:* {needed}"
+            )
 
     def _end_last(self, line: Line, where: tuple[str, int]) -> Any:
         """Have the server carry out no more of what was sent over the last connection; what it calls this one.
