@@ -449,6 +449,21 @@ async def test_a_server_that_is_still_loading_is_waited_for() -> None:
             assert waited > 0.1, "it had to wait"
 
 
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_server_that_is_full_of_somebodys_script_is_waited_for(connected: bool) -> None:
+    with RedisServer(busy_reply_threshold="1") as server, one(server.url) as engine:
+        if connected:
+            await put(engine, "a", "0")
+        with server.link() as link:
+            link.send("EVAL", "while true do end", "0")
+            assert await said_by(server, "BUSY")
+            writing = asyncio.create_task(put(engine, "a", "1"))
+            await asyncio.sleep(0.1)
+            assert not writing.done()
+            server.ask("SCRIPT", "KILL")
+            assert await writing == "1"
+
+
 async def said_by(server: RedisServer, word: str) -> bool:
     """Whether it refuses with that word, within a few seconds."""
     end = time.monotonic() + 5
@@ -523,6 +538,15 @@ async def test_a_server_that_takes_no_writes_for_a_while_is_waited_for(how: str)
         open_()
         assert await writing == ["2"] * 5
         assert await get(engine, "a") == ["2"]
+
+
+async def test_behind_an_address_that_another_master_has_now_that_one_is_written_to() -> None:
+    with RedisServer() as first, RedisServer() as second, Cut(first.port) as proxy, one(proxy.url) as engine:
+        await put(engine, "a", "1")
+        proxy.target = second.port
+        first.ask("REPLICAOF", "127.0.0.1", second.port)
+        assert await put(engine, "a", "2") == "2"
+        assert second.ask("HGET", "{arc}:things", "a") == b"2"
 
 
 async def test_out_of_memory_is_full_with_nothing_half_written_and_works_after() -> None:
@@ -1271,6 +1295,22 @@ def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeyp
     with pytest.raises(redis_line.Unsent, match="elsewhere again and again"):
         line.evaluate(b"")
     assert (line.place.host, line.place.port) == ("127.0.0.1", 6380)
+
+
+def test_where_the_node_is_gone_that_we_were_sent_to_the_first_one_is_asked_again(redis_server: RedisServer) -> None:
+    line = Line(redis_place(redis_server.url), lambda line: None, ["k"])
+    line.use("return {ARGV[1]}")
+    with RedisServer() as node:
+        line.mend(NotCarriedOut(f"MOVED 7 127.0.0.1:{node.port}"))
+        assert line.evaluate(b"1") == [b"1"]
+        assert line.place.port == node.port
+    with pytest.raises(Unanswered):
+        line.evaluate(b"2")
+    with pytest.raises(redis_line.Unsent, match="cannot be reached"):
+        line.evaluate(b"3")
+    assert line.evaluate(b"4") == [b"4"]
+    assert line.place.port == redis_server.port
+    line.drop()
 
 
 async def test_one_url_by_two_names_is_one_too_many(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:

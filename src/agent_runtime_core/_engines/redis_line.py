@@ -244,7 +244,9 @@ class Line:
             answer = conn.read_response()
             self._used = time.monotonic()
             return answer
-        except driver().said:
+        except driver().said as error:
+            if (said := in_full(error)).startswith(_ANSWERS_LATER):
+                raise Unsent(f"{self.place}: {said:.300}") from error
             raise
         except driver().loading as error:
             self.drop()
