@@ -9,11 +9,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from agent_runtime_core._engines.presence import RESCAN, CommitLock, Presence
+from agent_runtime_core._engines.sqlite_bell import FileBell
 from agent_runtime_core.testing import VirtualClock
+
+fcntl = pytest.importorskip("fcntl")
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks and FIFOs are POSIX's")
 
@@ -40,6 +44,25 @@ def two(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
 def test_a_living_holder_is_not_dead(one: Presence, two: Presence) -> None:
     assert one.dead(["one", "two", ""]) == ()
     assert one.dead(["gone"]) == ("gone",)
+
+
+def test_nobody_sees_a_lock_file_that_is_not_locked_yet(
+    tmp_path: Path, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named, rename = [], os.rename
+
+    def naming(hidden: Path, name: Path) -> None:
+        assert not name.exists()
+        fd = os.open(hidden, os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(fd)
+        named.append(name.name)
+        rename(hidden, name)
+
+    monkeypatch.setattr(os, "rename", naming)
+    Presence(tmp_path, "one", clock).close()
+    assert named == ["one.lock"]
 
 
 def test_one_that_let_go_is_dead_and_leaves_no_files(one: Presence, two: Presence) -> None:
@@ -145,6 +168,37 @@ def test_a_directory_that_is_gone_rings_nobody(tmp_path: Path, clock: VirtualClo
     directory.rmdir()
     presence.ring("a")
     presence.close()
+
+
+def test_who_listed_the_bells_before_this_one_hung_is_heard_although_others_ring_on() -> None:
+    class Ringing:
+        """A bell that is rung for another topic all the time, and so never leaves a moment to look at the file."""
+
+        bell = 1
+        now = 0.0
+        waits: ClassVar[list[float]] = []
+
+        def hang_bell(self) -> bool:
+            return True
+
+        def boot(self) -> float:
+            return self.now
+
+        def wait(self, seconds: float) -> str:
+            self.waits.append(seconds)
+            self.now += RESCAN
+            heard.wait(0.001)
+            return "e"
+
+    def connect() -> Any:
+        raise AssertionError("there was no time")
+
+    heard, ringing = threading.Event(), Ringing()
+    bell = FileBell(ringing, ringing, connect, lambda conn: None)  # type: ignore[arg-type]
+    bell.listen("work", heard.set)
+    assert heard.wait(10)
+    bell.close(lambda: None, 10)
+    assert ringing.waits[:2] == [2 * RESCAN] * 2
 
 
 def test_one_may_wake_oneself(one: Presence) -> None:

@@ -108,6 +108,25 @@ async def test_a_lease_that_was_extended_stays_so(queue: SQLiteQueue) -> None:
     assert after == await queue.row(row.run_id)
 
 
+async def test_one_whose_process_is_dead_is_not_remembered_as_it_was(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    queue = SQLiteQueue(tmp_path / "dead.db", clock=clock)
+    try:
+        await queue.enqueue("r", "agent", {})
+        want = queue.want("worker", 60, None)._replace(holder="gone")
+        [[row]] = await queue.commit(None, [Op("queue.claim", (want,))])
+        assert known(queue) == [row.run_id]
+        clock.advance(10)
+        (again,) = await queue.claim_rows("worker", 50)
+        assert again.crashes == 1
+        stored = await queue.row("r")
+        assert stored is not None
+        assert stored.lease_until == again.lease_until == row.lease_until, "where it has not changed it is written too"
+        assert await queue.claim_rows("worker", 50) == []
+    finally:
+        await queue.close()
+
+
 async def test_a_message_counts(queue: SQLiteQueue) -> None:
     row = await claimed(queue)
     await queue.post(row.run_id, "signal", "go", "1")
