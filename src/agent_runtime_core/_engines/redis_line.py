@@ -26,6 +26,12 @@ IDLE = 0.5  # seconds after which a connection is looked at before it is used ag
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
 #: What a server says to a number of a database that it has not, and a cluster to any but 0.
 _NO_DATABASE = ("DB index", "SELECT is not allowed")
+# The first words of a server that versions of redis-py put into the type of the error.
+_WORDS = {
+    "MovedError": "MOVED", "AskError": "ASK", "TryAgainError": "TRYAGAIN", "ClusterDownError": "CLUSTERDOWN",
+    "MasterDownError": "MASTERDOWN", "ReadOnlyError": "READONLY", "NoScriptError": "NOSCRIPT",
+    "OutOfMemoryError": "OOM",
+}  # fmt: skip
 
 
 class Driver(NamedTuple):
@@ -297,6 +303,12 @@ class Line:
 def _text(word: bytes) -> bytes:
     """A word of a command, as it is sent."""
     return b"$%d\r\n%s\r\n" % (len(word), word)
+
+
+def in_full(error: Exception) -> str:
+    """What a server said, with its first word, whatever version of redis-py heard it."""
+    said, word = str(error), _WORDS.get(type(error).__name__, "")
+    return said if said.startswith(word) else f"{word} {said}"
 
 
 def refused(said: str) -> StorageError:
