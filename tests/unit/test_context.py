@@ -1544,17 +1544,36 @@ async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sql",
     ["DELETE FROM arc_journal", "SELECT * FROM arc_runs", "COMMIT", "PRAGMA journal_mode", "ATTACH ':memory:' AS x",
-     "SAVEPOINT mine"],
+     "SAVEPOINT mine", "CREATE TEMP TABLE mine (x)", "CREATE TABLE temp.mine (x)", "CREATE TEMP VIEW mine AS SELECT 1",
+     "CREATE TEMP TRIGGER mine INSERT ON money BEGIN SELECT 1; END",
+     "CREATE VIRTUAL TABLE temp.mine USING fts5(x)"],
 )  # fmt: skip
 async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, sql: str) -> None:
     async with Rig(tmp_path / "a.db") as rig:
 
         async def body(ctx: Any) -> None:
+            await ctx.transaction("money", lambda conn: bool(conn.execute("CREATE TABLE money (amount)")))
             with pytest.raises(StepExecutionError, match=r"not authorized|prohibited"):
                 await ctx.transaction("t", lambda conn: conn.execute(sql).fetchall())
             assert await ctx.step("after", lambda: 1) == 1
 
         await rig.value(body)
+
+
+async def test_a_transaction_may_change_tables_of_its_own(tmp_path: Path) -> None:
+    def alter(conn: Any) -> int:
+        conn.execute("CREATE TABLE money (amount)")
+        conn.execute("ALTER TABLE money RENAME TO cash")
+        conn.execute("ALTER TABLE cash ADD COLUMN note")
+        conn.execute("ALTER TABLE cash DROP COLUMN amount")
+        return int(conn.execute("SELECT count(*) FROM cash").fetchone()[0])
+
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> Any:
+            return await ctx.transaction("alter", alter)
+
+        assert await rig.value(body) == 0
 
 
 async def test_a_transaction_is_stopped_after_its_time(tmp_path: Path) -> None:

@@ -31,7 +31,11 @@ _FORBIDDEN_TO_USERS = {
     sqlite3.SQLITE_ATTACH,
     sqlite3.SQLITE_DETACH,
     sqlite3.SQLITE_PRAGMA,
+    sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
 }
+#: How a table or view is made that stands before those of the file: before one of ours, too, where it is renamed to
+#: that, as the new name is not told.
+_TEMPORARY = (sqlite3.SQLITE_INSERT, "temp")
 
 
 def ours_to_tell(error: sqlite3.Error) -> bool:
@@ -178,13 +182,14 @@ class SQLiteTx:
             self._fences[key] = token
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """Run a user's function here, kept off our tables and out of our transaction control."""
+        """Run a user's function here, kept off our tables and our transaction control, and in the file."""
         conn, clock = self._conn, self.engine.clock
         until = clock.boot() + USER_SQL_LIMIT
 
-        def allowed(action: int, one: str | None, two: str | None, *_: str | None) -> int:
+        def allowed(action: int, one: str | None, two: str | None, database: str | None, _: str | None) -> int:
             ours = any(name and name.startswith(_OUR_PREFIX) for name in (one, two))
-            return sqlite3.SQLITE_DENY if ours or action in _FORBIDDEN_TO_USERS else sqlite3.SQLITE_OK
+            forbidden = action in _FORBIDDEN_TO_USERS or (action, database) == _TEMPORARY
+            return sqlite3.SQLITE_DENY if ours or forbidden else sqlite3.SQLITE_OK
 
         conn.execute("SAVEPOINT arc_user")
         conn.set_authorizer(allowed)
