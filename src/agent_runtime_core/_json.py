@@ -205,16 +205,27 @@ def decode(text: str) -> object:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
 
 
-def mapped(text: str) -> dict[str, Any]:
-    """decode() of a dict; ValueError for what is none, UnserialisableResult for a type that is not registered."""
+def mapped(text: str, *, known: bool = False) -> dict[str, Any]:
+    """decode() of a dict, or decode_known(); ValueError for what is none, UnserialisableResult for a type that is not
+    registered."""
     try:
-        found = decode(text)
+        found = decode_known(text) if known else decode(text)
     except UnserialisableResult:
         strictly(text)  # which has nothing against such a type
         raise
     if not isinstance(found, dict):
         raise ValueError("not a dict")
     return found
+
+
+def decode_known(text: str) -> object:
+    """decode(), or the tree as it is stored where it holds a type that this process has not registered: to look at."""
+    try:
+        return decode(text)
+    except UnserialisableResult:
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+        raise
 
 
 def decode_all(texts: Sequence[str]) -> list[object]:

@@ -10,7 +10,9 @@ import signal
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -18,7 +20,17 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._clock import Clock
-from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed, StorageCorrupt, StorageFull
+from agent_runtime_core._tags import REGISTRY
+from agent_runtime_core.errors import (
+    InvalidArgument,
+    StorageBusy,
+    StorageClosed,
+    StorageCorrupt,
+    StorageFull,
+    UnserialisableResult,
+)
+from agent_runtime_core.interfaces import TraceSink
+from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
@@ -27,7 +39,9 @@ from agent_runtime_core.runner.drive import POISON, Drive
 from agent_runtime_core.runner.heart import Heart, Held
 from agent_runtime_core.runner.worker import APART, Worker
 from agent_runtime_core.status import RunStatus
+from agent_runtime_core.steps import register_type
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tracing.tracer import Tracer
 from agent_runtime_core.waits import Place
 from tests.contract.third_party.their_queue import TheirQueue
 from tests.unit.rig import Rig, Script, soon, until
@@ -521,6 +535,81 @@ async def test_a_run_that_cannot_be_driven_does_not_stop_the_loop(
         assert (info.status, info.attempt) == (RunStatus.PENDING, 1)
         assert 0 < (await rig.runner.queue.must_get(bad)).due_at - rig.clock.wall() <= AFTER_OUTAGE * 1.2
         await stopped(rig.runner, loop)
+
+
+@register_type
+@dataclass
+class Money:
+    cents: int
+
+
+@contextmanager
+def unknown_here() -> Iterator[None]:
+    """`Money` is a type that only other workers have registered."""
+    with pytest.MonkeyPatch.context() as elsewhere:
+        elsewhere.delitem(REGISTRY.turns, f"{__name__}.Money")
+        yield
+
+
+async def spends(ctx: Any) -> int:
+    return int(ctx.input["money"].cents)
+
+
+def watched(rig: Rig, watch: str) -> AgentRunner:
+    """The rig's runner, with a trace sink, or with stores, or with nothing beside it."""
+    rig.register(spends)
+    if watch == "traced":
+        rig.runner.tracer = Tracer([TraceSink()])
+    if watch == "kept":
+        rig.runner._stores = PersistenceManager.open("memory://")
+    return rig.runner
+
+
+WATCHES = pytest.mark.parametrize("watch", ["alone", "traced", "kept"])
+
+
+@WATCHES
+async def test_a_run_whose_input_cannot_be_read_here_is_left_to_a_worker_that_can(
+    place: Path | None, watch: str
+) -> None:
+    async with Rig(place, max_retries=3) as rig:
+        runner = watched(rig, watch)
+        run_id = await runner.submit("script", {"money": Money(5)})
+        with unknown_here():
+            assert await runner.run_once()
+            info = await runner.get_run(run_id)
+            assert (info.status, info.attempt, runner.heart._held) == (RunStatus.PENDING, 2, {})
+            assert info.input == {"money": {"$": f"{__name__}.Money", "v": {"cents": 5}}}
+            assert not await runner.run_once(), "only after a pause"
+        await rig.clock.sleep(60)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": 5}
+
+
+@WATCHES
+async def test_a_run_whose_input_nobody_can_read_fails_after_its_attempts(place: Path | None, watch: str) -> None:
+    async with Rig(place, max_retries=3) as rig:
+        runner = watched(rig, watch)
+        run_id = await runner.submit("script", {"money": Money(5)})
+        with unknown_here():
+            for _ in range(3):
+                assert await runner.run_once()
+                await rig.clock.sleep(60)
+            result = await runner.wait(run_id)
+        assert result.error is not None
+        assert (result.status, result.error.type) == (RunStatus.FAILED, "UnserialisableResult")
+        assert "register_type(Money)" in result.error.message
+
+
+@WATCHES
+async def test_a_run_that_cannot_be_read_here_is_not_executed_in_place(place: Path | None, watch: str) -> None:
+    async with Rig(place) as rig:
+        runner = watched(rig, watch)
+        await runner.submit("script", run_id="one", metadata={"money": Money(5)})
+        with unknown_here(), pytest.raises(UnserialisableResult, match="Money"):
+            await runner.execute("script", "one")
+        info = await runner.get_run("one")
+        assert (info.status, info.attempt, runner.heart._held) == (RunStatus.PENDING, 1, {})
 
 
 async def test_a_damaged_store_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from .._engines.base import Commits
-from .._json import decode
+from .._json import decode_known
 from ..backends import Backends
 from ..context import Context, conversation_id
 from ..interfaces import RunResult
@@ -25,7 +25,7 @@ class Chronicle:
         self.stores: PersistenceManager = stores
         self.backends: Backends = backends
         self.row: RunRow = row
-        named = cast("dict[str, Any]", decode(row.input)).get("conversation_id")
+        named = cast("dict[str, Any]", decode_known(row.input)).get("conversation_id")
         self.conversation_id: UUID | None = conversation_id(named)
         self.history: History | None = None
         self.ctx: Context | None = None

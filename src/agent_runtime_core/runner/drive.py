@@ -12,7 +12,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
 from .._ids import known_uuid
-from .._json import decode, encode
+from .._json import decode_known, encode
 from ..book import Book
 from ..context import Context
 from ..errors import (
@@ -77,9 +77,9 @@ class Drive(Claimed):
     async def run(self) -> RunResult | None:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
         self.entered = True
-        self._hold()
-        self._trace_start()
         try:
+            self._hold()
+            self._trace_start()
             return await self._run()
         except (LeaseLost, Moved):
             log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
@@ -104,10 +104,10 @@ class Drive(Claimed):
         if tracer is None:
             return
         self.tracing = True
-        input_ = cast("dict[str, Any]", decode(row.input))
+        input_ = cast("dict[str, Any]", decode_known(row.input))
         about = {
             "agent_key": row.agent, "attempt": row.attempt, "conversation_id": input_.get("conversation_id"),
-            "metadata": decode(row.metadata), "input": input_.get("messages") or input_,
+            "metadata": decode_known(row.metadata), "input": input_.get("messages") or input_,
         }  # fmt: skip
         tracer.start_run(known_uuid(row.run_id), about)
 
@@ -201,7 +201,13 @@ class Drive(Claimed):
 
     async def _attempt(self, book: Book) -> Any:
         """One attempt of the agent's `run`, and what came of it."""
-        ctx = Context(self.row, book, self.services, self.place)
+        try:
+            ctx = Context(self.row, book, self.services, self.place)
+        except UnserialisableResult as unknown:
+            if self.inline:
+                raise
+            # Unlike others of this kind it may be over with the next attempt: another worker may know the type.
+            return await self._failed(RunResult(), describe(unknown))
         if self.chronicle is not None and (refusal := await self._stored(self.chronicle.load(ctx))) is not None:
             return await self._raised(ctx, refusal)
         self.place.task = task = self._enter(ctx)

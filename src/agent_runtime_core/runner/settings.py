@@ -6,6 +6,7 @@ import datetime as _dt
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -134,8 +135,8 @@ class RunInfo:
             status=told("status", RunStatus),
             attempt=row.attempt,
             generation=row.generation,
-            input=told("input", mapped),
-            metadata=told("metadata", mapped),
+            input=told("input", partial(mapped, known=True)),
+            metadata=told("metadata", partial(mapped, known=True)),
             priority=row.priority,
             created_at=told("created_at", aware),
             scheduled_at=told("due_at", when),
