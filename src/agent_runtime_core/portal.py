@@ -66,8 +66,8 @@ _portal = _Portal()
 def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `fn(*args, **kwargs)` on the portal's loop and wait for its result.
 
-    Ctrl-C cancels it and waits until it has let go. PortalMisuse from the portal's own loop, and for a coroutine in
-    place of the function.
+    Ctrl-C, or what else a signal handler raises here, cancels it and waits until it has let go. PortalMisuse from the
+    portal's own loop, and for a coroutine in place of the function.
     """
     _callable("portal.call", fn)
     loop = _portal.loop()
@@ -122,7 +122,11 @@ def _running() -> asyncio.AbstractEventLoop | None:
 
 
 class _Call(Future[Any]):
-    task: asyncio.Task[Any] | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.task: asyncio.Task[Any] | None = None
+        self.settled = settled = threading.Event()
+        self.add_done_callback(lambda _: settled.set())  # not by way of `self`, which would keep itself
 
 
 def _carried_out(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[Any]], args: Any, kwargs: Any) -> Any:
@@ -131,19 +135,17 @@ def _carried_out(loop: asyncio.AbstractEventLoop, fn: Callable[..., Awaitable[An
         # Begun in here: it may be under way before this thread waits for it.
         _start(future, loop, fn, args, kwargs)
         return _awaited(future)
-    except KeyboardInterrupt:
+    except BaseException:  # its own, or what a signal handler raised in this thread while it was under way
         _stop(future, loop)
         raise
 
 
 def _awaited(future: _Call) -> Any:
     """Its result. A Ctrl-C that comes just before a lock is waited for does not wake who waits: it is looked for."""
-    while True:
-        try:
-            return future.result(LOOK_UP)
-        except TimeoutError:
-            if future.done():  # in the meantime, or with an error of that kind
-                return future.result()
+    # And not future.result(LOOK_UP), whose TimeoutError may be a signal handler's.
+    while not future.settled.wait(LOOK_UP):
+        pass
+    return future.result()
 
 
 def _start(
@@ -181,10 +183,8 @@ def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
         # Without a task it was not begun, and never will be.
         (future if future.task is None else future.task).cancel()
 
-    settled = threading.Event()
-    future.add_done_callback(lambda _: settled.set())
     loop.call_soon_threadsafe(cancel)
-    settled.wait(10)
+    future.settled.wait(10)
 
 
 class _Threads:

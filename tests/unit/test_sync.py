@@ -286,6 +286,32 @@ except KeyboardInterrupt:
     assert done.stdout.split("\n")[:2] == ["let go", "interrupted"]
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="sends a POSIX signal")
+@pytest.mark.parametrize("kind", [TimeoutError, RuntimeError, SystemExit, KeyboardInterrupt])
+def test_what_a_signal_handler_raises_cancels_the_call_and_is_raised(kind: type[BaseException]) -> None:
+    ended: list[str] = []
+
+    def handler(*_: object) -> None:
+        raise kind("time is up")
+
+    async def waits() -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            ended.append("let go")
+            raise
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(kind, match="time is up"):
+            call(waits)
+        assert ended == ["let go"]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_an_error_that_says_time_is_over_is_the_functions_own() -> None:
     async def late() -> None:
         raise TimeoutError("mine")
