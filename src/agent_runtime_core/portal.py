@@ -37,17 +37,16 @@ AROUND: contextvars.ContextVar[Callable[[Job], Job] | None] = contextvars.Contex
 
 
 class _Portal:
-    """The loop thread; made on the first call, and anew in a forked child."""
+    """The loop thread; made on the first call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
 
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._run, args=(self._loop,), name="agent-runtime-portal", daemon=True).start()
             return self._loop
 
@@ -194,12 +193,9 @@ class _Threads:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
-        self._pid = os.getpid()
 
     def run(self, job: Callable[[], None]) -> None:
         with self._lock:
-            if self._pid != os.getpid():
-                self._work, self._idle, self._pid = SimpleQueue(), 0, os.getpid()
             if self._idle > 0:
                 self._idle -= 1
             else:
@@ -216,6 +212,16 @@ class _Threads:
 
 
 _threads = _Threads()
+
+
+def _forked() -> None:
+    """None of their threads is in the child, and one that is not may hold their locks for ever."""
+    global _portal, _threads
+    _portal, _threads = _Portal(), _Threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio.Handle] | None = None) -> T:

@@ -343,6 +343,35 @@ def test_ctrl_c_cancels_and_gives_the_run_back(tmp_path: Path) -> None:
     assert asyncio.run(look()) == ("pending", 1)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is nothing to fork with")
+def test_a_child_forked_while_other_threads_are_in_calls_has_its_own() -> None:
+    code = """
+import asyncio, os, signal, threading
+from agent_runtime_core import portal
+
+async def here():
+    return await portal.in_thread(os.getpid)
+
+def forked():
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        os._exit(0 if portal.call(here) == os.getpid() else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+async def forks():
+    return await portal.in_thread(forked)
+
+# Beside the loop's thread and an idle one, and while others are where the loop and a thread are given out.
+print(portal.call(here) == os.getpid(), forked(), portal.call(forks))
+with portal._portal._lock, portal._threads._lock:
+    print(forked())
+print(portal.call(here) == os.getpid())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["True", "0", "0", "0", "True"], done.stderr
+
+
 LEAVING = """
 import sys
 from agent_runtime_core import AgentRunner, AgentRuntime
