@@ -271,6 +271,23 @@ def test_loops_and_threads_use_one_engine_at_once(engine: RedisEngine) -> None:
     assert len(engine._desks) <= 3
 
 
+async def test_the_loops_of_other_threads_end_while_a_new_one_is_met() -> None:
+    with RedisServer() as server, one(server.url) as engine:
+        table: dict[Any, Any] = engine._desks
+
+        class Ended:
+            """A loop that is met by another thread, too, while this one looks whether it is closed."""
+
+            def is_closed(self) -> bool:
+                table.clear()
+                table["of another thread"] = self
+                return True
+
+        table |= {Ended(): None, Ended(): None}
+        assert await put(engine, "a", "1") == "1"
+        del table["of another thread"]
+
+
 async def test_a_cancelled_caller_knows_the_outcome_before_it_goes() -> None:
     with RedisServer() as server, one(server.url) as engine:
         await put(engine, "a", "0")

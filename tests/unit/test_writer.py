@@ -165,6 +165,22 @@ async def test_a_few_callers_are_one_group_on_the_loop(engine: SQLiteEngine) -> 
     assert engine.writer.outbox(asyncio.get_running_loop())._crowd == 0
 
 
+async def test_the_loops_of_other_threads_end_while_a_new_one_is_met(engine: SQLiteEngine) -> None:
+    table: dict[Any, Any] = engine.writer.outboxes
+
+    class Ended:
+        """A loop that is met by another thread, too, while this one looks whether it is closed."""
+
+        def is_closed(self) -> bool:
+            table.clear()
+            table["of another thread"] = self
+            return True
+
+    table |= {Ended(): None, Ended(): None}
+    assert await where(engine) == "loop"
+    engine.writer.outboxes.clear()
+
+
 @pytest.mark.parametrize("concern", [THINGS, SINGLE], ids=["in a transaction", "by itself"])
 @pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast(

@@ -129,8 +129,9 @@ class RedisEngine(SharedEngine):
     def _desk(self, loop: asyncio.AbstractEventLoop) -> Desk:
         found = self._desks.get(loop)
         if found is None:
-            for closed in [each for each in self._desks if each.is_closed()]:
-                self._desks.pop(closed).ear.close()
+            for closed in [each for each in tuple(self._desks) if each.is_closed()]:
+                if (left := self._desks.pop(closed, None)) is not None:  # and not by another thread
+                    left.ear.close()
             found = Desk(loop, self._pipe, self._line, str(self.place), self._in_all)
             self._desks[loop] = found
         return found
@@ -268,7 +269,7 @@ class RedisEngine(SharedEngine):
 
         self._bell.close(ring, self.patience)
         self._pipe.close()
-        for loop, desk in self._desks.items():
+        for loop, desk in tuple(self._desks.items()):
             if not loop.is_running():  # those that do hear the end of the connection
                 desk.ear.close()
 

@@ -132,7 +132,7 @@ class Writer(Groups):
     def outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
         found = self.outboxes.get(loop)
         if found is None:
-            for closed in [each for each in self.outboxes if each.is_closed()]:
+            for closed in [each for each in tuple(self.outboxes) if each.is_closed()]:
                 self.outboxes.pop(closed, None)
             found = self.outboxes[loop] = Outbox(self, loop)
         return found
