@@ -46,8 +46,14 @@ class _Portal:
     def loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run, args=(self._loop,), name="agent-runtime-portal", daemon=True).start()
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._run, args=(loop,), name="agent-runtime-portal", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # there is none to be had now
+                    loop.close()
+                    raise
+                self._loop = loop
             return self._loop
 
     @staticmethod

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from agent_runtime_core._clock import Clock
 from agent_runtime_core._engines.memory import MemoryEngine
@@ -131,6 +135,21 @@ class Rig:
 
 def _without_ids(payload: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in payload.items() if name not in ("step_id", "trace_id")}
+
+
+@contextmanager
+def no_thread(name: str = "") -> Iterator[None]:
+    """The system has no thread to give, for those whose name begins so."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        yield
 
 
 async def until(event: asyncio.Event, seconds: float = 10) -> None:

@@ -47,6 +47,7 @@ from tests.cut import Cut
 from tests.fault.rig import until
 from tests.resp import Refused
 from tests.servers import RedisCluster, RedisServer
+from tests.unit.rig import no_thread
 
 pytestmark = pytest.mark.redis
 
@@ -286,6 +287,15 @@ async def test_the_loops_of_other_threads_end_while_a_new_one_is_met() -> None:
         table |= {Ended(): None, Ended(): None}
         assert await put(engine, "a", "1") == "1"
         del table["of another thread"]
+
+
+async def test_what_has_no_thread_is_refused_and_works_when_there_is_one() -> None:
+    with RedisServer() as server, one(server.url) as engine:
+        for _ in range(2):
+            with no_thread("agent-runtime-"), pytest.raises(StorageBusy, match="can't start new thread"):
+                await put(engine, "a", "1")
+        assert engine._pipe.idle
+        assert await put(engine, "a", "1") == "1"
 
 
 async def test_a_cancelled_caller_knows_the_outcome_before_it_goes() -> None:

@@ -38,7 +38,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.row import RunFilter
-from tests.unit.rig import soon
+from tests.unit.rig import no_thread, soon, until
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
 
@@ -644,6 +644,50 @@ async def test_a_thread_that_waits_holds_nothing_of_what_it_did_last(engine: SQL
     await soon(lambda: not any(type(each) is Request and each.ops is ops for each in gc.get_objects()))
     found = weakref.ref(await engine.read(lambda conn: Found([1])))
     await soon(lambda: found() is None)
+
+
+async def writes(engine: SQLiteEngine) -> None:
+    """More than a loop carries out itself."""
+    await asyncio.gather(*(engine.commit(None, [Op("put", (str(n), n))]) for n in range(9)))
+
+
+async def writes_from_a_thread(engine: SQLiteEngine) -> None:
+    engine.commit_from_thread(None, [Op("put", ("a", 1))])
+
+
+async def reads(engine: SQLiteEngine) -> None:
+    assert await asyncio.gather(*(engine.read(get, "nothing") for _ in range(3))) == [None] * 3
+
+
+async def listens(engine: SQLiteEngine) -> None:
+    heard = asyncio.Event()
+    stop = engine.listen("things", heard.set)
+    await engine.commit(None, [Op("put", ("b", 1))])
+    await until(heard)
+    stop()
+
+
+async def compacts(engine: SQLiteEngine) -> None:
+    await engine.compact()
+
+
+@pytest.mark.parametrize("act", [writes, writes_from_a_thread, reads, listens, compacts])
+async def test_what_has_no_thread_is_refused_and_works_when_there_is_one(engine: SQLiteEngine, act: Any) -> None:
+    for _ in range(2):
+        with no_thread("agent-runtime-"), pytest.raises(StorageBusy, match="can't start new thread"):
+            await act(engine)
+    await act(engine)
+    await engine.commit(None, [Op("put", ("a", 1))])
+
+
+async def test_what_has_no_second_reader_is_read_by_the_first(engine: SQLiteEngine) -> None:
+    await reads(engine)
+    for thread in engine._readers[1:]:
+        engine._reads.put(None)
+        await asyncio.to_thread(thread.join)
+    del engine._readers[1:]
+    with no_thread("agent-runtime-"):
+        await reads(engine)
 
 
 async def test_a_commit_does_not_overtake_what_its_task_posted(

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import AgentRunner, RunnerConfig
+from agent_runtime_core import AgentRunner, RunnerConfig, portal
 from agent_runtime_core.errors import PortalMisuse
 from agent_runtime_core.portal import call, from_thread, in_thread
 from agent_runtime_core.registry import Registry
-from tests.unit.rig import Script, soon
+from tests.unit.rig import Script, no_thread, soon
 
 NAME: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
 
@@ -370,6 +370,13 @@ print(portal.call(here) == os.getpid())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["True", "0", "0", "0", "True"], done.stderr
+
+
+def test_a_call_without_a_loop_thread_is_refused_and_the_next_one_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portal, "_portal", portal._Portal())
+    with no_thread("agent-runtime-portal"), pytest.raises(RuntimeError, match="can't start new thread"):
+        call(add, 1)
+    assert call(add, 1) == 1
 
 
 LEAVING = """

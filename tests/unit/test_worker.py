@@ -44,7 +44,7 @@ from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tracing.tracer import Tracer
 from agent_runtime_core.waits import Place
 from tests.contract.third_party.their_queue import TheirQueue
-from tests.unit.rig import Rig, Script, soon, until
+from tests.unit.rig import Rig, Script, no_thread, soon, until
 
 
 async def working(runner: AgentRunner, **options: Any) -> asyncio.Task[None]:
@@ -1130,6 +1130,26 @@ class Interrupted(Held):
     def loop(self) -> asyncio.AbstractEventLoop:  # type: ignore[override]
         self.held.popitem()
         return asyncio.get_running_loop()
+
+
+@pytest.mark.parametrize("which", ["agent-runtime-beat", "agent-runtime-bell"])
+async def test_a_heart_without_a_thread_beats_and_listens_with_the_next_claim(tmp_path: Path, which: str) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async with Rig(tmp_path / "a.db") as rig:
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        heart = rig.runner.heart
+        with no_thread(which), pytest.raises(StorageBusy, match="can't start new thread"):
+            await rig.runner.run_once()
+        assert (heart._held, heart._stop_beat, heart._stop_listening) == ({}, None, None)
+        assert (await rig.runner.get_run("r")).attempt == 1
+        await rig.clock.sleep(60)
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait("r")).final_output == {"value": 1}
+        assert heart._stop_beat is not None
+        assert heart._stop_listening is not None
 
 
 async def test_a_heart_looks_at_its_claims_while_other_loops_change_them() -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 from .._clock import Clock
 from .._refusals import a_kind
 from ..errors import InvalidArgument, LeaseLost
+from .threads import started
 
 
 class Op(NamedTuple):
@@ -165,7 +166,7 @@ def every(fn: Callable[[], None], interval: float) -> Callable[[], None]:
         while not stopped.wait(interval):
             fn()
 
-    threading.Thread(target=loop, name="agent-runtime-beat", daemon=True).start()
+    started(loop, "agent-runtime-beat")
     return stopped.set
 
 

@@ -7,6 +7,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 
+from ..errors import StorageError
+from .threads import started
+
 
 class Bell(ABC):
     """Listeners by topic. Its thread starts with the first of them."""
@@ -27,8 +30,11 @@ class Bell(ABC):
             if not known:
                 self._begun(topic)
             if first:
-                self._thread = threading.Thread(target=self._run, name="agent-runtime-bell", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread = started(self._run, "agent-runtime-bell")
+                except StorageError:
+                    del self._listeners[topic]
+                    raise
 
         def stop() -> None:
             with self._lock:

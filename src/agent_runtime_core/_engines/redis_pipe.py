@@ -24,6 +24,7 @@ from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError
 from .base import Guard, Op
 from .redis_line import Line, NotCarriedOut, Unanswered, Unsent, pause, refused
 from .requests import Request, deliver
+from .threads import started
 
 BATCH = 64  # commits in one call of the script
 LARGE = 1_000_000  # characters after which no more are added to it
@@ -78,15 +79,18 @@ class Pipe:
     def put(self, batch: Sequence[Call]) -> None:
         """Have the thread carry them out."""
         with self._lock:
+            try:
+                self._start()
+            except StorageError as error:
+                self._failed(list(batch), error)
+                return
             self._waiting += len(batch)
-            self._start()
         for call in batch:
             self._inbox.put(call)
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="agent-runtime-redis", daemon=True)
-            self._thread.start()
+            self._thread = started(self._run, "agent-runtime-redis")
 
     def send(self, batch: list[Call]) -> bool:
         """Send the commits of one turn of a loop: whether they are under way now, and the answer has to be read."""
@@ -109,11 +113,11 @@ class Pipe:
         return bool(self._under_way) or self._line.fresh()
 
     def fetch(self) -> None:
-        """Have the thread read the next answer."""
-        with self._lock:
+        """Have the thread read the next answer; where none can be started, this is asked for again."""
+        with self._lock, contextlib.suppress(StorageError):
             if not self._fetching:
-                self._fetching = True
                 self._start()
+                self._fetching = True
                 self._inbox.put(None)
 
     def waits(self) -> float | None:

@@ -33,6 +33,7 @@ from .sqlite_groups import PATIENCE
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
 from .sqlite_writer import Writer
+from .threads import started
 
 READERS = 2
 
@@ -183,12 +184,13 @@ class SQLiteEngine(SharedEngine):
     ) -> None:
         with self._reading:
             self._usable()  # closed by another thread meanwhile, there is nobody to read
+            if not self._readers:
+                self._readers.append(started(self._read_loop, "agent-runtime-reader"))
             self._reads.put((fn, args, loop, future))
             # Another reader only where those there are did not come to it.
-            if not self._readers or (len(self._readers) < READERS and self._reads.qsize() > 1):
-                thread = threading.Thread(target=self._read_loop, name="agent-runtime-reader", daemon=True)
-                self._readers.append(thread)
-                thread.start()
+            if len(self._readers) < READERS and self._reads.qsize() > 1:
+                with contextlib.suppress(StorageError):  # they will
+                    self._readers.append(started(self._read_loop, "agent-runtime-reader"))
 
     def _read_loop(self) -> None:
         conns: list[sqlite3.Connection] = []  # one, once it is needed

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from ..errors import StorageClosed
+from ..errors import StorageClosed, StorageError
 from .base import Concern, always
 from .presence import CommitLock
 from .requests import Request, Waiting, deliver, settle
@@ -25,6 +25,7 @@ from .sqlite_file import DatabaseFile
 from .sqlite_groups import Groups
 from .sqlite_log import Log
 from .sqlite_tx import Home
+from .threads import started
 
 GROUP = 256  # commits in one transaction at most
 TURN = 0.0005  # seconds that the commits of one caller hold its loop for, one after the other
@@ -92,9 +93,9 @@ class Outbox(Waiting):
             return
         try:
             self._writer.hand(batch)
-        except StorageClosed as closed:  # by another thread, in this turn
+        except StorageError as error:  # closed by another thread in this turn, or without one to hand it to
             for request in batch:
-                request.error = closed
+                request.error = error
             settle(batch)
 
     def _all_told(self) -> None:
@@ -142,10 +143,9 @@ class Writer(Groups):
         with self._count:
             if self._closed:
                 raise StorageClosed(f"{self.path} was closed")
-            self._handed += len(items)
             if self._thread is None:
-                self._thread = threading.Thread(target=self.run, name="agent-runtime-writer", daemon=True)
-                self._thread.start()
+                self._thread = started(self.run, "agent-runtime-writer")
+            self._handed += len(items)
             self.inbox.put(items)
 
     def post(self, request: Request) -> None:
@@ -200,7 +200,7 @@ class Writer(Groups):
         finally:
             self._turn.release()
         if grown:
-            with contextlib.suppress(StorageClosed):
+            with contextlib.suppress(StorageError):
                 self.hand([self._tend])
         return True
 

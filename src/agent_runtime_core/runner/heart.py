@@ -63,8 +63,12 @@ class Heart:
             self._held[held.row.run_id] = held
             if self._stop_beat is None:
                 self._answered = self._clock.boot()
-                self._stop_beat = self._start_beating()
-                self._stop_listening = self._queue.listen("mail", self._mail)
+                with contextlib.ExitStack() as undo:
+                    stop_listening = self._queue.listen("mail", self._mail)
+                    if stop_listening is not None:
+                        undo.callback(stop_listening)
+                    self._stop_beat, self._stop_listening = self._start_beating(), stop_listening
+                    undo.pop_all()
                 self._queue.cancel_asked.add(self._cancelled)
         self._watch(held.loop)
         self._beat_in(held.loop)
