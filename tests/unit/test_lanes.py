@@ -378,7 +378,8 @@ async def test_a_commit_that_is_taken_back_leaves_the_line_as_it_was() -> None:
 def _table(rows: int, held: int) -> sqlite3.Connection:
     """The queue's table with so many runs ready, and so many behind the head of one lane."""
     conn = sqlite3.connect(":memory:")
-    conn.executescript(sqlite_queue.MIGRATIONS[0])
+    for step in (0, 2):  # that between them is about another table
+        conn.executescript(sqlite_queue.MIGRATIONS[step])
     plain = [RunRow(f"free{n}", "agent") for n in range(rows)]
     lane = [RunRow(f"held{n}", "agent", lane="k", held=min(n, 1)) for n in range(held)]
     conn.executemany(sqlite_queue._INSERT.replace(" RETURNING n", ""), [row[:-1] for row in (*lane, *plain)])
@@ -388,6 +389,16 @@ def _table(rows: int, held: int) -> sqlite3.Connection:
 LOOKS: dict[str, tuple[str, tuple[Any, ...], str]] = {
     "ready": (sqlite_queue._READY, ("agent", 1), "SEARCH arc_runs USING INDEX arc_runs_ready (agent=?)"),
     "next agent": (sqlite_queue._NEXT_AGENT, ("",), "SEARCH arc_runs USING INDEX arc_runs_ready (agent>?)"),
+    "expired": (
+        sqlite_queue._EXPIRED,
+        (1.0, "agent", 1),
+        "SEARCH arc_runs USING INDEX arc_runs_expired (agent=? AND lease_until<?)",
+    ),
+    "next agent with claims": (
+        sqlite_queue._NEXT_CLAIMED,
+        ("",),
+        "SEARCH arc_runs USING INDEX arc_runs_expired (agent>?)",
+    ),
     "head": (sqlite_queue._HEAD, ("k",), "SEARCH arc_runs USING INDEX arc_runs_head (lane=?)"),
     "behind": (sqlite_queue._BEHIND, ("k",), "SEARCH arc_runs USING INDEX arc_runs_behind (lane=?)"),
     "lapsed": (sqlite_queue._LAPSED, (1.0,), "SEARCH arc_runs USING INDEX arc_runs_lapsed (lease_until<?)"),

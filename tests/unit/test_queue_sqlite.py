@@ -193,6 +193,8 @@ async def test_a_claim_of_a_file_of_before_goes_on_and_a_library_of_before_does_
     # As it was when the fences of all runs stood in a table, by which that library goes while it has the file open.
     old.execute("ALTER TABLE arc_carried RENAME TO arc_fence")
     old.execute("INSERT INTO arc_fence VALUES (?, ?), ('elsewhere', '01B')", (row.run_id, row.claim_id))
+    old.execute("DROP INDEX arc_runs_expired")
+    old.execute("CREATE INDEX arc_runs_lease ON arc_runs (lease_until) WHERE status = 'running'")
     old.execute("UPDATE arc_schema SET version = 1 WHERE concern IN ('fence', 'queue')")
     queue = SQLiteQueue(path)
     beat = Op("queue.beat", (((row.run_id, row.claim_id),), row.lease_until))
@@ -245,3 +247,35 @@ async def test_a_row_that_was_damaged_is_told_by_whoever_reads_it(tmp_path: Path
             with pytest.raises(StorageCorrupt, match=f"{value if column == 'run_id' else run_id}.*: {column} .*backup"):
                 async with asyncio.timeout(20):
                     await ask()
+
+
+async def test_what_killed_processes_left_costs_later_claims_nothing(
+    queue: SQLiteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in place waits for its caller, and one that is free already for a worker that knows its agent."""
+    with monkeypatch.context() as killed:
+        killed.setattr(queue.engine, "holder", "0" * 26)
+        alone = queue.new_row("alone", "agent", {}, origin="inline")
+        laned = queue.new_row("laned", "agent", {}, origin="inline", concurrency_key="lane")
+        for row in (alone, laned):
+            assert (await queue.take(row, "killed", 60, insert=True, reopen=True))[0] == "claimed"
+        await queue.enqueue("theirs", "another", {})
+        assert await queue.claim_rows("killed")
+    asked: list[list[str]] = []
+    dead_holders = queue.engine.dead_holders
+
+    def heard(holders: Any) -> Any:
+        asked.append(list(holders))
+        return dead_holders(holders)
+
+    monkeypatch.setattr(queue.engine, "dead_holders", heard)
+    conn = queue.engine.file.writing
+    for n in range(3):
+        queue.engine.dead_looked_at = -1.0
+        before = conn.total_changes
+        assert await queue.claim_rows("worker", agent_keys=["agent"]) == []
+        assert (n == 0) == (conn.total_changes > before)
+    assert asked == [["0" * 26], [], []]
+    again = await queue.take(alone, "worker", 60, insert=True, reopen=True)
+    assert again[0] == "claimed", "whoever asks for a run in place looks at its holder"
+    assert [row.run_key for row in await queue.claim_rows("worker", agent_keys=["another"])] == ["theirs"]

@@ -57,6 +57,8 @@ CREATE TABLE arc_mail (run_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT
 CREATE UNIQUE INDEX arc_mail_once ON arc_mail (run_id, msg_id)""",
     # The row of a run is its fence. A library that looked for it beside the row must not open the file any more.
     "DELETE FROM arc_carried WHERE key IN (SELECT run_id FROM arc_runs)",
+    """CREATE INDEX arc_runs_expired ON arc_runs (agent, lease_until) WHERE status = 'running' AND origin = '';
+DROP INDEX arc_runs_lease""",
 )
 
 _INSERT = "INSERT INTO arc_runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,NULL)"
@@ -73,19 +75,19 @@ _PROMOTE_FIRST = (
     " (SELECT n FROM arc_runs WHERE due_at > 0 AND due_at <= ? ORDER BY priority DESC, n LIMIT ?)"
     " RETURNING CASE WHEN held = 1 THEN lane END"
 )
-_EXPIRED = "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' LIMIT ?"
-_EXPIRED_OF = (
-    "SELECT * FROM arc_runs WHERE status = 'running' AND lease_until < ? AND origin = '' AND agent = ? LIMIT ?"
-)
+_CLAIMED = "status = 'running' AND origin = ''"
+_EXPIRED = f"SELECT * FROM arc_runs WHERE {_CLAIMED} AND lease_until < ? AND agent = ? LIMIT ?"
 _IN_PLACE = "lane IS NOT NULL AND held = 0 AND origin <> '' AND status IN ('pending', 'running')"
+# Those that keep a run from a claim: one in place without a lane is free to whoever asks for that run, and a lease
+# that was ended stays so. Else each claim would cost more for every process that was ever killed.
 _HOLDERS = (
-    "SELECT holder FROM arc_runs WHERE status = 'running' AND holder <> ''"
-    f" UNION SELECT holder FROM arc_runs WHERE {_IN_PLACE} AND holder <> ''"
+    f"SELECT holder FROM arc_runs WHERE {_CLAIMED} AND lease_until >= 0 AND holder <> ''"
+    f" UNION SELECT holder FROM arc_runs WHERE {_IN_PLACE} AND lease_until >= 0 AND holder <> ''"
 )
 _FREE = (
-    "UPDATE arc_runs SET lease_until = -1 WHERE status = 'running' AND holder = ?",
+    f"UPDATE arc_runs SET lease_until = -1 WHERE {_CLAIMED} AND lease_until >= 0 AND holder = ?",
     # One that waited for its turn may have it by now; boot time begins anew where the machine does.
-    f"UPDATE arc_runs SET lease_until = -1 WHERE {_IN_PLACE} AND holder = ?",
+    f"UPDATE arc_runs SET lease_until = -1 WHERE {_IN_PLACE} AND lease_until >= 0 AND holder = ?",
 )
 _READY = (
     "SELECT * FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND agent = ? AND origin = '' AND held = 0"
@@ -95,6 +97,7 @@ _NEXT_AGENT = (
     "SELECT agent FROM arc_runs WHERE status = 'pending' AND due_at = 0 AND origin = '' AND held = 0 AND agent > ?"
     " ORDER BY agent LIMIT 1"
 )
+_NEXT_CLAIMED = f"SELECT agent FROM arc_runs WHERE {_CLAIMED} AND agent > ? ORDER BY agent LIMIT 1"
 _HEAD = "SELECT * FROM arc_runs WHERE lane = ? AND held = 0 AND ended_at IS NULL"
 _BEHIND = "SELECT * FROM arc_runs WHERE lane = ? AND held = 1 AND due_at = 0 ORDER BY priority DESC, n LIMIT 1"
 _LAPSED = f"SELECT * FROM arc_runs WHERE {_IN_PLACE} AND lease_until < ?"
@@ -188,11 +191,9 @@ class SQLiteRows(Rows):
 
     def expired(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         self._free_the_dead(want.lease_now)
-        if want.agents is None:
-            return _fetch(self.tx.execute(_EXPIRED, (want.lease_now, limit)))
         found: list[RunRow] = []
-        for agent in want.agents:
-            found += _fetch(self.tx.execute(_EXPIRED_OF, (want.lease_now, agent, limit)))
+        for agent in self._agents(_NEXT_CLAIMED) if want.agents is None else want.agents:
+            found += _fetch(self.tx.execute(_EXPIRED, (want.lease_now, agent, limit)))
         return found[:limit]
 
     def _free_the_dead(self, now: float) -> None:
@@ -208,7 +209,7 @@ class SQLiteRows(Rows):
 
     def ready(self, want: ClaimRequest, limit: int) -> list[RunRow]:
         found: list[RunRow] = []
-        agents = self._agents() if want.agents is None else want.agents
+        agents = self._agents(_NEXT_AGENT) if want.agents is None else want.agents
         for agent in agents:
             found += _fetch(self.tx.execute(_READY, (agent, limit)))
         if len(agents) > 1:
@@ -217,11 +218,11 @@ class SQLiteRows(Rows):
         self.tx.rows.update((row.run_id, row) for row in found)
         return found
 
-    def _agents(self) -> list[str]:
-        """The agents that have ready runs, one index look-up each."""
+    def _agents(self, following: str) -> list[str]:
+        """The agents that have ready runs, or claimed ones, one index look-up each."""
         found: list[str] = []
         after = ""
-        while row := self.tx.execute(_NEXT_AGENT, (after,)).fetchone():
+        while row := self.tx.execute(following, (after,)).fetchone():
             found.append(after := row[0])
         return found
 
