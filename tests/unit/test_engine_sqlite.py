@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._engines import sqlite
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
 from agent_runtime_core._engines.presence import CommitLock
 from agent_runtime_core._engines.requests import Request
@@ -616,6 +617,23 @@ async def test_compacting_gives_space_back(engine: SQLiteEngine, path: Path) -> 
     await engine.compact()
     assert path.stat().st_size < 500_000
     assert await engine.read(get, "a") is None
+
+
+async def test_a_large_file_is_compacted_only_where_that_is_asked_for(
+    engine: SQLiteEngine, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(sqlite, "LARGE", 1_000_000)
+    await engine.commit(None, [Op("put", ("a", "x" * 2_000_000))])
+    await engine.compact(always=True)
+    await engine.commit(None, [Op("put", ("a", None))])
+    assert caplog.messages == []
+    await engine.compact()
+    assert path.stat().st_size > 2_000_000
+    [said] = caplog.messages
+    assert said.endswith("to give the space back, stop the workers, then call runner.vacuum(compact=True)")
+    await engine.compact(always=True)
+    assert path.stat().st_size < 500_000
 
 
 async def test_compacting_waits_no_longer_than_others_do(

@@ -898,6 +898,30 @@ async def test_progress_between_crashes_keeps_a_run_alive(place: Path | None) ->
 # -- retention
 
 
+async def test_vacuum_gives_space_back_where_that_is_quick_or_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(ctx: Any) -> int:
+        return 1
+
+    clock = VirtualClock()
+    async with Rig(tmp_path / "a.db", clock) as rig:
+        asked: list[bool] = []
+
+        async def compact(*, always: bool = False) -> None:
+            asked.append(always)
+
+        monkeypatch.setattr(rig.runner.queue.commits, "compact", compact)
+        for answer, heard in ((None, [False]), (False, []), (True, [True])):
+            asked.clear()
+            await rig.value(body, f"{answer}")
+            clock.advance(1)
+            assert await rig.runner.vacuum({"succeeded": 0}, compact=answer) == 1
+            assert asked == heard
+            await rig.runner.vacuum({"succeeded": 0}, compact=answer)
+            assert asked == heard * (1 + (answer is True)), "of what was deleted before, too, where it is asked for"
+
+
 async def test_vacuum_forgets_what_is_old_and_ended(place: Path | None) -> None:
     clock = VirtualClock()
     async with Rig(place, clock, retention={"succeeded": 100}) as rig:

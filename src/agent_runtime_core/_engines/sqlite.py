@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sqlite3
 import threading
@@ -35,7 +36,10 @@ from .sqlite_tx import DRIVER_ERRORS, Known, translate
 from .sqlite_writer import Writer
 from .threads import started
 
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
 READERS = 2
+LARGE = 64 << 20  # bytes of a file that may take so long to compact that live runs lose their leases
 
 _FENCES = (
     "CREATE TABLE arc_fence (key TEXT PRIMARY KEY, token TEXT NOT NULL) WITHOUT ROWID",
@@ -241,9 +245,14 @@ class SQLiteEngine(SharedEngine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(topic, wake)
 
-    async def compact(self) -> None:
-        """Give the space of deleted rows back to the file system; StorageBusy where that cannot begin in time."""
+    async def compact(self, *, always: bool = False) -> None:
+        """Give the space of deleted rows back to the file system; StorageBusy where that cannot begin in time.
+
+        A file of more than 64 MiB is left as it is, unless it is `always`: nobody can write for as long as it takes.
+        """
         self._usable()
+        if not always and self._is_large():
+            return
         loop, patience = asyncio.get_running_loop(), self.writer.patience
         begun, done = asyncio.Event(), loop.create_future()
         given_up = False
@@ -278,6 +287,17 @@ class SQLiteEngine(SharedEngine):
                 f"{self.path} was in use for {patience:g} s without a break: it was not compacted, do it another time"
             ) from None
         await done
+
+    def _is_large(self) -> bool:
+        size = os.path.getsize(self.path)
+        if size <= LARGE:
+            return False
+        log.info(
+            "%s has %d MiB and is not compacted, which would keep everybody from writing: what was deleted is written "
+            "over; to give the space back, stop the workers, then call runner.vacuum(compact=True)",
+            self.path, size >> 20,
+        )  # fmt: skip
+        return True
 
     # -- the end
 

@@ -11,7 +11,9 @@ from ..queue.row import LIVE, Moved, RunFilter, RunRow
 from ..status import RunStatus
 
 
-async def vacuum(backends: Backends, retention: Mapping[str, float], stores: Sequence[Commits] = ()) -> int:
+async def vacuum(
+    backends: Backends, retention: Mapping[str, float], stores: Sequence[Commits] = (), compact: bool | None = None
+) -> int:
     """Delete ended runs older than their status's retention (seconds), and give space back; how many."""
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
@@ -26,9 +28,9 @@ async def vacuum(backends: Backends, retention: Mapping[str, float], stores: Seq
                     await forget(backends, row, stores)
                     deleted += 1
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
-        compact = getattr(commits, "compact", None)
-        if deleted and compact is not None:
-            await compact()
+        gives_back = getattr(commits, "compact", None)
+        if gives_back is not None and (compact or (compact is None and deleted)):
+            await gives_back(always=bool(compact))
     return deleted
 
 

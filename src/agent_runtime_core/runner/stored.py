@@ -274,13 +274,15 @@ class StoredRuns:
         """Take a run out of the dead letters: the same as `resume`."""
         return await self.resume(run_id)
 
-    async def vacuum(self, retention: Mapping[str, float] | None = None) -> int:
+    async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete ended runs older than their status's retention (seconds), and give space back; how many.
 
         Live runs are never deleted. Without `retention` the config's is used; a status it does not name is kept.
+        A SQLite file of more than 64 MiB keeps its size, and its free space is used again: nobody can write while it is
+        compacted. `compact` True does so all the same, and False never.
         """
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
-        return await vacuum(self.backends, kept, self._fenced())
+        return await vacuum(self.backends, kept, self._fenced(), compact)
 
     async def discard(self, run_id: UUID | str) -> None:
         """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
