@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Guard, Op
-from agent_runtime_core.errors import LeaseLost, StorageCorrupt
+from agent_runtime_core.errors import LeaseLost, StorageCorrupt, UnserialisableResult
 from agent_runtime_core.queue import SQLiteQueue, sqlite
 from agent_runtime_core.queue.row import Moved, RunFilter, RunRow, Settle
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
@@ -279,3 +280,21 @@ async def test_what_killed_processes_left_costs_later_claims_nothing(
     again = await queue.take(alone, "worker", 60, insert=True, reopen=True)
     assert again[0] == "claimed", "whoever asks for a run in place looks at its holder"
     assert [row.run_key for row in await queue.claim_rows("worker", agent_keys=["another"])] == ["theirs"]
+
+
+async def test_a_run_that_cannot_be_read_here_does_not_take_those_along_that_are_claimed_with_it(
+    queue: SQLiteQueue,
+) -> None:
+    theirs = queue.new_row("theirs", "agent", {}).changed(input='{"money":{"$":"theirs.Money","v":{"cents":5}}}')
+    await queue.enqueue("one", "agent", {"n": 1})
+    await queue.commits.commit(None, [Op("queue.insert", (theirs,))])
+    await queue.enqueue("two", "agent", {"n": 2}, {"by": "me"})
+    one, unread, two = await queue.claim("worker", limit=3)
+    assert [(run.input, run.metadata) for run in (one, two)] == [({"n": 1}, {}), ({"n": 2}, {"by": "me"})]
+    assert one.input is one.input
+    assert copy.deepcopy(two) == two
+    assert not hasattr(two, "nothing")
+    for _ in range(2):
+        with pytest.raises(UnserialisableResult, match=r"register_type\(Money\)"):
+            _ = unread.input
+    assert await queue.requeue_for_retry(unread.run_id, "worker", "not for us")

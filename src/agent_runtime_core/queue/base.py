@@ -8,7 +8,7 @@ import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from .._clock import SYSTEM, TOO_LATE, Clock, aware
@@ -49,11 +49,10 @@ class QueuedRun:
 
     @classmethod
     def of(cls, row: RunRow) -> QueuedRun:
-        return cls(
+        run = cls(
             run_id=row.told("run_id", known_uuid),
             agent_key=row.agent,
-            input=row.told("input", mapped),
-            metadata=row.told("metadata", mapped),
+            input={},
             priority=row.priority,
             attempt=row.attempt,
             created_at=row.told("created_at", aware),
@@ -61,6 +60,19 @@ class QueuedRun:
             claim_id=row.claim_id,
             row=row,
         )
+        # Decoded when they are asked for: a run that cannot be read here must not lose those that are claimed with it.
+        del run.input, run.metadata
+        return run
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            row = self.__dict__.get("row")
+            if row is None or name not in ("input", "metadata"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            value = row.told(name, mapped)
+            setattr(self, name, value)
+            return value
 
 
 def seconds(name: str, value: float, *, least: float = 0.0) -> float:
@@ -284,7 +296,10 @@ class RunQueue(Backend):
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
     ) -> Any:
-        """The next run for this worker, or None; with `limit` above 1 a list of up to that many, at most 10,000."""
+        """The next run for this worker, or None; with `limit` above 1 a list of up to that many, at most 10,000.
+
+        Where a run holds a type that is not registered here, asking for its `input` is an UnserialisableResult.
+        """
         rows = await self.claim_rows(worker_id, lease_seconds, agent_keys=agent_keys, limit=limit)
         for row in rows:
             self._handed[row.run_id, worker_id] = row.claim_id
