@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Concern, Op, always
+from agent_runtime_core._engines.presence import CommitLock
 from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN
+from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN, Outbox
 from agent_runtime_core.errors import StorageError
 from tests.unit.rig import soon
 
@@ -275,6 +276,80 @@ def test_an_interrupt_on_the_loop_leaves_nothing_and_holds_nothing(engine: SQLit
     assert not engine.writer.conn.in_transaction
     assert asyncio.run(where(engine, value="kept")) == "loop"
     assert stored(engine) == ["kept"]
+
+
+@pytest.mark.parametrize("what", ["the turn", "the commit lock", "the commit lock let go"])
+def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQLiteEngine, what: str) -> None:
+    """Ctrl-C may come between a call that takes a lock and whatever follows it, or as the one that lets go begins."""
+    writer = engine.writer
+
+    class Interrupted:
+        """The turn to use the connection."""
+
+        def __init__(self, real: Any) -> None:
+            self.release = real.release
+            self._real = real
+
+        def acquire(self, *, blocking: bool) -> bool:
+            assert self._real.acquire(blocking=blocking)
+            raise KeyboardInterrupt
+
+    take_now, let_go, times = writer._commit_lock.take_now, writer._commit_lock.let_go, iter([1])
+
+    def taken() -> bool:
+        assert take_now()
+        raise KeyboardInterrupt
+
+    def left() -> None:
+        for _ in times:
+            raise KeyboardInterrupt
+        let_go()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if what == "the turn":
+            patch.setattr(writer, "_turn", Interrupted(writer._turn))
+        elif what == "the commit lock":
+            patch.setattr(writer._commit_lock, "take_now", taken)
+        else:
+            patch.setattr(writer._commit_lock, "let_go", left)
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(where(engine))
+    free: list[bool] = []
+
+    def take() -> None:
+        with contextlib.closing(CommitLock(Path(writer._commit_lock.path).parent)) as another:
+            free.append(another.take_now())
+        free.append(writer._turn.acquire(blocking=False))
+        writer._turn.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert free == [True, True]
+    assert asyncio.run(where(engine)) == "loop"
+
+
+def test_a_turn_whose_end_was_interrupted_is_flushed_with_the_next(
+    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, times = Outbox.flush, iter([1])
+
+    def interrupted(outbox: Outbox) -> None:
+        for _ in times:
+            raise KeyboardInterrupt
+        flush(outbox)
+
+    monkeypatch.setattr(Outbox, "flush", interrupted)
+    loop = asyncio.new_event_loop()
+    first = loop.create_task(where(engine, "long", "first"))
+    with contextlib.closing(loop):
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(first)
+        now = loop.time() + 1
+        monkeypatch.setattr(loop, "time", lambda: now)
+        assert loop.run_until_complete(where(engine, "long", "second")) == "thread"
+        assert loop.run_until_complete(first) == "thread"
+    assert stored(engine) == ["first", "second"]
 
 
 async def test_one_caller_does_not_keep_the_loop_for_itself(

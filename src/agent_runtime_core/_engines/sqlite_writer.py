@@ -29,6 +29,7 @@ from .threads import started
 
 GROUP = 256  # commits in one transaction at most
 TURN = 0.0005  # seconds that the commits of one caller hold its loop for, one after the other
+LOST = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
 CROWD = 8  # turns of one caller alone until it is taken to be the only one
 ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
 OPS_ON_LOOP = 16  # operations in one of them
@@ -39,7 +40,7 @@ _Item = Request | Callable[[], None]  # a commit, or a job that needs the connec
 class Outbox(Waiting):
     """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
 
-    __slots__ = ("_asker", "_crowd", "_since", "_writer", "turn")
+    __slots__ = ("_asked", "_asker", "_crowd", "_since", "_writer", "turn")
 
     def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop, writer.path, lambda: writer.patience, self._all_told)
@@ -47,6 +48,7 @@ class Outbox(Waiting):
         self.turn: list[Request] = []
         self._asker: asyncio.Task[Any] | None = None  # whose commits were carried out at once in this turn
         self._since: float = 0.0  # when the first of them was
+        self._asked: float = 0.0  # when the loop was asked to flush
         self._crowd: int = 0  # turns for which callers are taken to be several
 
     def at_once(self, request: Request) -> bool:
@@ -75,7 +77,9 @@ class Outbox(Waiting):
         """Carry out the commit together with the others of this turn."""
         if self._asker is not None:
             self._crowd = CROWD
-        if not self.turn:
+        now = self.loop.time()
+        if not self.turn or now - self._asked > LOST:
+            self._asked = now
             self.loop.call_soon(self.flush)
         self.turn.append(request)
 
@@ -122,7 +126,7 @@ class Writer(Groups):
         self._closed = False
         self._handed = 0  # commits and jobs that the thread has still to carry out
         self._count = threading.Lock()
-        self._turn = threading.Lock()  # whose holder uses the connection
+        self._turn = threading.RLock()  # whose holder uses the connection; it knows whether that is this thread
 
     def add(self, concern: Concern) -> None:
         super().add(concern)
@@ -172,12 +176,13 @@ class Writer(Groups):
             for name, args in request.ops:
                 if name in lengthy and lengthy[name](*args):
                     return False
-        if not self._turn.acquire(blocking=False):
-            return False
         try:
-            if self._closed or not self._commit_lock.take_now():
+            # Each lock is taken inside of what lets go of it: Ctrl-C may come as soon as it is.
+            if not self._turn.acquire(blocking=False) or self._closed:
                 return False
             try:
+                if not self._commit_lock.take_now():
+                    return False
                 self._file.expect()
                 if len(batch) == 1 and self._is_single(batch[0].ops):
                     if not self._by_itself(batch[0]):
@@ -188,7 +193,11 @@ class Writer(Groups):
                         return False
                     grown = self.group(batch)
             finally:
-                self._commit_lock.let_go()
+                try:
+                    self._commit_lock.let_go()
+                except BaseException:  # a signal handler's, before it did anything
+                    self._commit_lock.let_go()
+                    raise
             self._tell_others()
         except BaseException as error:
             # It belongs to the callers; what interrupts the loop, to the loop as well.
@@ -198,7 +207,10 @@ class Writer(Groups):
                 settle(batch)
                 raise
         finally:
-            self._turn.release()
+            try:  # noqa: SIM105 - suppress() may itself be interrupted
+                self._turn.release()
+            except RuntimeError:  # it is somebody else's
+                pass
         if grown:
             with contextlib.suppress(StorageError):
                 self.hand([self._tend])
