@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core._engines.sqlite_log import FIRST_LOOK, WAL_SIZE, Log
+from agent_runtime_core._engines.sqlite_log import WAL_SIZE, Log
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -81,15 +81,25 @@ def test_the_file_is_extended_ahead_and_reads_as_before(path: Path, conn: sqlite
     assert rows(path) == 2000
 
 
+@pytest.mark.parametrize("flushes", [True, False])
+def test_processes_that_end_after_one_commit_see_to_its_size_as_well(
+    path: Path, conn: sqlite3.Connection, flushes: bool
+) -> None:
+    for _ in range(300):
+        write(conn, log(path, conn, flushes=flushes), 1, "x" * 60_000)
+    assert size(path) < 2 * WAL_SIZE
+    assert rows(path) == 300
+
+
 def test_without_flushes_nothing_is_written_ahead(path: Path, conn: sqlite3.Connection) -> None:
-    write(conn, log(path, conn, flushes=False), FIRST_LOOK)
+    write(conn, log(path, conn, flushes=False), 16)
     assert size(path) < 256 << 10
 
 
 def test_where_commits_are_large_nothing_is_written_ahead(path: Path, conn: sqlite3.Connection) -> None:
     tended = log(path, conn)
-    write(conn, tended, FIRST_LOOK, "x" * 60_000)
-    assert size(path) < FIRST_LOOK * 80_000
+    write(conn, tended, 16, "x" * 60_000)
+    assert size(path) < 16 * 80_000
 
 
 def test_the_log_is_begun_anew_and_does_not_grow(path: Path, conn: sqlite3.Connection) -> None:

@@ -7,7 +7,6 @@ import math
 import os
 import sqlite3
 
-FIRST_LOOK = 16  # groups after which a process is taken to stay: then it sees to the log's size
 WAL_SIZE = 4 << 20  # bytes after which the holder of the commit lock checkpoints
 WAIT_MS = 50  # how long a checkpoint waits for readers
 COMPACT_WAIT_MS = 3000
@@ -32,7 +31,7 @@ class Log:
         self._flushes: bool = flushes
         self._groups: int = 0  # since the log was last looked at
         self._before: int = 0  # and those from when it was begun anew until then
-        self._look_after: int = 1 if flushes else FIRST_LOOK
+        self._look_after: int = 1  # many a process makes no more, and others leave it all to those
         self._per_group: float = 1.5  # frames of the log that a group takes, until it is known better
         self._size: float = math.inf  # bytes it had when it was last looked at
 
