@@ -149,6 +149,33 @@ def test_a_bell_without_a_process_is_let_go(one: Presence, two: Presence, clock:
     assert one._peers == {}
 
 
+def left_by_the_dead(directory: Path, name: str, *suffixes: str) -> None:
+    """Files as a killed process leaves them."""
+    for suffix in suffixes:
+        path = directory / f"{name}.{suffix}"
+        os.mkfifo(path) if suffix == "bell" else path.touch()
+
+
+def test_what_the_dead_left_is_cleared_away_by_the_next_who_comes(one: Presence, clock: VirtualClock) -> None:
+    left_by_the_dead(one.directory, "A", "lock", "bell")
+    left_by_the_dead(one.directory, "B", "lock")
+    CommitLock(one.directory).close()
+    Presence(one.directory, "C", clock).close()
+    assert {path.name for path in one.directory.iterdir()} == {"one.lock", "commit.lock"}
+
+
+def test_a_bell_that_nobody_reads_any_more_is_cleared_away_if_its_process_is_gone(
+    one: Presence, two: Presence, clock: VirtualClock
+) -> None:
+    left_by_the_dead(one.directory, "A", "lock", "bell")
+    left_by_the_dead(one.directory, "B", "bell")
+    left_by_the_dead(one.directory, two.holder, "bell")  # it lives, and is about to open it
+    clock.advance(RESCAN * 2)
+    one.ring(["work"])
+    left = {path.name for path in one.directory.iterdir() if path.suffix}
+    assert left == {f"{one.holder}.lock", f"{two.holder}.lock", f"{two.holder}.bell"}
+
+
 def test_a_bell_that_was_taken_down_is_forgotten(one: Presence, two: Presence, clock: VirtualClock) -> None:
     two.hang_bell()
     one.ring("a")

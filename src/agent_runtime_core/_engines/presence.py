@@ -9,6 +9,7 @@ bell but one's own. Where the system has no FIFOs or locks, listeners fall back 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -22,6 +23,7 @@ try:
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
+COMMIT = "commit.lock"
 RESCAN = 0.05  # seconds between looks for new bells
 
 
@@ -29,7 +31,7 @@ class CommitLock:
     """The exclusive lock around each group commit: the fair queue between processes."""
 
     def __init__(self, directory: Path) -> None:
-        self.path: str = str(directory / "commit.lock")
+        self.path: str = str(directory / COMMIT)
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         self._beside: set[int] = set()
 
@@ -130,6 +132,9 @@ class Presence:
         self._peers: dict[str, int] = {}
         self._listed = clock.boot() if alone else -1.0
         self._lock_fd = self._prove_life() if self.holder else -1
+        if not alone:  # nobody else asks for those that held no run
+            locks = {name for name in os.listdir(directory) if name.endswith(".lock")}
+            self.dead([name.removesuffix(".lock") for name in locks - {COMMIT}])
 
     def _prove_life(self) -> int:
         # Locked before it gets its name, so that nobody ever sees it unlocked.
@@ -226,8 +231,12 @@ class Presence:
         for gone in set(self._peers) - names:
             os.close(self._peers.pop(gone))
         for name in names - set(self._peers):
-            with contextlib.suppress(OSError):  # no reader: its process is gone
+            try:
                 self._peers[name] = os.open(self.directory / name, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                holder = name.removesuffix(".bell")
+                if error.errno == errno.ENXIO and self._is_dead(holder):  # nobody reads it, and nobody is about to
+                    self._clear(holder)
 
     def close(self, *, forked: bool = False) -> None:
         """Let go; a forked child closes its copies and leaves the parent's files alone."""
