@@ -1004,8 +1004,10 @@ def test_a_row_that_no_run_can_have_is_told_whatever_store_it_is_of(column: str,
     assert RunInfo.of(whole).agent_key == QueuedRun.of(whole).agent_key
     row = whole.changed(**{column: value})
     kinds: list[Callable[[RunRow], object]] = [RunInfo.of]
-    if column in ("run_id", "created_at", "input", "metadata"):
+    if column in ("run_id", "created_at"):
         kinds.append(QueuedRun.of)
+    elif column in ("input", "metadata"):
+        kinds.append(lambda row: getattr(QueuedRun.of(row), column))
     for made in kinds:
         with pytest.raises(StorageCorrupt, match=f"{row.run_id}.*: {column} .*backup"):
             made(row)
@@ -1013,8 +1015,9 @@ def test_a_row_that_no_run_can_have_is_told_whatever_store_it_is_of(column: str,
 
 def test_an_input_of_a_type_that_is_not_registered_here_is_no_damage() -> None:
     row = RunRow("5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce", "agent", input='{"a":{"$":"unheard.of","v":1}}')
+    assert RunInfo.of(row).input == {"a": {"$": "unheard.of", "v": 1}}
     with pytest.raises(UnserialisableResult):
-        RunInfo.of(row)
+        _ = QueuedRun.of(row).input
 
 
 def test_the_defaults_of_a_runner_config() -> None:
