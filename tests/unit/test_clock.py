@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -15,3 +18,18 @@ def test_the_time_of_leases_goes_on_while_the_machine_sleeps() -> None:
     assert isinstance(Clock.boot, partial)
     assert (Clock.boot.func, Clock.boot.args) == (time.clock_gettime, (time.CLOCK_BOOTTIME,))
     assert abs(time.clock_gettime(time.CLOCK_BOOTTIME) - Clock().boot()) < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is nothing to fork with")
+def test_a_forked_child_draws_other_numbers_than_its_parent() -> None:
+    code = """
+import os
+from agent_runtime_core._clock import SYSTEM
+
+pid = os.fork()
+os.write(1, b"%d\\n" % SYSTEM.random.getrandbits(80))
+if pid:
+    os.waitpid(pid, 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert len(set(done.stdout.split())) == 2

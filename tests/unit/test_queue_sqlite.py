@@ -298,3 +298,15 @@ async def test_a_run_that_cannot_be_read_here_does_not_take_those_along_that_are
         with pytest.raises(UnserialisableResult, match=r"register_type\(Money\)"):
             _ = unread.input
     assert await queue.requeue_for_retry(unread.run_id, "worker", "not for us")
+
+
+async def test_the_dead_are_looked_for_after_a_clock_that_went_back(
+    queue: SQLiteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Boot time begins anew where the machine does."""
+    with monkeypatch.context() as killed:
+        killed.setattr(queue.engine, "holder", "0" * 26)
+        await queue.enqueue("theirs", "agent", {})
+        assert await queue.claim_rows("killed")
+    queue.engine.dead_looked_at = queue.lease_now() + 1e6
+    assert [row.run_key for row in await queue.claim_rows("worker")] == ["theirs"]

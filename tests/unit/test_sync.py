@@ -379,6 +379,15 @@ def test_a_call_without_a_loop_thread_is_refused_and_the_next_one_works(monkeypa
     assert call(add, 1) == 1
 
 
+def test_an_interrupt_raised_in_a_call_is_its_callers_and_others_are_served() -> None:
+    async def interrupts() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        call(interrupts)
+    assert call(add, 1) == 1
+
+
 LEAVING = """
 import sys
 from agent_runtime_core import AgentRunner, AgentRuntime

@@ -440,6 +440,24 @@ async def test_a_signal_stops_the_loop_and_the_handlers_are_taken_away(number: s
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+async def test_signal_handlers_are_put_back_when_the_loop_ends() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def mine(*_: object) -> None:
+        return
+
+    before = [signal.signal(number, mine) for number in numbers]
+    try:
+        async with Rig() as rig:
+            loop = await working(rig.runner, handle_signals=True)
+            assert mine not in [signal.getsignal(number) for number in numbers]
+            await stopped(rig.runner, loop)
+        assert [signal.getsignal(number) for number in numbers] == [mine, mine]
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def test_a_loop_in_another_thread_takes_no_signals() -> None:
     seen: list[Any] = []
 
