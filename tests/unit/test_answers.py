@@ -107,3 +107,16 @@ async def test_an_answer_that_came_early_is_kept() -> None:
         await rig.runner.signal("r", "go")
         assert await going == {"ok": False}
         assert (await rig.runner.get_run("r")).status is RunStatus.SUCCEEDED
+
+
+async def test_somebody_elses_event_of_that_type_is_no_question() -> None:
+    async def body(ctx: Any) -> Any:
+        await ctx.emit("approval.requested", {"name": "pay"})
+        return await ctx.wait_for_signal("pay")
+
+    async with Rig() as rig:
+        going = asyncio.ensure_future(rig.value(body))
+        await rig.begun()
+        await questions(rig.runner, 1)
+        assert await rig.runner.approve("r", "pay", "yes")
+        assert await going == "yes"

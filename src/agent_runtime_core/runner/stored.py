@@ -232,6 +232,7 @@ class StoredRuns:
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
             if event.event_type == "approval.requested" and event.payload.get("name") == name
+            if "request_id" in event.payload  # else somebody's own event of that type
         }
         if request_id is not None and request_id not in asked:
             raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
