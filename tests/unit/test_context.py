@@ -1777,8 +1777,8 @@ async def test_the_work_of_a_signal_does_not_grow_with_the_signals_before_it() -
             assert (await rig.runner.wait(run_id)).final_output["value"] == [*range(signals)]
             sent += sending
             heard += hearing
-    assert 0 < sent[1] <= 2 * sent[0]
-    assert 0 < heard[1] <= 2 * heard[0]
+    assert 0 < sent[1] < 2.2 * sent[0], sent
+    assert 0 < heard[1] < 2.2 * heard[0], heard
 
 
 async def test_a_message_whose_wait_was_not_recorded_keeps_its_turn(
