@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
+REFUSALS = 3  # claims of a run in a row whose writes are refused though nobody else has it
+
 _warned: set[str] = set()
 
 
@@ -256,7 +258,7 @@ class AgentRunner(StoredRuns):
         return result.raise_for_status() if raise_on_error else result
 
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
-        reopen, refused = True, ""
+        reopen, refused, refusals = True, "", 0
         while True:
             outcome, there = await self.take(row, reopen=reopen, wait=if_running == "wait")
             # An end that comes from now on is the answer, and no reason to begin anew.
@@ -275,9 +277,13 @@ class AgentRunner(StoredRuns):
                 assert there is not None
                 if outcome == "held" and there.claim_id == refused:
                     await drive.abandon()
+                    refusals += 1
+                    if refusals < REFUSALS:
+                        continue
                     raise StorageCorrupt(
-                        f"run {there.run_id}: what is written under its claim is refused as if that were lost, though "
-                        "nobody else has the run: the store is damaged; restore a backup"
+                        f"run {there.run_id}: what is written under its claims is refused as if they were lost, though "
+                        "nobody else has the run: the store is damaged (restore a backup), or runs of this id in "
+                        "another queue write to the same stores"
                     )
                 if if_running == "raise" or there.run_id in TURNS.get({}).values():
                     raise busy(outcome, there)

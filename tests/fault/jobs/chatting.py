@@ -6,6 +6,7 @@ STORES is files, own (those of the runs' own file), sqlite, or the URL of a Redi
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Talker(AgentRuntime):
 
 
 async def main(where: str, db: str, directory: str, turns: int, pause: float) -> None:
+    os.environ["HOME"] = directory  # of two at once, each has its own global stores too: their runs have the same ids
     manager = stores(where, db, directory)
     runner = AgentRunner.open(db, config=RunnerConfig(worker_id="one"), persistence=manager)
     agent = Talker(pause)
