@@ -104,6 +104,26 @@ async def test_a_block_that_looks_and_ends_was_cancelled(tmp_path: Path) -> None
     await asyncio.sleep(NOTICE * 1.5)  # the task of the block is not cancelled later
 
 
+async def test_who_cancels_the_task_of_a_block_is_heard_though_its_run_is_being_cancelled(tmp_path: Path) -> None:
+    path, asked = tmp_path / "jobs.db", asyncio.Event()
+
+    async def block() -> None:
+        async with open_run(path, "r") as ctx, AgentRunner.open(path, registry=Registry()) as other:
+            assert await other.cancel("r")
+            while not ctx.cancelled():  # noqa: ASYNC110 - that is what is tested
+                await asyncio.sleep(NOTICE / 10)
+            asked.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(block())
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with AgentRunner.open(path, registry=Registry()) as runner:
+        assert (await runner.get_run("r")).status is RunStatus.CANCELLED
+
+
 async def _crash(rig: Rig) -> None:
     """A worker that claims the run, and is never heard of again."""
     assert await rig.runner.queue.claim_rows("w", 60)

@@ -93,12 +93,15 @@ class _Door(Drive):
         if self.finished:
             return
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and (place.cancelled or self.lost) and task is not None:
+        ours = isinstance(error, asyncio.CancelledError) and place.stopped
+        if ours and task is not None:
             task.uncancel()
         if self.lost:
             raise LeaseLost(*self.ledger.guard) from error
         if place.cancelled:
             await self._end(RunStatus.CANCELLED, used(self.ctx), {})
+            if isinstance(error, asyncio.CancelledError) and not ours:
+                return  # somebody else's, which goes on
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
         if error is None:
             await self._end(RunStatus.SUCCEEDED, used(self.ctx))
