@@ -18,7 +18,7 @@ from ._forms import codec_for
 from ._hints import returns_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode
 from ._refusals import is_number
-from .book import ALONE, BESIDE, FRAME, OWN, Book, Frame
+from .book import BESIDE, FRAME, Book, Frame
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -408,10 +408,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
         about["retry_delay"] = delay if postponed is None else postponed
     elif work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
         frame = FRAME.get()
-        if not book.is_apart() and (frame is None or frame.outer is None):
-            about[OWN] = True
-        elif book.running == 1:
-            about[ALONE] = True
+        about |= book.about_failure(None if frame is None else frame.outer, book.running - 1)
     record: Record = book.unfinished(
         FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
         total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,

@@ -86,9 +86,9 @@ def _says(record: Record, word: str) -> bool:
     return record.info is not None and f'"{word}":' in record.info
 
 
-def _is_beside(record: Record) -> bool:
+def ran_beside(record: Record) -> bool:
     """Whether the step of that record ran beside other code of its run."""
-    return record.info is not None and '"beside"' in record.info
+    return _says(record, "beside")
 
 
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Book:
                 begun.pop(identity, None)
             if state is not None:
                 self._own_states[key, number] = record.seq, state
-            if key.startswith("s:") and not _is_beside(record):
+            if key.startswith("s:") and not ran_beside(record):
                 ordered[identity] = record  # the last one: what nobody heard of may land behind another try
             # In a chain, the start is that of the step at the next place: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
@@ -207,7 +207,7 @@ class Book:
     def _went_on(self, after: Record) -> None:
         """A step of the run's own task shows that this went on after its own failures; of one in another task, only
         that which comes right after it does."""
-        if after.kind in ("started", "done") and not _is_beside(after):
+        if after.kind in ("started", "done") and not ran_beside(after):
             self.given_up |= {(failure.name, failure.key): failure for failure in self._failures}
             self._failures = []
         elif after.kind in (ATTEMPT, RESUMED, ENDED):
@@ -296,6 +296,12 @@ class Book:
         self.running -= 1
         if not self.running and self.at_rest is not None:
             self.at_rest()
+
+    def about_failure(self, outer: Frame | None, others: int) -> dict[str, Any]:
+        """What the record of a failure says of a step in the frame `outer`, with so many others in flight."""
+        if (outer is None or outer.book is not self) and not self.is_apart():
+            return {OWN: True}
+        return {} if others else {ALONE: True}
 
     def is_beside(self) -> bool:
         """Whether the code that asks runs beside other code of its run: with a step in flight, or in a task of its own,
@@ -437,7 +443,7 @@ class Book:
         if record is expected:
             self._next += 1
             return
-        if record is not None and _is_beside(record):
+        if record is not None and ran_beside(record):
             return
         if self.is_beside():
             if record is not None:

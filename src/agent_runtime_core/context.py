@@ -13,7 +13,7 @@ from ._clock import Clock, aware
 from ._ids import known_uuid, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
-from .book import ALONE, BESIDE, FRAME, OWN, Book, Frame
+from .book import BESIDE, FRAME, Book, Frame, ran_beside
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -328,7 +328,7 @@ class Context:
     def _is_one_of_several(self, record: Record) -> bool:
         """Whether that step ran beside other code, and more than one of its name is told from others by its turn."""
         turn, _, within = record.key.partition("@")
-        if not turn.startswith("s:") or record.info is None or BESIDE[1:-1] not in record.info:
+        if not turn.startswith("s:") or not ran_beside(record):
             return False
         for name, key in (*self.book.done, *self.book.begun):
             if name == record.name and key != record.key and key.startswith("s:") and key.partition("@")[2] == within:
@@ -390,11 +390,7 @@ class Context:
 
     async def _transaction_failed(self, name: str, place: str, pos: int, message: str, kind: str) -> None:
         """Record it, so that code that goes on without it takes the same way again."""
-        about: dict[str, Any] = {"error": message, "type": kind}
-        if self._frame is None and not self.book.is_apart():
-            about[OWN] = True
-        elif self.book.running == 0:
-            about[ALONE] = True
+        about = {"error": message, "type": kind, **self.book.about_failure(FRAME.get(), self.book.running)}
         record = self.book.unfinished(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
         await self._ledger.append(record)
 

@@ -150,6 +150,14 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
         book(*records).fail_again("a", "s:0")
 
 
+def test_a_failure_says_whether_it_was_the_runs_own() -> None:
+    known, other = book(), book()
+    for outer in (None, Frame(other, "a", "s:0", 1)):  # that of a run which waits for this one is none around it
+        assert known.about_failure(outer, 1) == {"own": True}
+    inside = Frame(known, "a", "s:0", 1)
+    assert (known.about_failure(inside, 0), known.about_failure(inside, 1)) == ({"alone": True}, {})
+
+
 def test_records_stand_for_the_events_they_count() -> None:
     writing = book()
     for record in (
