@@ -30,7 +30,7 @@ async def vacuum(
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
         gives_back = getattr(commits, "compact", None)
         if gives_back is not None and (compact or (compact is None and deleted)):
-            await gives_back(always=bool(compact))
+            await (gives_back(always=True) if compact else gives_back())
     return deleted
 
 
