@@ -912,8 +912,9 @@ async def test_vacuum_gives_space_back_where_that_is_quick_or_asked_for(
             asked.append(options)
 
         monkeypatch.setattr(rig.runner.queue.commits, "compact", compact)
-        heard: list[dict[str, Any]]
-        for answer, heard in ((None, [{}]), (False, []), (True, [{"always": True}])):  # somebody's own may take nothing
+        # By itself without an argument: a store of somebody's own may take none.
+        wanted: list[tuple[bool | None, list[dict[str, Any]]]] = [(None, [{}]), (False, []), (True, [{"always": True}])]
+        for answer, heard in wanted:
             asked.clear()
             await rig.value(body, f"{answer}")
             clock.advance(1)
