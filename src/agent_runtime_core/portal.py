@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
@@ -176,7 +177,18 @@ def _start(
         future.task = loop.create_task(run())
         future.task.add_done_callback(done)
 
-    loop.call_soon_threadsafe(begin, context=context)
+    _hand_over(partial(loop.call_soon_threadsafe, begin, context=context))
+
+
+def _hand_over(tell: Callable[[], object]) -> None:
+    """Tell a loop something, where what a signal handler raises meanwhile is not lost.
+
+    asyncio takes an OSError that comes while it wakes a loop for the socket's, and a TimeoutError is one.
+    """
+    if threading.current_thread() is threading.main_thread():  # only there handlers are called
+        _threads.run(tell)
+    else:
+        tell()
 
 
 def _stop(future: _Call, loop: asyncio.AbstractEventLoop) -> None:
@@ -196,11 +208,11 @@ class _Threads:
     """Daemon threads that run one blocking function at a time; grows as needed, keeps a few idle."""
 
     def __init__(self) -> None:
-        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._lock = threading.Lock()
         self._idle = 0
 
-    def run(self, job: Callable[[], None]) -> None:
+    def run(self, job: Callable[[], object]) -> None:
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
@@ -208,7 +220,7 @@ class _Threads:
                 threading.Thread(target=self._loop, args=(self._work,), name="agent-runtime-step", daemon=True).start()
         self._work.put(job)
 
-    def _loop(self, work: SimpleQueue[Callable[[], None]]) -> None:
+    def _loop(self, work: SimpleQueue[Callable[[], object]]) -> None:
         while True:
             work.get()()
             with self._lock:

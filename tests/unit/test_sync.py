@@ -312,6 +312,36 @@ def test_what_a_signal_handler_raises_cancels_the_call_and_is_raised(kind: type[
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="sends a POSIX signal")
+def test_an_alarm_that_goes_off_while_the_loop_is_woken_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio takes an OSError there for its socket's, and a TimeoutError is one."""
+    loop: Any = call(_loop)
+    socket, hits = loop._csock, []
+
+    class Alarmed:
+        def send(self, data: bytes) -> int:
+            sent: int = socket.send(data)
+            hits.append(threading.current_thread())
+            os.kill(os.getpid(), signal.SIGUSR1)
+            return sent
+
+    def handler(*_: object) -> None:
+        raise TimeoutError("time is up")
+
+    monkeypatch.setattr(loop, "_csock", Alarmed())
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeoutError, match="time is up"):
+            call(asyncio.sleep, 20)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert hits
+
+
+async def _loop() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
 def test_an_error_that_says_time_is_over_is_the_functions_own() -> None:
     async def late() -> None:
         raise TimeoutError("mine")
