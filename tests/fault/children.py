@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -12,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -92,6 +93,13 @@ class Child:
         self.send(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
+    def stop_between_commits(self, *places: str | Path) -> None:
+        """SIGSTOP while it holds no commit lock of these files: others can write to them meanwhile."""
+        self.stop()
+        while committing(places):
+            self.send(signal.SIGCONT)
+            self.stop()
+
     def kill(self) -> bool:
         """SIGKILL; False if it had ended by itself."""
         self.send(signal.SIGKILL)
@@ -136,6 +144,19 @@ async def becomes(true: Callable[[], Awaitable[bool]], what: str, seconds: float
     while not await true():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
         await asyncio.to_thread(time.sleep, 0.01)
+
+
+def committing(places: Iterable[str | Path]) -> bool:
+    """Whether somebody holds a commit lock of these files."""
+    for place in {str(place) for place in places if not str(place).startswith("redis://")}:
+        fd = os.open(f"{place}.live/commit.lock", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def lines(path: Path) -> list[list[str]]:

@@ -53,7 +53,7 @@ async def reopened(db: Path, effects: Path) -> float:
         child.expect("ready")
         until(lambda: len(lines(effects)) == 1, "the first step, which is a long one")
         assert (await holder_of(db)).startswith("open_run-")
-        child.stop()
+        child.stop_between_commits(db)
         assert (await holder_of(db)).startswith("open_run-"), "a stopped process still holds its run"
         assert child.kill()
         began = time.monotonic()

@@ -6,9 +6,7 @@ More arrangements with Redis: pytest tests/fault/test_stop.py -m slow
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
-import os
 import signal
 import sqlite3
 import time
@@ -23,7 +21,7 @@ from agent_runtime_core._engines.redis_url import redis_place
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.queue.row import RunRow, Settle
-from tests.fault.children import Child, lines, until
+from tests.fault.children import Child, committing, lines, until
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.fenced import context, writes
 from tests.resp import Link
@@ -90,19 +88,6 @@ def stored(places: list[str]) -> dict[str, list[tuple[Any, ...]]]:
                 found[f"{place} {table}"] = conn.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
         conn.close()
     return found
-
-
-def committing(places: list[str]) -> bool:
-    """Whether somebody holds a commit lock of these files."""
-    for place in {place for place in places if not place.startswith("redis://")}:
-        fd = os.open(f"{place}.live/commit.lock", os.O_RDWR)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-    return False
 
 
 async def taken_over(runner: AgentRunner, agent: str) -> RunRow:
@@ -186,11 +171,7 @@ async def test_a_worker_that_wakes_after_its_lease_stops_its_run(places: list[st
         with Child("worker", json.dumps(how)) as child:
             child.expect("ready")
             await asyncio.to_thread(until, lambda: len(lines(effects)) == 1, "the run to write")
-            while True:
-                child.stop()
-                if not committing(places):
-                    break
-                child.send(signal.SIGCONT)
+            child.stop_between_commits(*places)
             row = await taken_over(runner, "writer")
             ctx = await context(runner, row)
             assert ctx.book.done
