@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.fault.jobs.effects import say
 def stand(tx: Any, *args: Any) -> None:
     say("inside")
     os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(3600)  # another thread may be the first to hear of it
 
 
 async def main(db: str) -> None:
