@@ -3,13 +3,15 @@
 Messages of one connection arrive in order, and so do their answers. A connection that breaks loses
 requests or answers; what was under way then fails with StorageBusy. A request that had left before may
 arrive all the same, also after those of the next connection. The server carries out a commit at once
-and as a whole. Times of leases travel as seconds from now and are the server's on arrival.
+and as a whole, and takes no record behind which others have landed, as the scripts for Redis do. Times
+of leases travel as seconds from now and are the server's on arrival.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core._engines.requests import Request, settle
 from agent_runtime_core._engines.sqlite import _answer
 from agent_runtime_core.errors import StorageBusy, StorageClosed
+from agent_runtime_core.journal.memory import CONCERN as JOURNAL
+from agent_runtime_core.journal.memory import append, applied
+from agent_runtime_core.journal.record import Record
 from agent_runtime_core.queue.row import ClaimRequest
 
 from .loop import HOST
@@ -35,6 +40,11 @@ UNKNOWN = "the connection to the simulated server broke: whether the write lande
 
 class Server(Tables):
     """The far end: outlives every host."""
+
+    def add(self, concern: Concern) -> None:
+        if concern is JOURNAL:
+            concern = replace(concern, ops={**concern.ops, "journal.append": _in_order})
+        super().add(concern)
 
     def arrive(self, host: str, request: Request) -> None:
         """Carry out a commit with the server's time."""
@@ -65,6 +75,11 @@ class Server(Tables):
     @staticmethod
     def _wanted(want: ClaimRequest, now: float) -> ClaimRequest:
         return want._replace(lease_until=now + want.lease_until, lease_now=now)
+
+
+def _in_order(tx: MemoryTx, run_id: str, record: Record) -> int:
+    last = max(tx.tables["journal"].get(run_id, ()), default=-1)
+    return applied(tx, run_id, record) if 0 <= record.seq <= last else append(tx, run_id, record)
 
 
 class Message:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Concern, Op
-from agent_runtime_core.errors import StorageBusy
+from agent_runtime_core.errors import LeaseLost, StorageBusy
+from agent_runtime_core.journal.memory import CONCERN as JOURNAL
+from agent_runtime_core.journal.record import DONE, Record
 
 from .hosts import Host
 from .loop import HOST, Deadlock, SimLoop
@@ -133,6 +135,22 @@ def test_what_is_under_way_when_a_connection_breaks_fails_and_may_have_landed() 
         there = await other.read(_words)
         assert len(set(there)) == len(there)
         assert set(told) < set(there) < {f"w{i}" for i in range(40)}
+
+    _in_a_world(body)
+
+
+def test_no_record_lands_behind_later_ones() -> None:
+    async def body(world: World, one: SimRemoteEngine, other: SimRemoteEngine) -> None:
+        one.add(JOURNAL)
+        early, late = (Record(seq, DONE, "s", f"s:{seq}", claim_id="c") for seq in (1, 2))
+
+        async def append(engine: SimRemoteEngine, record: Record) -> list[Any]:
+            return await engine.commit(None, [Op("journal.append", ("r", record))])
+
+        assert await append(one, late) == [2]
+        with pytest.raises(LeaseLost):
+            await append(other, early)
+        assert await append(other, late) == [2]  # once more
 
     _in_a_world(body)
 

@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import RunFailed, StepCancelledError
+from agent_runtime_core.errors import RunFailed, StepCancelledError, StorageBusy
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.runner.claimed import NOTICE
+from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.unit.rig import Rig, Script
+from tests.unit.rig import Hurried, Rig, Script
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -209,3 +211,48 @@ async def test_a_child_that_was_cancelled_first_goes_on_with_its_parent(place: P
         result = await rig.runner.wait("r", 10)
     assert (result.status, result.final_output) == (RunStatus.SUCCEEDED, {"value": 7})
     assert lives == [0]
+
+
+async def test_who_finishes_the_end_of_a_cancelled_run_ends_what_it_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first worker went between the end of the journal and that of the row; the child came after the cancel."""
+    ran: list[str] = []
+
+    async def child(ctx: Any) -> None:
+        ran.append("child")
+
+    async def body(ctx: Any) -> None:
+        assert await runner.cancel(ctx.run_id)
+        await runner.submit("child", run_id="c", parent_run_id=ctx.run_id)
+        await asyncio.sleep(60)
+
+    async def away(run_id: str, how: Any) -> None:
+        raise StorageBusy("the queue is away")
+
+    clock = Hurried()
+    queue, registry = InMemoryQueue(clock=clock), Registry()
+    registry.register(Script(body))
+    registry.register(Script(child, "child"))
+    async with AgentRunner(
+        queue, InMemoryEventBus(clock=clock), registry=registry, state_store=InMemoryStateStore(clock=clock)
+    ) as runner:
+        commit = queue.commits.commit
+
+        async def unless_it_settles(guard: Any, ops: Any) -> Any:
+            if any(op.name == "queue.settle" for op in ops):
+                raise StorageBusy("the queue is away")
+            return await commit(guard, ops)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(queue.commits, "commit", unless_it_settles)
+            patch.setattr(queue, "settle", away)
+            await runner.submit("script", run_id="r")
+            with pytest.raises(StorageBusy):
+                await runner.run_once()
+        assert (await runner.get_run("r")).status is RunStatus.RUNNING
+        assert await runner.state_store.ending(str((await runner.get_run("r")).run_id)) is not None
+        clock.advance(61)
+        while await runner.run_once():
+            pass
+        assert (await runner.get_run("r")).status is RunStatus.CANCELLED
+        assert (await runner.get_run("c")).status is RunStatus.CANCELLED
+    assert ran == []

@@ -39,8 +39,10 @@ from agent_runtime_core.errors import (
     StorageFull,
     UnsafeRedis,
 )
+from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.queue.redis import RedisQueue
 from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.state.redis import RedisStateStore
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.bars import TRIES, within
 from tests.cut import Cut
@@ -52,6 +54,7 @@ from tests.unit.rig import no_thread
 pytestmark = pytest.mark.redis
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
+RUN = "00000000-0000-4000-8000-000000000001"
 
 SCRIPT = """
 ops['put'] = function(key, value)
@@ -395,6 +398,20 @@ async def test_what_a_connection_that_was_given_up_brings_late_is_not_carried_ou
         late._sock.recv(100)
     late.disconnect()
     assert await get(engine, "a") == ["2"]
+
+
+async def test_no_record_lands_behind_later_ones(redis_url: str) -> None:
+    """Where the connection that was given up could not be ended: nobody waits for what comes late over it."""
+    state = RedisStateStore(redis_url)
+    early, late = (Record(seq, DONE, "s", f"s:{seq}", claim_id=OLD) for seq in (1, 2))
+    try:
+        assert await state.commit(None, [Op("journal.append", (RUN, late))]) == [2]
+        with pytest.raises(LeaseLost):
+            await state.commit(None, [Op("journal.append", (RUN, early))])
+        assert await state.commit(None, [Op("journal.append", (RUN, late))]) == [2]  # once more
+        assert [record.seq for record in await state.records(RUN)] == [2]
+    finally:
+        await state.close()
 
 
 async def test_a_user_who_may_end_no_connection_is_served() -> None:

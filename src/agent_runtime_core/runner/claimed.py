@@ -223,9 +223,7 @@ class Claimed:
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
         how = self._settle(status.value, stalls=row.stalls, reason=reason)
-        ops = self._tell_parent(result, before)
-        if status is RunStatus.CANCELLED:
-            ops += await self._cancel_children()
+        ops = await self._tell_family(status.value, result, before)
         events = [] if self.ending is None else await self._said(self.ending, result)
         await self._settle_last(how, [self.ledger.whole(record)], ops, events)
         self.ended = result
@@ -240,12 +238,6 @@ class Claimed:
         finally:
             CLAIM.reset(token)
         return said
-
-    async def _cancel_children(self) -> list[Op]:
-        """For those that came after whoever cancelled this run had looked for them."""
-        queue = self.backends.queue
-        live = [child for child in await queue.children(self.row.run_id) if child.status in LIVE]
-        return [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
 
     async def _settle_last(
         self, how: Settle, records: Sequence[Record], ops: list[Op], events: Sequence[Op] = ()
@@ -270,18 +262,24 @@ class Claimed:
             assert self.start is not None
             self.start(claimed)
 
-    def _tell_parent(self, result: RunResult, before: Before | None = None) -> list[Op]:
-        row = self.row
-        if row.parent_id is None:
-            return []
-        payload = encode_result(result, before)
-        msg_id = f"end:{row.run_id}:{row.generation}"
-        return [self.backends.queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id)]
+    async def _tell_family(self, status: str, result: RunResult, before: Before | None = None) -> list[Op]:
+        """The run that called this one hears of its end, and those that a cancelled one called end with it: they may
+        have come after whoever cancelled it had looked for them."""
+        row, queue = self.row, self.backends.queue
+        ops = []
+        if row.parent_id is not None:
+            payload, msg_id = encode_result(result, before), f"end:{row.run_id}:{row.generation}"
+            ops.append(queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id))
+        if status == RunStatus.CANCELLED.value:
+            live = [child for child in await queue.children(row.run_id) if child.status in LIVE]
+            ops += [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
+        return ops
 
     async def _close(self, ended: Record) -> RunResult:
         """The journal is finished but the row is not: an earlier claim fell between the two."""
         result = decode_result(ended.result or "{}")
         events = [] if self.ending is None else await self._said(self.ending, result)
-        await self.ledger.settle(self._settle(ended.name), ops=self._tell_parent(result), events=events)
+        ops = await self._tell_family(ended.name, result)
+        await self.ledger.settle(self._settle(ended.name), ops=ops, events=events)
         self.ended = result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
         return self.ended
