@@ -93,7 +93,8 @@ class Budget:
         self.outer: Budget | None = outer
         #: Of all limits that hold here.
         self.strictest: RunLimits = limits if outer is None else limits.stricter(outer.strictest)
-        self._free: bool = self.strictest == NO_LIMITS
+        #: Whether there is none.
+        self.free: bool = self.strictest == NO_LIMITS
         #: Whether a time limit holds here.
         self.timed: bool = self.strictest.turn_timeout is not None or self.strictest.run_timeout is not None
         self._all: tuple[Budget, ...] = (self,) if outer is None else (self, *outer._all)
@@ -124,7 +125,7 @@ class Budget:
 
     def before_turn(self) -> None:
         """Another turn is about to begin."""
-        if self._free:
+        if self.free:
             return
         self._over("max_turns", self.turns + self.lent_turns)
         self.before_call()
@@ -133,7 +134,7 @@ class Budget:
 
     def before_call(self) -> None:
         """The model is about to be asked again."""
-        if self._free:
+        if self.free:
             return
         self._over("max_tokens", self.tokens + self.lent_tokens)
         self._over("max_cost_usd", self.cost + self.lent_cost)
@@ -143,7 +144,7 @@ class Budget:
 
     def before_tools(self, count: int) -> None:
         """That many tool calls are about to be made."""
-        if self._free:
+        if self.free:
             return
         allowed, used = self.limits.max_tool_calls, self.tool_calls + self.lent_calls
         if allowed is not None and used + count > allowed:
@@ -236,9 +237,9 @@ class Budget:
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
 
     @asynccontextmanager
-    async def beside(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
-        """Around a turn, or a call that is none, which others may stand beside: until it has ended it counts as done,
-        and its `reserve` as used. LimitExceeded if it may not begin, which it is told when no other is at work that may
+    async def held(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
+        """Around a call of the model that others may stand beside: until it has ended its `reserve` counts as used, and
+        with `turn` it as a turn. LimitExceeded if it may not begin, which it is told when no other is at work that may
         turn out to use less than it holds.
         """
         others, before = self._all[-1]._beside, self.before_turn if turn else self.before_call
@@ -256,15 +257,22 @@ class Budget:
         self._hold_beside(held, int(turn), 1)
         try:
             yield
-            if turn:
-                self.turn()
-        except asyncio.CancelledError:
-            self.in_doubt(reserve)
-            raise
         finally:
             self._hold_beside(held, int(turn), -1)
             others.remove(ended)
             ended.set_result(None)
+
+    @asynccontextmanager
+    async def beside(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
+        """The same, and then it is counted: as a turn, and as what it reserved where nobody knows how it ended."""
+        async with self.held(reserve, turn=turn):
+            try:
+                yield
+                if turn:
+                    self.turn()
+            except asyncio.CancelledError:
+                self.in_doubt(reserve)
+                raise
 
     def _hold_beside(self, held: RunLimits, turns: int, sign: int) -> None:
         for each in self._all:

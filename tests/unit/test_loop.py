@@ -739,6 +739,55 @@ async def test_the_runner_and_the_run_may_be_stricter_and_a_limit_ends_the_run_f
         RunnerConfig(limits=3)  # type: ignore[arg-type]
 
 
+async def test_loops_side_by_side_begin_no_turn_too_many(tmp_path: Path) -> None:
+    """The turns of all of them are the run's, those under way included."""
+    client = Scripted(say=lambda messages: asks(call("add", {"a": 1, "b": 1})), pause=0.01)
+
+    class Agent(AgentRuntime):
+        key = "a"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            loops = [run_turn_loop(ctx, client, registry(add)) for _ in range(4)]
+            for ended in await asyncio.gather(*loops, return_exceptions=True):
+                assert isinstance(ended, LimitExceeded), ended
+                assert ended.limit == "max_turns"
+            raise LimitExceeded("max_turns", 6, 6)
+
+    async with AgentRunner.open(tmp_path / "runs.db") as runner:
+        result = await runner.execute(Agent(), "r", {"messages": HELLO, "limits": {"max_turns": 6}})
+    assert result.usage["turns"] == len(client.asked) == 6
+
+
+async def test_a_call_waits_for_one_beside_it_that_may_use_less_than_it_holds(tmp_path: Path) -> None:
+    """Each may use 4,000 tokens and uses 120: two do not fit at once, and all of them one after the other."""
+    under_way = most = 0
+
+    class Counted(Scripted):
+        async def generate(self, messages: list[Any], **options: Any) -> LLMResponse:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                return await super().generate(messages, **options)
+            finally:
+                under_way -= 1
+
+    client = Counted(say=lambda messages: "hi", pause=0.01)
+    async with open_run("memory://", "r", input={"messages": HELLO, "limits": {"max_tokens": 4000}}) as ctx:
+        loops = [run_turn_loop(ctx, client, max_tokens=4000, limits={"turn_timeout": 5}) for _ in range(5)]
+        done = await asyncio.gather(*loops)
+    assert [each.text for each in done] == ["hi"] * 5
+    assert most == 1
+    assert all(each.turns == 1 for each in done)
+
+
+async def test_who_waits_for_a_call_beside_it_does_not_take_its_turns_time(tmp_path: Path) -> None:
+    client = Scripted(say=lambda messages: "hi", pause=0.5)
+    async with open_run("memory://", "r", input={"messages": HELLO, "limits": {"max_tokens": 4000}}) as ctx:
+        loops = [run_turn_loop(ctx, client, max_tokens=4000, limits={"turn_timeout": 1.3}) for _ in range(3)]
+        assert [each.text for each in await asyncio.gather(*loops)] == ["hi"] * 3
+
+
 async def test_a_model_that_only_sends_nonsense_is_given_up(tmp_path: Path) -> None:
     client = Scripted(say=lambda messages: asks(call("add", "{")))
     async with context("memory", tmp_path) as ctx:

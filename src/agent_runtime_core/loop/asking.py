@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from .._clock import Clock
@@ -57,29 +58,15 @@ class Asking:
             )
 
     async def answer(self, key: str) -> dict[str, Any]:
-        """The model's answer to the conversation so far, as it is recorded."""
+        """The model's answer to the conversation so far, as it is recorded; LimitExceeded if it may not be asked."""
         talk = self.talk
-        talk.state(TurnState.STREAMING)
         guess = self._guess() if self.limited else 0
         recorded = talk.steps.recorded("model", key)
         talk.copied = recorded is not UNRECORDED and talk.steps.copied("model", key)
         if recorded is UNRECORDED:
-            doubted = talk.steps.in_doubt("model", key)
-            if doubted:
-                talk.budget.in_doubt(doubted)
-                talk.budget.before_call()
-            sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
-            about = {"asked": self._told_of(sent), "doubted": doubted}
-            reserve = self._reserve(guess)
-            try:
-                recorded = await talk.in_time(
-                    talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
-                )
-            except (asyncio.CancelledError, LimitExceeded, Cancelled):
-                # Cut off in the middle: nobody knows what it came to.
-                talk.budget.in_doubt(reserve)
-                raise
+            recorded = await self._answer(key, guess)
         else:
+            talk.state(TurnState.STREAMING)
             talk.worked(talk.steps.took("model", key))
             if (doubted := recorded.get("doubted")) and not talk.copied:
                 talk.budget.in_doubt(doubted)
@@ -90,6 +77,28 @@ class Asking:
         if self.limited:
             self.guess = max(self.guess, response["usage"].get("total_tokens") or 0)
         return response
+
+    async def _answer(self, key: str, guess: int) -> Any:
+        """What the model answers now."""
+        talk = self.talk
+        doubted = talk.steps.in_doubt("model", key)
+        if doubted:
+            talk.budget.in_doubt(doubted)
+        reserve = self._reserve(guess)
+        talk.pause()
+        async with nullcontext() if talk.budget.free else talk.budget.held(reserve):
+            talk.go_on()
+            talk.state(TurnState.STREAMING)
+            sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
+            about = {"asked": self._told_of(sent), "doubted": doubted}
+            try:
+                return await talk.in_time(
+                    talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
+                )
+            except (asyncio.CancelledError, LimitExceeded, Cancelled):
+                # Cut off in the middle: nobody knows what it came to.
+                talk.budget.in_doubt(reserve)
+                raise
 
     def _reserve(self, tokens: int) -> dict[str, Any] | None:
         """What this call may use at most, for the record of its start; nothing where nobody counts."""

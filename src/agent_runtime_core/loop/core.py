@@ -115,7 +115,6 @@ class _Loop:
         talk = self.talk
         key = f"{talk.name}:{self.turns}"
         talk.check(f"turn {self.turns + 1}")
-        talk.budget.before_turn()
         talk.begin_turn()
         response = await self.asking.answer(key)
         self.turns += 1
