@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from agent_runtime_core._json import encode
 from agent_runtime_core.errors import LeaseLost, StorageBusy
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import Plan, PlanStep
@@ -26,7 +27,7 @@ class Flaky:
     """A store whose reads fail as often as they are told to."""
 
     def __init__(self, store: Any) -> None:
-        self._store, self.failures, self.reads = store, 0, 0
+        self._store, self.failures, self.reads, self.written = store, 0, 0, 0
         self.error: Exception = StorageBusy("no answer")
 
     def __getattr__(self, name: str) -> Any:
@@ -36,6 +37,8 @@ class Flaky:
                 if self.failures:
                     self.failures -= 1
                     raise self.error
+            if name == "set":
+                self.written += len(encode(args[1]))
             return await getattr(self._store, name)(*args, **options)
 
         return called
@@ -68,6 +71,68 @@ async def test_a_turn_is_read_as_it_was_saved(contexts: ContextManager) -> None:
     assert not found.stale
     assert found.metrics == StepMetrics(3.0, 4, 5, 0.75)
     assert await contexts.get_turn("other") is None
+
+
+def _of(count: int) -> Turn:
+    """A turn whose steps have not ended."""
+    return Turn("t", "trace", steps=[StepState(number, f"S{number}") for number in range(1, count + 1)])
+
+
+async def test_a_turn_writes_each_large_result_once(contexts: ContextManager, stores: Stores) -> None:
+    """What is written grows with the results, not with their number times that."""
+    turn, large = _of(20), "x" * 50_000
+    for step in turn.steps:
+        step.status, step.result = StepStatus.COMPLETED, {"number": step.step_number, "text": large}
+        await contexts.save_turn(turn)
+    assert await contexts.get_turn("t") == turn
+    assert 20 * 50_000 < stores.memory.written < 20 * 50_000 * 1.2
+    before = stores.memory.written
+    found = await contexts.get_turn("t")
+    assert found is not None
+    await contexts.save_turn(found)  # by a later life
+    assert stores.memory.written < before + 10_000
+    turn.steps[3].result = {"again": large}
+    turn.steps[4].result = None
+    await contexts.save_turn(turn)
+    assert await contexts.get_turn("t") == turn
+
+
+async def test_a_change_of_a_turn_keeps_its_large_results(contexts: ContextManager) -> None:
+    turn = _of(3)
+    turn.steps[0].status, turn.steps[0].result = StepStatus.COMPLETED, ["x" * 5_000]
+    turn.steps[2].status, turn.steps[2].result = StepStatus.COMPLETED, ["z" * 5_000]
+    await contexts.save_turn(turn)
+
+    def change(saved: Turn) -> None:
+        saved.steps[1].status, saved.steps[1].result = StepStatus.COMPLETED, "y" * 5_000
+        saved.steps[2].status, saved.steps[2].result, saved.steps[2].apart = StepStatus.FAILED, None, None
+
+    changed = await contexts.change_turn("t", change)
+    assert changed is not None
+    assert [step.result for step in changed.steps] == [["x" * 5_000], "y" * 5_000, None]
+    assert await contexts.get_turn("t") == changed
+
+
+async def test_a_turn_that_is_forgotten_leaves_nothing(contexts: ContextManager, stores: Stores) -> None:
+    turn = _of(2)
+    turn.steps[0].result = ["x" * 5_000]
+    await contexts.save_turn(turn)
+    assert len(await stores.memory.list_keys()) == 2
+    assert await contexts.forget_turn("t")
+    assert await stores.memory.list_keys() == []
+    assert await contexts.get_turn("t") is None
+    assert not await contexts.forget_turn("t")
+
+
+async def test_a_large_result_of_a_store_that_is_away_is_as_it_was(contexts: ContextManager, stores: Stores) -> None:
+    turn = _of(1)
+    turn.steps[0].result = ["x" * 5_000]
+    await contexts.save_turn(turn)
+    stores.memory.failures = 6
+    found = await contexts.get_turn("t")
+    assert found == turn
+    assert found is not None
+    assert found.stale
 
 
 @pytest.mark.parametrize("failures", [1, 2])

@@ -232,8 +232,9 @@ class Attempt:
         for told in done.steps:  # also those that were recorded in an earlier life, before the turn was saved
             state = self.turn.step(told["step_number"])
             if state is not None:
-                state.status, state.result, state.error = StepStatus.COMPLETED, told["result"], None
-                state.attempt = told["attempt"]
+                state.status, state.error, state.attempt = StepStatus.COMPLETED, None, told["attempt"]
+                if state.result != told["result"]:
+                    state.result = told["result"]
         return done.result
 
     def _elsewhere(self, planned: Planned) -> dict[str, Any]:

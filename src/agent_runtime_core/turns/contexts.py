@@ -17,7 +17,7 @@ from ..persistence.manager import PersistenceManager
 from ..planning.memory import RESERVED
 from ..retry import Backoff
 from .logs import log
-from .turn import Turn
+from .turn import StepState, Turn
 
 T = TypeVar("T")
 
@@ -25,6 +25,33 @@ TRIES = 3
 MAX_CACHED = 16 * 1024 * 1024  # characters of answers that are kept
 #: Of the keys in the memory store.
 PREFIX = f"{RESERVED}turn/"
+
+
+#: Characters of a result that is written with its turn, each time.
+SMALL = 1024
+
+
+def _place(turn_id: str, step: StepState) -> str:
+    """Where a result is kept apart from its turn."""
+    return f"{PREFIX}{turn_id}/{step.step_number}"
+
+
+def _is_large(result: Any) -> bool:
+    if isinstance(result, str):
+        return len(result) > SMALL
+    try:
+        return len(encode(result, max_bytes=MAX_WHOLE)) > SMALL
+    except UnserialisableResult:  # whatever it is, its store says so
+        return True
+
+
+def _without_those_apart(turn: Turn, told: dict[str, Any]) -> dict[str, Any]:
+    """A turn as it is stored: of a result that is kept apart, only that it is."""
+    for step, plain in zip(turn.steps, told["steps"], strict=True):
+        # True: it is there, and was not read.
+        if step.apart is not None and plain["result"] is (None if step.apart is True else step.apart):
+            plain["result"], plain["apart"] = None, True
+    return told
 
 
 @dataclass(frozen=True)
@@ -58,34 +85,63 @@ class ContextManager:
         found = await self._read(PREFIX + turn_id, lambda: self._stores().memory.get(PREFIX + turn_id))
         if found.value is None:
             return None
-        turn = Turn.from_dict(found.value)
-        turn.stale = found.stale
+        turn, turn.stale = Turn.from_dict(found.value), found.stale
+        for step in turn.steps:
+            if step.apart is not None:
+                await self._fetch(turn, step)
         return turn
 
     async def save_turn(self, turn: Turn) -> None:
-        """Keep the turn as it is now. Inside its run it is refused with LeaseLost once the run is another worker's."""
+        """Keep the turn as it is now. Inside its run it is refused with LeaseLost once the run is another worker's.
+
+        A result of more than a kilobyte is written once, and not with each step that ends after it.
+        """
         told = turn.to_dict()
-        await self._stores().memory.set(PREFIX + turn.id, told)
-        self._keep(PREFIX + turn.id, told)
+        for step, plain in zip(turn.steps, told["steps"], strict=True):
+            result = plain["result"]
+            if result is not None and step.apart is not result and _is_large(result):
+                await self._put(_place(turn.id, step), result)
+                step.apart = result
+        await self._put(PREFIX + turn.id, _without_those_apart(turn, told))
 
     async def change_turn(self, turn_id: str, change: Callable[[Turn], None]) -> Turn | None:
-        """Change a turn that was saved, so that no other change is lost; None if there is none."""
+        """Change a turn that was saved, so that no other change is lost; None if there is none.
+
+        What `change` is given lacks the results of more than a kilobyte.
+        """
 
         def made(told: Any) -> Any:
             if told is None:
                 return None
             turn = Turn.from_dict(told)
             change(turn)
-            return turn.to_dict()
+            return _without_those_apart(turn, turn.to_dict())
 
         told = await self._stores().memory.change(PREFIX + turn_id, made)
         self._keep(PREFIX + turn_id, told)
-        return None if told is None else Turn.from_dict(told)
+        return None if told is None else await self.get_turn(turn_id)
 
     async def forget_turn(self, turn_id: str) -> bool:
         """Delete what was saved of the turn; whether there was anything."""
-        self._size -= len(self._cache.pop(PREFIX + turn_id, ""))
-        return await self._stores().memory.delete(PREFIX + turn_id)
+        memory = self._stores().memory
+        for key in await memory.list_keys(prefix=f"{PREFIX}{turn_id}/"):
+            await self._drop(key)
+        return await self._drop(PREFIX + turn_id)
+
+    async def _fetch(self, turn: Turn, step: StepState) -> None:
+        """The result of a step that is kept apart."""
+        key = _place(turn.id, step)
+        found = await self._read(key, lambda: self._stores().memory.get(key))
+        step.result = step.apart = found.value
+        turn.stale = turn.stale or found.stale
+
+    async def _put(self, key: str, value: Any) -> None:
+        await self._stores().memory.set(key, value)
+        self._keep(key, value)
+
+    async def _drop(self, key: str) -> bool:
+        self._size -= len(self._cache.pop(key, ""))
+        return await self._stores().memory.delete(key)
 
     # -- what a turn is told
 

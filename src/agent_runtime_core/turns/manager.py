@@ -274,6 +274,7 @@ class TurnManager:
                 return
             state.status, state.result, state.error = StepStatus(chunk.status), chunk.result, chunk.error
             state.attempt, state.metrics = chunk.attempt, StepMetrics.from_dict(chunk.metrics)
+            state.apart = None
             turn.updated_at = aware(self.runner.queue.clock.wall())
 
         return await self.contexts.change_turn(turn_id, take)

@@ -54,13 +54,15 @@ class StepState:
     error: str | None = None
     attempt: int = 0
     metrics: StepMetrics = field(default_factory=StepMetrics)
+    #: The result that the turn's store has in a place of its own, by which it need not be written again.
+    apart: Any = field(default=None, repr=False, compare=False)
 
     @property
     def ended(self) -> bool:
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING)
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "apart"}
         return plain | {"kind": self.kind.value, "status": self.status.value, "metrics": self.metrics.to_dict()}
 
     @classmethod
