@@ -25,8 +25,6 @@ TRIES = 3
 MAX_CACHED = 16 * 1024 * 1024  # characters of answers that are kept
 #: Of the keys in the memory store.
 PREFIX = f"{RESERVED}turn/"
-
-
 #: Characters of a result that is written with its turn, each time.
 SMALL = 1024
 
@@ -85,7 +83,8 @@ class ContextManager:
         found = await self._read(PREFIX + turn_id, lambda: self._stores().memory.get(PREFIX + turn_id))
         if found.value is None:
             return None
-        turn, turn.stale = Turn.from_dict(found.value), found.stale
+        turn = Turn.from_dict(found.value)
+        turn.stale = found.stale
         for step in turn.steps:
             if step.apart is not None:
                 await self._fetch(turn, step)
