@@ -162,3 +162,33 @@ async def soon(condition: Callable[[], bool], seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what is looked at has no event to wait for
             await asyncio.sleep(0.001)
+
+
+async def twice(rig: Rig, body: Any, run_id: str = "r", **options: Any) -> tuple[Any, Any]:
+    """What the body returns in a life that fails right after it, and in the next one."""
+    made: list[Any] = []
+
+    async def run(ctx: Any) -> Any:
+        made.append(await body(ctx))
+        if len(made) == 1:
+            raise ConnectionError("cut")
+        return made[-1]
+
+    await rig.go(run, run_id, **options)
+    assert made, await rig.go(run, run_id, **options)
+    await rig.value(run, run_id, **options)
+    return made[0], made[1]
+
+
+async def twice_values(rig: Rig, body: Any) -> tuple[Any, Any]:
+    """`twice` for values that are not the run's output."""
+    made: list[Any] = []
+
+    async def run(ctx: Any) -> None:
+        made.append(await body(ctx))
+        if len(made) == 1:
+            raise ConnectionError("cut")
+
+    await rig.go(run)
+    await rig.value(run)
+    return made[0], made[1]

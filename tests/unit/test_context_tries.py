@@ -1,0 +1,299 @@
+"""What one try of a step leaves behind, and what the next one finds of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core.errors import (
+    StepExecutionError,
+    StorageBusy,
+    WaitTimeout,
+)
+from agent_runtime_core.steps import Step, StepExecutor
+from agent_runtime_core.testing import VirtualClock
+from tests.unit.rig import Rig, soon
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_step_whose_commit_was_not_answered_runs_again_only_if_it_did_not_land(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, inside: bool, key: str | None, landed: bool
+) -> None:
+    sent: list[str] = []
+    all_there, crash = asyncio.Event(), True
+
+    async def body(ctx: Any) -> Any:
+        async def send(what: str) -> str:
+            sent.append(what)
+            return f"{what} {len(sent)}"
+
+        async def both() -> list[str]:
+            return [await ctx.step("send", send, what, key=key and f"{key}{what}") for what in ("a", "b")]
+
+        if inside:
+            both_sent = await ctx.step("both", both, retries=2, retry_delay=0)
+        else:
+            try:
+                both_sent = await both()
+            except StorageBusy:
+                both_sent = [f"a {1}", await ctx.step("send", send, "b", key=key and f"{key}b")]
+        if crash:
+            all_there.set()
+            await asyncio.Event().wait()
+        return [both_sent, await ctx.step("send", send, "c", key=key and f"{key}c")]
+
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def unheard(guard: Any, ops: Any) -> Any:
+            if any(op.name == "journal.append" and op.args[1][7] == '"b 2"' for op in ops):
+                if landed:
+                    await commit(guard, ops)
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", unheard)
+        await rig.cut(body, all_there)
+        crash = False
+        again = [] if landed else ["b"]
+        assert await rig.value(body) == [["a 1", "b 2" if landed else "b 3"], f"c {3 + len(again)}"]
+        assert sent == ["a", "b", *again, "c"]
+
+
+async def test_a_step_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None) -> None:
+    ran, tries, go = list[str](), list[int](), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        async def slow(name: str) -> str:
+            ran.append(name)
+            await go.wait()
+            return name
+
+        async def fails_once() -> None:
+            tries.append(1)
+            while not ran:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if len(tries) == 1:
+                raise ValueError("down")
+            go.set()
+
+        async def chain() -> list[str]:
+            return [await ctx.step("slow", slow, "first"), await ctx.step("slow", slow, "second")]
+
+        async def both() -> Any:
+            return (await asyncio.gather(chain(), ctx.step("key", slow, "key", key="k"), fails_once()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        assert await rig.value(body) == ["first", "second"]
+        assert sorted(ran) == ["first", "key", "second"]
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == "done"]
+        assert len(done) == len(set(done)) == 4
+
+
+@pytest.mark.parametrize("kind", ["list", "graph", "map", "keyed map"])
+async def test_a_list_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None, kind: str) -> None:
+    ran, tries, go = list[str](), list[int](), asyncio.Event()
+
+    async def body(ctx: Any) -> Any:
+        async def slow(name: str) -> str:
+            ran.append(name)
+            await go.wait()
+            return name
+
+        def step(name: str, *before: str) -> Step:
+            return Step(name, lambda ctx, state: slow(name), depends_on=before if kind == "graph" else ())
+
+        async def all_of_them() -> list[Any]:
+            if kind.endswith("map"):
+                key = None if kind == "map" else str
+                return await StepExecutor(ctx).map("each", slow, ["a", "b"], key=key)
+            return list((await StepExecutor(ctx).run([step("a"), step("b", "a")])).values())
+
+        async def fails_once() -> None:
+            tries.append(1)
+            while not ran:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            if len(tries) == 1:
+                raise ValueError("down")
+            go.set()
+
+        async def both() -> Any:
+            return (await asyncio.gather(all_of_them(), fails_once()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        assert await rig.value(body) == ["a", "b"]
+        assert sorted(ran) == ["a", "b"]
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == "done"]
+        assert len(done) == len(set(done)) == 3
+
+
+@pytest.mark.parametrize("kind", ["signal", "approval", "child", "sleep"])
+async def test_a_wait_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None, kind: str) -> None:
+    clock, tries = VirtualClock(), list[int]()
+
+    async def body(ctx: Any) -> Any:
+        async def fails_once() -> None:
+            await asyncio.sleep(0.02)
+            tries.append(1)
+            if len(tries) == 1:
+                raise ValueError("down")
+
+        async def waits() -> Any:
+            if kind == "child":
+                return (await ctx.call("other", {})).final_output["value"]
+            if kind == "sleep":
+                return await ctx.sleep(50)
+            return await (ctx.wait_for_signal("go") if kind == "signal" else ctx.approve("go"))
+
+        async def both() -> Any:
+            return (await asyncio.gather(waits(), fails_once()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async def other(ctx: Any) -> Any:
+        return await ctx.wait_for_signal("go")
+
+    async with Rig(place, clock) as rig:
+        rig.register(other, "other")
+        running = asyncio.ensure_future(rig.value(body))
+        await soon(lambda: len(tries) == 2)
+        runs = await rig.runner.runs()
+        await rig.runner.signal(
+            next(run.run_id for run in runs if (run.agent_key == "other") == (kind == "child")), "go", 1
+        )
+        clock.advance(50)
+        async with asyncio.timeout(10):
+            assert await running == (None if kind == "sleep" else 1)
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == "done"]
+        assert len(done) == len(set(done)) == 2
+        assert len(await rig.told("approval.requested")) == (kind == "approval")
+
+
+async def test_a_step_within_a_step_is_recorded_too(place: Path | None) -> None:
+    calls: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            async def inner() -> str:
+                calls.append("inner")
+                return "I"
+
+            async def outer() -> str:
+                calls.append("outer")
+                value = await ctx.step("inner", inner)
+                if calls.count("outer") == 1:
+                    raise ConnectionError
+                return f"{value}O"
+
+            return await ctx.step("outer", outer)
+
+        await rig.go(body)
+        assert await rig.value(body) == "IO"
+        assert calls == ["outer", "inner", "outer"]
+
+
+async def test_what_is_recorded_inside_a_step_answers_for_its_next_try(place: Path | None) -> None:
+    calls: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            seen: list[Any] = []
+
+            async def inner() -> str:
+                calls.append("inner")
+                return "I"
+
+            async def outer() -> list[Any]:
+                calls.append("outer")
+                await ctx.sleep(5)
+                seen.append([await ctx.step("inner", inner), await ctx.step("inner", inner), await ctx.random()])
+                if place is not None:
+                    await ctx.transaction("note", lambda conn: calls.append("note"))
+                if len(seen) < 3:
+                    raise ConnectionError("again")
+                return seen
+
+            return await ctx.step("outer", outer, retries=2, retry_delay=0)
+
+        first, second, third = await rig.value(body)
+        assert first == second == third
+        assert [calls.count(name) for name in ("outer", "inner", "note")] == [3, 2, 0 if place is None else 1]
+        assert rig.clock.boot() == 5
+        done = [(record.name, record.key) for record in await rig.records() if record.kind == "done"]
+        assert len(set(done)) == len(done)
+
+
+async def test_what_failed_inside_a_step_is_tried_again_with_it(place: Path | None) -> None:
+    children: list[str] = []
+
+    async with Rig(place) as rig:
+
+        async def child(ctx: Any) -> str:
+            children.append(str(ctx.run_id))
+            if len(children) == 1:
+                raise ConnectionError("down")
+            return "up"
+
+        rig.register(child, "child")
+
+        async def body(ctx: Any) -> Any:
+            async def outer() -> Any:
+                return (await ctx.call("child", {})).final_output["value"]
+
+            value = await ctx.step("outer", outer, retries=1, retry_delay=0)
+            late: list[Any] = []
+
+            async def patient() -> Any:
+                try:
+                    return await ctx.wait_for_signal("go", timeout=5)
+                except WaitTimeout:
+                    late.append(rig.clock.boot())
+                    raise
+
+            with pytest.raises(StepExecutionError):
+                await ctx.step("patient", patient, retries=1, retry_delay=0)
+            return [value, late]
+
+        assert await rig.value(body) == ["up", [5, 10]]
+        assert len(set(children)) == 2
+
+
+async def test_what_happens_inside_a_recorded_step_answers_for_no_other_step(place: Path | None) -> None:
+    lives = 0
+
+    async def same(value: str) -> str:
+        return value
+
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> Any:
+            nonlocal lives
+            lives += 1
+
+            async def part(name: str) -> list[Any]:
+                if name == "second" and lives == 1:
+                    raise ConnectionError
+                before = rig.clock.wall()
+                await ctx.sleep(5)
+                slept = rig.clock.wall() - before
+                return [slept, await ctx.step("inner", same, name), await ctx.random()]
+
+            return [await ctx.step(name, part, name) for name in ("first", "second")]
+
+        await rig.go(body)
+        first, second = await rig.value(body)
+        assert first[:2] == [5, "first"]
+        assert second[:2] == [5, "second"]
+        assert first[2] != second[2]
