@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Final, Protocol, cast
@@ -415,6 +415,13 @@ class Book:
         self.unsure[record.name, record.key] = record
         self.ask_again(record.name, record.key, frame)
 
+    def reopen(self) -> None:
+        """Leave open those ends of steps that were noted, and went with a commit of which nobody has heard."""
+        unheard, self.ledger.unheard = self.ledger.unheard, []
+        for record in unheard:
+            self.done.pop((record.name, record.key), None)
+            self.leave_open(record, FRAME.get())
+
     async def landed(self, name: str, key: str) -> Record | None:
         """The record of a step that was left open, if it landed."""
         unsure = self.unsure.get((name, key))
@@ -425,6 +432,11 @@ class Book:
         if record is not None:
             self.take((record,))
         return record
+
+    async def make_sure(self, keys: Container[str]) -> None:
+        """Find out of the steps with these keys that were left open whether they landed."""
+        for name, key in [each for each in self.unsure if each[1] in keys]:
+            await self.landed(name, key)
 
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""

@@ -17,7 +17,7 @@ from .book import BESIDE
 from .context import Context
 from .errors import StepCancelledError
 from .event_types import EventType
-from .journal.record import is_copied
+from .journal.record import Record, is_copied
 
 #: Told apart from None, which is a result.
 UNRECORDED: object = object()
@@ -32,7 +32,7 @@ class KeyedSteps:
 
     def recorded(self, name: str, key: str) -> Any:
         """The result of that step, which the run comes to with this; `UNRECORDED` if it has none."""
-        record = self._book.recorded(name, f"k:{key}")
+        record = self._recorded(name, key)
         if record is None:
             return UNRECORDED
         self._book.passed(record)
@@ -41,8 +41,13 @@ class KeyedSteps:
 
     def ahead(self, name: str, key: str) -> Any:
         """The same of a step that the run has yet to come to."""
-        record = self._book.recorded(name, f"k:{key}")
+        record = self._recorded(name, key)
         return UNRECORDED if record is None or record.result is None else decode(record.result)
+
+    def _recorded(self, name: str, key: str) -> Record | None:
+        if self._book.ledger.unheard:
+            self._book.reopen()
+        return self._book.recorded(name, f"k:{key}")
 
     def took(self, name: str, key: str) -> float:
         """Seconds that the recorded step took this run; none where another run's was copied."""
@@ -67,7 +72,7 @@ class KeyedSteps:
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
         tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
     ) -> Any:  # fmt: skip
-        """The result of that step, which has no record yet.
+        """The result of that step, which has no record yet, unless one landed that nobody heard of.
 
         A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
         `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
@@ -77,6 +82,8 @@ class KeyedSteps:
             await place.refuse()
         if place.cancelled:
             raise StepCancelledError(name)
+        if book.unsure and await book.landed(name, f"k:{key}") is not None:
+            return self.recorded(name, key)
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if reserve:
             started = {**(started or {}), "reserve": reserve}

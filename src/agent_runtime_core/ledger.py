@@ -18,6 +18,7 @@ from .errors import LeaseLost, StorageBusy, StorageClosed, UnserialisableResult
 from .events.base import EventBus
 from .journal.record import (
     ATTEMPT,
+    DONE,
     ENDED,
     RESUMED,
     STARTED,
@@ -75,6 +76,8 @@ class Ledger:
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._before = 0  # events with a lower number were told by an earlier claim
         self._notes: list[Op] = []
+        #: Of the notes that went with a commit which nobody heard of: the ends of steps.
+        self.unheard: list[Record] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
         self._lingers = False  # whether an alarm is set for the notes
         self._seq = 0
@@ -155,8 +158,11 @@ class Ledger:
         (notes, self._notes), seq = (self._notes, []), self._seq
         try:
             return (await self._repeated(target, self.guard, [*notes, *ops]))[len(notes) :]
-        except (LeaseLost, StorageBusy):
-            raise  # no later one lands either, or they may have landed with it
+        except LeaseLost:
+            raise  # no later one lands either
+        except StorageBusy:  # they may have landed with it
+            self.unheard += [op.args[1] for op in notes if op.name == "journal.append" and op.args[1].kind == DONE]
+            raise
         except Exception:
             self._put_back(notes, seq)
             raise

@@ -13,9 +13,14 @@ from agent_runtime_core.errors import (
     StorageBusy,
     WaitTimeout,
 )
+from agent_runtime_core.journal.record import DONE, RETRYING
+from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tools.registry import ToolRegistry
+from agent_runtime_core.tools.tool import Tool
 from tests.unit.rig import Rig, soon
+from tests.unit.scripted import Scripted, asks, call
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -64,6 +69,96 @@ async def test_a_step_whose_commit_was_not_answered_runs_again_only_if_it_did_no
         again = [] if landed else ["b"]
         assert await rig.value(body) == [["a 1", "b 2" if landed else "b 3"], f"c {3 + len(again)}"]
         assert sent == ["a", "b", *again, "c"]
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("kind", ["map", "keyed map", "list", "graph"])
+async def test_one_of_several_whose_commit_was_not_answered_runs_again_only_if_it_did_not_land(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, kind: str, landed: bool
+) -> None:
+    sent: list[str] = []
+    all_there, crash = asyncio.Event(), True
+
+    async def body(ctx: Any) -> Any:
+        async def send(what: str) -> str:
+            sent.append(what)
+            return f"{what} {len(sent)}"
+
+        def step(what: str, **options: Any) -> Step:
+            return Step(what, lambda ctx, state: send(what), **options)
+
+        async def both() -> list[str]:
+            executor = StepExecutor(ctx, max_concurrency=1)
+            if "map" in kind:
+                return await executor.map("send", send, ["a", "b"], key=str if "keyed" in kind else None)
+            needs = {"depends_on": ["a"]} if kind == "graph" else {}
+            return list((await executor.run([step("a"), step("b", **needs)])).values())
+
+        both_sent = await ctx.step("both", both, retries=2, retry_delay=0)
+        if crash:
+            all_there.set()
+            await asyncio.Event().wait()
+        return both_sent
+
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def unheard(guard: Any, ops: Any) -> Any:
+            if any(op.name == "journal.append" and op.args[1][7] == '"b 2"' for op in ops):
+                if landed:
+                    await commit(guard, ops)
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", unheard)
+        await rig.cut(body, all_there)
+        crash = False
+        assert await rig.value(body) == ["a 1", "b 2" if landed else "b 3"]
+        assert sent == ["a", "b", *([] if landed else ["b"])]
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("which", ["model", "tool"])
+async def test_a_call_of_a_loop_whose_commit_was_not_answered_is_made_again_only_if_it_did_not_land(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, which: str, landed: bool
+) -> None:
+    client = Scripted(say=lambda messages: asks(call("add", {"n": 1})) if len(messages) == 1 else "done")
+    added: list[int] = []
+    given_up = False
+
+    def add(n: int) -> int:
+        added.append(n)
+        return n
+
+    async def body(ctx: Any) -> Any:
+        async def loop() -> Any:
+            tools = ToolRegistry()
+            tools.register(Tool.from_function(add))
+            return (await run_turn_loop(ctx, client, tools, messages=[{"role": "user", "content": "go"}])).text
+
+        return await ctx.step("loop", loop, retries=2, retry_delay=0)
+
+    async with Rig(place) as rig:
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def lost(guard: Any, ops: Any) -> Any:
+            nonlocal given_up
+            records = [op.args[1] for op in ops if op.name == "journal.append"]
+            given_up = given_up or any(record.kind == RETRYING for record in records)
+            if not given_up and any((record.kind, record.name) == (DONE, which) for record in records):
+                if landed:
+                    await commit(guard, ops)
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", lost)
+        assert await rig.value(body) == "done"
+        models, tools = len(client.asked), len(added)
+        # Without a disk the end of a tool call does not wait for a commit to go with.
+        noted = which == "tool" and place is None
+        assert (models, tools) == ((2, 1) if landed or noted else (3, 1) if which == "model" else (3, 2))
 
 
 async def test_a_step_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None) -> None:

@@ -54,6 +54,8 @@ class Listed:
             self.number: str = str(numbers.setdefault(names, len(numbers)))
         else:
             self.number = book.beside.get((self.key, *names)) or self._apart(names)
+        if book.unsure:
+            await book.make_sure((self.key,))
 
     def _apart(self, names: Sequence[str]) -> str:
         """The number of a list in a task of its own or in a step, whose turn may come sooner or later the next time.
