@@ -291,9 +291,13 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
                 # be read again is no result.
                 handed = _as_read(work, value, text)
+                if book.in_question:  # what waits for a checkpoint is to be known before the next one
+                    await book.settle_questions()
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
-            except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
+            except Exception as error:
+                if book.in_question and isinstance(error, StorageBusy):
+                    raise  # it is the store that failed
                 await _failed(book, work, attempt, error)
                 # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
                 # tasks that this try left behind go on counting in theirs.
@@ -329,7 +333,12 @@ async def not_heard(
     book: Book, records: Sequence[Record], deferred: Sequence[Record], error: BaseException
 ) -> None:  # fmt: skip
     """Of ends of steps whose commit ended in `error`: take them where they landed although the caller gave up, as where
-    it asks again they answer; else have those that were `deferred` to that commit wait for the next one."""
+    it asks again they answer; else have those that were `deferred` to that commit wait for the next one. Where nobody
+    can tell yet, that is a question."""
+    if isinstance(error, StorageBusy):
+        if deferred:
+            book.in_question.append((records, deferred))
+        return
     landed = None
     try:
         if isinstance(error, asyncio.CancelledError):

@@ -157,6 +157,8 @@ class Book:
         self._alone: dict[Identity, asyncio.Event | None] = {}  # what goes on, and its end if others wait: see `only`
         self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
         self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
+        #: Commits that were not answered: their records, and those of them that had waited for a checkpoint.
+        self.in_question: list[tuple[Sequence[Record], Sequence[Record]]] = []
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0
@@ -433,8 +435,24 @@ class Book:
             self.take((record,))
         return record
 
+    async def settle_questions(self) -> None:
+        """Find out of all commits in question whether they landed: of those that did not, what had waited for a
+        checkpoint waits for the next one."""
+        while self.in_question:
+            question = records, deferred = self.in_question[0]
+            landed = await self.ledger.landed_at_last(records[-1])
+            if not any(each is question for each in self.in_question):
+                continue  # somebody else was quicker
+            self.in_question.remove(question)
+            self.unsure.pop((records[-1].name, records[-1].key), None)
+            if landed is None:
+                self.defer(deferred)
+            else:
+                self.take(records)
+
     async def make_sure(self, keys: Container[str]) -> None:
         """Find out of the steps with these keys that were left open whether they landed."""
+        await self.settle_questions()
         for name, key in [each for each in self.unsure if each[1] in keys]:
             await self.landed(name, key)
 

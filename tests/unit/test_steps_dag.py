@@ -6,7 +6,7 @@ import asyncio
 import gc
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageBusy,
 )
 from agent_runtime_core.steps import Happened, Step, StepExecutor
 from agent_runtime_core.steps.graph import Graph
@@ -430,6 +431,76 @@ async def test_checkpoint_false_commits_with_the_next_checkpointed_step(place: P
         assert done == ["a", "b", "c", "d", "e"]
         events = await rig.runner.event_bus.get_events("r")
         assert [event.sequence for event in events] == list(range(len(events)))
+
+
+class Quiet:
+    """Tells when the loop has turned fifty times without another start: what is tried again at once was given up."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tell: Callable[[], None]) -> None:
+        async def turn() -> None:
+            for _ in range(50):
+                await asyncio.sleep(0)
+            tell()
+
+        self._task = asyncio.ensure_future(turn())
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+async def test_what_waited_for_a_checkpoint_that_was_not_answered_is_recorded_once(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, beside: bool, landed: bool
+) -> None:
+    """By the step that runs beside it, or by the next pass."""
+    unheard, begun = asyncio.Event(), list[str]()
+
+    def step(name: str, needs: Sequence[str] = (), *, waits: bool = False, **options: Any) -> Step:
+        async def fn(ctx: Any, state: Any) -> str:
+            begun.append(name)
+            if waits:
+                await unheard.wait()
+            return name
+
+        return Step(name, fn, depends_on=needs, **options)
+
+    async with Rig(place) as rig:
+        commit = rig.runner.queue.commits.commit
+
+        async def busy(guard: Any, ops: Any) -> Any:
+            ends = [op.args[1].name for op in ops if op.name == "journal.append" and op.args[1].kind == "done"]
+            if "b" in ends and not unheard.is_set():
+                given_up.cancel()
+                if landed:
+                    await commit(guard, ops)
+                given_up.start(unheard.set)
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        given_up = Quiet()
+
+        async def body(ctx: Any) -> Any:
+            steps = [step("a", checkpoint=False), step("b", ["a"])]
+            if beside:
+                steps.append(step("c", ["a"], waits=True))
+            with pytest.raises(StorageBusy):
+                await StepExecutor(ctx).run(steps)
+            unheard.set()
+            return await StepExecutor(ctx).run(steps)
+
+        monkeypatch.setattr(rig.runner.queue.commits, "commit", busy)
+        names = ["a", "b", "c"] if beside else ["a", "b"]
+        assert await rig.value(body) == {name: name for name in names}
+        done = [record.name for record in await rig.records() if record.kind == "done"]
+        assert sorted(done) == names
+        assert begun.count("b") == (1 if landed else 2)
+        if landed:
+            assert sorted(begun) == names
 
 
 async def test_each_step_is_retried_and_timed_by_itself(place: Path | None) -> None:

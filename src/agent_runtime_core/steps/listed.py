@@ -54,7 +54,7 @@ class Listed:
             self.number: str = str(numbers.setdefault(names, len(numbers)))
         else:
             self.number = book.beside.get((self.key, *names)) or self._apart(names)
-        if book.unsure:
+        if book.unsure or book.in_question:
             await book.make_sure((self.key,))
 
     def _apart(self, names: Sequence[str]) -> str:
@@ -118,6 +118,8 @@ class Listed:
 
     async def _write_deferred(self) -> None:
         """At the end of the list, what still waits for a checkpoint."""
+        if self.book.in_question:
+            await self.book.settle_questions()
         if self.deferred:
             records = self._with_deferred()
             try:
