@@ -41,6 +41,9 @@ class Script(AgentRuntime):
         return value if isinstance(value, RunResult) else RunResult({"value": value})
 
 
+PATIENT = 60.0
+
+
 class Hurried(VirtualClock):
     """A clock that every sleep takes along, so that no sleep takes time."""
 
@@ -51,11 +54,18 @@ class Hurried(VirtualClock):
 
 
 class Rig:
-    """Runners over the backends of one engine, with a clock whose sleeps take no time."""
+    """Runners over the backends of one engine, with a clock whose sleeps take no time.
 
-    def __init__(self, path: Path | None = None, clock: Clock | None = None, **config: Any) -> None:
+    In a file, notes wait `linger` real seconds for a commit to go with: a test that counts on it gives them `PATIENT`,
+    as a machine that holds the loop up for longer than usual has them go by themselves.
+    """
+
+    def __init__(
+        self, path: Path | None = None, clock: Clock | None = None, *, linger: float | None = None, **config: Any
+    ) -> None:
         self.clock = clock or Hurried()
         self.path = path
+        self.linger = linger
         self.settings: dict[str, Any] = {"max_retries": 1, **config}
         self.registry = Registry()
         self._memory = MemoryEngine(self.clock)
@@ -75,6 +85,8 @@ class Rig:
             )
         else:
             file = SQLiteEngine.open(self.path, clock=self.clock)
+            if self.linger is not None:
+                file.linger = self.linger
             places = (
                 SQLiteQueue(engine=file, max_retries=settings.max_retries),
                 SQLiteEventBus(engine=file),

@@ -19,7 +19,7 @@ from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.rig import Rig, soon
+from tests.unit.rig import PATIENT, Rig, soon
 from tests.unit.scripted import Scripted, asks, call
 
 
@@ -139,7 +139,7 @@ async def test_a_call_of_a_loop_whose_commit_was_not_answered_is_made_again_only
 
         return await ctx.step("loop", loop, retries=2, retry_delay=0)
 
-    async with Rig(place) as rig:
+    async with Rig(place, linger=PATIENT) as rig:
         engine = rig.runner.queue.commits
         commit = engine.commit
 

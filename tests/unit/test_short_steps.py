@@ -14,7 +14,7 @@ from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockLLMClient, MockLLMResponse
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.rig import Body, Rig, Told
+from tests.unit.rig import PATIENT, Body, Rig, Told
 
 
 async def value(n: int = 1) -> int:
@@ -89,7 +89,7 @@ def _plain(told: list[Told]) -> list[Told]:
     ids=lambda each: getattr(each, "__name__", None),
 )
 async def test_events_are_the_same_as_with_two_records(body: Body, starts: int, tmp_path: Path) -> None:
-    async with Rig() as apart, Rig(tmp_path / "runs.db") as rig:
+    async with Rig() as apart, Rig(tmp_path / "runs.db", linger=PATIENT) as rig:
         await apart.value(body)
         await rig.value(body)
         assert any(record.kind == "started" for record in await apart.records())
@@ -119,7 +119,7 @@ def _whole(records: list[Record]) -> None:
 
 
 async def test_steps_in_a_row_leave_no_places_free(tmp_path: Path) -> None:
-    async with Rig(tmp_path / "runs.db") as rig:
+    async with Rig(tmp_path / "runs.db", linger=PATIENT) as rig:
 
         async def body(ctx: Any) -> None:
             for n in range(4):
@@ -157,7 +157,7 @@ async def _failing(ctx: Any) -> None:
 
 @pytest.mark.parametrize("body", [_nothing, _failing], ids=lambda each: each.__name__)
 async def test_a_run_that_ends_at_once_has_one_record(body: Body, tmp_path: Path) -> None:
-    async with Rig() as apart, Rig(tmp_path / "runs.db") as rig:
+    async with Rig() as apart, Rig(tmp_path / "runs.db", linger=PATIENT) as rig:
         results = [await each.go(body) for each in (apart, rig)]
         assert results[0] == results[1]
         assert [record.kind for record in await apart.records()] == ["attempt", "ended"]
@@ -200,7 +200,7 @@ async def test_a_run_that_held_the_loop_has_a_beginning_of_its_own(tmp_path: Pat
 async def test_a_run_that_ends_at_once_is_traced_once(tmp_path: Path) -> None:
     heard: list[str] = []
 
-    async with Rig(tmp_path / "runs.db") as rig:
+    async with Rig(tmp_path / "runs.db", linger=PATIENT) as rig:
 
         async def body(ctx: Any) -> None:
             ctx.book.ledger.told = lambda kind, payload: heard.append(kind)
