@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import math
@@ -29,7 +28,6 @@ from .errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
-    StorageBusy,
     UnserialisableResult,
     brief,
     text_of,
@@ -291,13 +289,9 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
                 # be read again is no result.
                 handed = _as_read(work, value, text)
-                if book.in_question:  # what waits for a checkpoint is to be known before the next one
-                    await book.settle_questions()
                 records = seal(work, text, attempt, int((boot() - since) * 1000))
                 break
-            except Exception as error:
-                if book.in_question and isinstance(error, StorageBusy):
-                    raise  # it is the store that failed
+            except Exception as error:  # noqa: BLE001 - raised by what is done of it, or tried again
                 await _failed(book, work, attempt, error)
                 # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
                 # tasks that this try left behind go on counting in theirs.
@@ -306,17 +300,16 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 await _begin(book, work, attempt + 1, doubtful)
         work.noted = None
         if records:
-            if work.lazy:
-                await ledger.note(*records)
-            else:
-                try:
+            try:
+                if work.lazy:
+                    await ledger.note(*records)
+                else:
+                    if book.questions:
+                        records = await book.last(records)
                     await ledger.append(*records)
-                except BaseException as error:
-                    await not_heard(book, records, records[:-1], error)
-                    if isinstance(error, StorageBusy):
-                        book.leave_open(records[-1], outer)
-                    raise
-            book.done[work.name, work.key] = records[-1]
+                book.done[work.name, work.key] = records[-1]
+            except BaseException as error:  # noqa: BLE001 - raised there
+                await book.not_written(records, records[:-1], error, outer)
     finally:
         # As book.step_left() and restore() have it, for the one place that each step goes through.
         book.running -= 1
@@ -327,28 +320,6 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
         except ValueError:
             pass
     return handed
-
-
-async def not_heard(
-    book: Book, records: Sequence[Record], deferred: Sequence[Record], error: BaseException
-) -> None:  # fmt: skip
-    """Of ends of steps whose commit ended in `error`: take them where they landed although the caller gave up, as where
-    it asks again they answer; else have those that were `deferred` to that commit wait for the next one. Where nobody
-    can tell yet, that is a question."""
-    if isinstance(error, StorageBusy):
-        if deferred:
-            book.in_question.append((records, deferred))
-        return
-    landed = None
-    try:
-        if isinstance(error, asyncio.CancelledError):
-            with contextlib.suppress(Exception):  # not known, then: it is the cancellation that is raised
-                landed = await book.ledger.landed(records[-1])
-    finally:  # also where the caller is cancelled once more
-        if landed is not None:
-            book.take(records)
-        else:
-            book.defer(deferred)
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Final, Protocol, cast
@@ -13,7 +13,7 @@ from ._ids import step_id
 from ._json import digest, encode
 from .errors import JournalMismatch, StepExecutionError
 from .journal.record import ATTEMPT, DONE, ENDED, RESUMED, STARTED, Record, count_events, is_copied, with_start
-from .ledger import Ledger
+from .ledger import UNHEARD, Ledger, Question
 
 Identity = tuple[str, str]  # (name, key)
 
@@ -156,9 +156,7 @@ class Book:
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
         self._alone: dict[Identity, asyncio.Event | None] = {}  # what goes on, and its end if others wait: see `only`
         self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
-        self.unsure: dict[Identity, Record] = {}  # steps of which nobody here has heard whether they landed
-        #: Commits that were not answered: their records, and those of them that had waited for a checkpoint.
-        self.in_question: list[tuple[Sequence[Record], Sequence[Record]]] = []
+        self.questions: list[Question] = ledger.questions  # to be settled before anything else is asked
         self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0
@@ -412,49 +410,69 @@ class Book:
         for record in reversed(records):
             self.deferred.setdefault(record.key, []).insert(0, record)
 
-    def leave_open(self, record: Record, frame: Frame | None) -> None:
-        """Nobody has heard whether that end of a step landed: who asks for it again, in `frame`, finds out."""
-        self.unsure[record.name, record.key] = record
-        self.ask_again(record.name, record.key, frame)
+    async def write(self, records: Sequence[Record], waited: Sequence[Record], outer: Frame | None) -> None:
+        """Append these ends of steps in the step `outer`, of which some had `waited` for a checkpoint.
 
-    def reopen(self) -> None:
-        """Leave open those ends of steps that were noted, and went with a commit of which nobody has heard."""
-        unheard, self.ledger.unheard = self.ledger.unheard, []
-        for record in unheard:
-            self.done.pop((record.name, record.key), None)
-            self.leave_open(record, FRAME.get())
+        `attempts` has the same in place: it costs each step less.
+        """
+        try:
+            if self.questions:
+                records = await self.last(records)
+            await self.ledger.append(*records)
+        except BaseException as error:  # noqa: BLE001 - raised there
+            await self.not_written(records, waited, error, outer)
+        else:
+            last = records[-1]
+            self.done[last.name, last.key] = last
 
-    async def landed(self, name: str, key: str) -> Record | None:
-        """The record of a step that was left open, if it landed."""
-        unsure = self.unsure.get((name, key))
-        if unsure is None:
-            return None
-        record = await self.ledger.landed_at_last(unsure)
-        self.unsure.pop((name, key), None)
-        if record is not None:
-            self.take((record,))
-        return record
+    async def not_written(
+        self, records: Sequence[Record], waited: Sequence[Record], error: BaseException, outer: Frame | None
+    ) -> None:
+        """The commit of these ended in `error`: raise that, unless they are in the journal after all.
 
-    async def settle_questions(self) -> None:
-        """Find out of all commits in question whether they landed: of those that did not, what had waited for a
-        checkpoint waits for the next one."""
-        while self.in_question:
-            question = records, deferred = self.in_question[0]
-            landed = await self.ledger.landed_at_last(records[-1])
-            if not any(each is question for each in self.in_question):
-                continue  # somebody else was quicker
-            self.in_question.remove(question)
-            self.unsure.pop((records[-1].name, records[-1].key), None)
-            if landed is None:
-                self.defer(deferred)
-            else:
-                self.take(records)
+        Where there was no answer it is a question, and the next use of their names is theirs. What was refused has not
+        ended, and what had waited for it waits for another one.
+        """
+        if not isinstance(error, UNHEARD):
+            self.defer(waited)
+            raise error
+        self.questions.append(Question(records))
+        try:
+            if isinstance(error, asyncio.CancelledError) or self.ledger.is_newest(records):
+                raise error  # it was repeated as often as is worth it
+            await self.settle()
+        except BaseException:
+            self.ask_again(records[-1].name, records[-1].key, outer)
+            raise
 
-    async def make_sure(self, keys: Container[str]) -> None:
-        """Find out of the steps with these keys that were left open whether they landed."""
-        await self.settle_questions()
-        for name, key in [each for each in self.unsure if each[1] in keys]:
-            await self.landed(name, key)
+    async def last(self, records: Sequence[Record]) -> Sequence[Record]:
+        """The same behind all that is in question."""
+        await self.settle()
+        return self.placed(records)
+
+    def placed(self, records: Sequence[Record]) -> Sequence[Record]:
+        """The same behind all others of the journal."""
+        next_seq = self.ledger.next_seq
+        return [each._replace(seq=next_seq()) for each in records]
+
+    async def settle(self) -> None:
+        """Find out of the commits that nobody heard of whether they landed, and write again what did not.
+
+        So whoever asks for a step that has run is answered, and nothing is recorded behind what it was built on.
+        """
+        async with self.only("", "questions"):
+            while self.questions:
+                question = self.questions[0]
+                records = question.records
+                landed = await self.ledger.landed_at_last(records[-1])
+                if landed is not None:
+                    self.take((*records[:-1], landed))
+                elif question.whole:
+                    records = self.placed(records)
+                    self.questions[0] = Question(records)
+                    await self.ledger.append(*records)
+                    self.take(records)
+                del self.questions[0]
 
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""

@@ -26,6 +26,7 @@ from .errors import (
 from .event_types import EventType
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import FAILED, SKIPPED, Record
+from .ledger import UNHEARD, Question
 from .limits import Budget, RunLimits
 from .queue.row import RunRow
 from .retry import Delay
@@ -258,12 +259,11 @@ class Context:
         asked = (name, place, fn, args, how, policy, mark, description)
         if record is None and (key is not None or self._frame is not None):
             async with self.book.only(name, place):
-                record = self.book.recorded(name, place) or await self._landed(name, place)
+                record = await self._settled(name, place)
                 if record is None:
                     return await self._perform(*asked)
-                self.book.passed(record)
-        elif record is None and self.book.unsure:
-            record = await self._landed(name, place)
+        elif record is None and self.book.questions:
+            record = await self._settled(name, place)
         if record is None:
             return await self._perform(*asked)
         await self._reuse(record, mark, on_changed_input)
@@ -353,7 +353,7 @@ class Context:
         place, record = self._identify(name, None)
         if record is None:
             name = self.book.former(name, place)
-            record = await self._landed(name, place)
+            record = await self._settled(name, place)
         if record is None:
             pos = self.book.take_pos()
 
@@ -362,17 +362,17 @@ class Context:
             record = self.book.noted(name, place, None, info)._replace(pos=pos, digest=mark, tries=1, nev=1)
             seal = _sealing(record, how.encode)
 
-            self.book.unsure[name, place] = record  # whoever gives up, or gets no answer, leaves it so
             try:
                 text = await self._ledger.transact(fn, args, record, seal)
+            except UNHEARD:
+                self.book.questions.append(Question((record,), whole=False))
+                raise
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):
                     raise
-                del self.book.unsure[name, place]
                 message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
-            del self.book.unsure[name, place]
             record = self.book.done[name, place] = record._replace(result=text)
             self.book.passed()
             await self._ledger.tell(record)
@@ -381,9 +381,11 @@ class Context:
             text = record.result
         return cast(T, None if text is None else how.decode(text))
 
-    async def _landed(self, name: str, place: str) -> Record | None:
-        """The record of a step or transaction whose outcome an earlier try of it did not wait for, or did not hear."""
-        record = await self.book.landed(name, place)
+    async def _settled(self, name: str, place: str) -> Record | None:
+        """The record of that step, if there is one by now, or when all questions are settled."""
+        if self.book.questions:
+            await self.book.settle()
+        record = self.book.recorded(name, place)
         if record is not None:
             self.book.passed(record)
         return record
@@ -401,18 +403,16 @@ class Context:
         await self.place.unsealed()
         place = self.book.occurrence("v", name)
         record = self.book.recorded(name, place)
-        if record is not None:
+        if record is None:
+            record = await self._settled(name, place)
+        else:
             self.book.passed(record)
+        if record is not None:
             return decode(record.result or "null")
         value = await make()
         record = self.book.noted(name, place, encode(value))
         # Durable before anybody can use it: a lost note would give another value to the step that is run again.
-        try:
-            await self._ledger.append(record)
-        except BaseException:
-            self.book.spoilt.add((name, place))  # it may have landed
-            raise
-        self.book.done[name, place] = record
+        await self.book.write((record,), (), FRAME.get())
         self.book.passed()
         return value
 

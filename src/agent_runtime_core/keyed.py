@@ -45,8 +45,6 @@ class KeyedSteps:
         return UNRECORDED if record is None or record.result is None else decode(record.result)
 
     def _recorded(self, name: str, key: str) -> Record | None:
-        if self._book.ledger.unheard:
-            self._book.reopen()
         return self._book.recorded(name, f"k:{key}")
 
     def took(self, name: str, key: str) -> float:
@@ -82,8 +80,10 @@ class KeyedSteps:
             await place.refuse()
         if place.cancelled:
             raise StepCancelledError(name)
-        if book.unsure and await book.landed(name, f"k:{key}") is not None:
-            return self.recorded(name, key)
+        if book.questions:
+            await book.settle()
+            if (known := self.recorded(name, key)) is not UNRECORDED:
+                return known
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if reserve:
             started = {**(started or {}), "reserve": reserve}

@@ -7,9 +7,10 @@ deterministic, so that the next claim can publish what a crash in between left o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ._clock import Clock
 from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
@@ -38,6 +39,17 @@ _new = tuple.__new__
 BUSY_TRIES = 2  # a write that was not answered in time is repeated: its operations know themselves
 
 
+#: What ends a commit of which nobody here knows whether it landed.
+UNHEARD: Final = (StorageBusy, asyncio.CancelledError)
+
+
+class Question(NamedTuple):
+    """Whether the commit of these ends of steps has landed."""
+
+    records: Sequence[Record]
+    whole: bool = True  # it can be written again: all that was in it is here
+
+
 Row = tuple[str, str, str, float]  # an event to be published: its id, kind, payload and time
 
 
@@ -54,6 +66,10 @@ async def missing(bus: EventBus, run_id: str, records: Sequence[Record]) -> list
     """Of the events that these records stand for, those that were never published."""
     published = await bus.published(run_id)
     return [row for record in records for row in told(run_id, record) if row[0] not in published]
+
+
+def _records(ops: Sequence[Op]) -> list[Record]:
+    return [op.args[1] for op in ops if op.name == "journal.append"]
 
 
 class Ledger:
@@ -76,8 +92,8 @@ class Ledger:
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._before = 0  # events with a lower number were told by an earlier claim
         self._notes: list[Op] = []
-        #: Of the notes that went with a commit which nobody heard of: the ends of steps.
-        self.unheard: list[Record] = []
+        #: Commits of which nobody has heard, in their order.
+        self.questions: list[Question] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
         self._lingers = False  # whether an alarm is set for the notes
         self._seq = 0
@@ -160,8 +176,9 @@ class Ledger:
             return (await self._repeated(target, self.guard, [*notes, *ops]))[len(notes) :]
         except LeaseLost:
             raise  # no later one lands either
-        except StorageBusy:  # they may have landed with it
-            self.unheard += [op.args[1] for op in notes if op.name == "journal.append" and op.args[1].kind == DONE]
+        except UNHEARD:  # they may have landed with it
+            ends = [record for record in _records(notes) if record.kind == DONE]
+            self.questions += [Question(ends)] if ends else []
             raise
         except Exception:
             self._put_back(notes, seq)
@@ -184,14 +201,13 @@ class Ledger:
             try:
                 return await target.commit(guard, ops)
             except StorageBusy:
-                if not self._newest(ops):
+                if not self.is_newest(_records(ops)):
                     raise
         return await target.commit(guard, ops)
 
-    def _newest(self, ops: Sequence[Op]) -> bool:
-        """Whether no record has a place after those in `ops`: a repeat would land behind it, out of its order."""
-        places = [op.args[1].seq for op in ops if op.name == "journal.append"]
-        return not places or max(places) + 1 == self._seq
+    def is_newest(self, records: Sequence[Record]) -> bool:
+        """Whether no record has a place after these: a repeat would land behind it, out of its order."""
+        return not records or max(record.seq for record in records) + 1 == self._seq
 
     def _appends(self, records: Sequence[Record]) -> list[Op]:
         ops: list[Op] = []
@@ -228,7 +244,7 @@ class Ledger:
             try:
                 await self._state.commit(self.guard, ops)
             except StorageBusy:
-                if not self._newest(ops):
+                if not self.is_newest(records):
                     raise
                 await self._commit(self._state, ops)
         if self.told is not None:
@@ -241,7 +257,7 @@ class Ledger:
         return found[0] if found and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id) else None
 
     async def landed_at_last(self, record: Record) -> Record | None:
-        """The same where nobody waited for its outcome: behind a commit, what was on its way is there or never will."""
+        """The same where its outcome is not known: behind a commit, what was on its way is there or never will."""
         await self._commit(self._state, [])
         return await self.landed(record)
 

@@ -14,6 +14,7 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageBusy,
     StorageFull,
 )
 from agent_runtime_core.interfaces import RunContext
@@ -266,6 +267,45 @@ async def test_an_item_whose_doubt_matters_to_one_of_two_maps_is_begun_by_itself
         (_, by_map), (by_other,) = await rig.value(body)
         assert by_map == by_other
         assert "m:1" in by_other
+
+
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_commit_that_is_not_answered_while_others_go_on_costs_nothing(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    ran: list[int] = []
+    last, stalled = asyncio.Event(), 0
+
+    async def item(n: int) -> int:
+        ran.append(n)
+        return n
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def stall(guard: Any, ops: Any) -> Any:
+            nonlocal stalled
+            ends = [op.args[1].result for op in ops if op.name == "journal.append" and op.args[1].kind == "done"]
+            if "0" in ends and not stalled:
+                stalled += 1
+                if landed:
+                    await commit(guard, ops)
+                await last.wait()
+                raise StorageBusy("did not answer")
+            answers = await commit(guard, ops)
+            if "5" in ends:
+                last.set()
+            return answers
+
+        monkeypatch.setattr(engine, "commit", stall)
+        items = list(range(6))
+        assert await rig.value(lambda ctx: StepExecutor(ctx, max_concurrency=2).map("m", item, items)) == items
+        assert (sorted(ran), stalled) == (items, 1)
+        done = [record.key for record in await rig.records() if record.kind == "done"]
+        assert sorted(done) == [f"m:{n}" for n in items]
+        told = [about["step_index"] for _, about in await rig.told("step.completed")]
+        assert sorted(told) == items
 
 
 async def test_an_item_whose_start_did_not_land_with_the_one_before_it_is_told_to_begin(

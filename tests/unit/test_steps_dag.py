@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import sys
@@ -458,13 +459,16 @@ async def test_what_waited_for_a_checkpoint_that_was_not_answered_is_recorded_on
     place: Path | None, monkeypatch: pytest.MonkeyPatch, beside: bool, landed: bool
 ) -> None:
     """By the step that runs beside it, or by the next pass."""
-    unheard, begun = asyncio.Event(), list[str]()
+    unheard, there, begun = asyncio.Event(), asyncio.Event(), list[str]()
 
     def step(name: str, needs: Sequence[str] = (), *, waits: bool = False, **options: Any) -> Step:
         async def fn(ctx: Any, state: Any) -> str:
             begun.append(name)
             if waits:
+                there.set()
                 await unheard.wait()
+            elif name == "b" and beside:
+                await there.wait()
             return name
 
         return Step(name, fn, depends_on=needs, **options)
@@ -488,7 +492,7 @@ async def test_what_waited_for_a_checkpoint_that_was_not_answered_is_recorded_on
             steps = [step("a", checkpoint=False), step("b", ["a"])]
             if beside:
                 steps.append(step("c", ["a"], waits=True))
-            with pytest.raises(StorageBusy):
+            with contextlib.suppress(StorageBusy):  # settled at once where "c" has a place behind it already
                 await StepExecutor(ctx).run(steps)
             unheard.set()
             return await StepExecutor(ctx).run(steps)
@@ -497,10 +501,8 @@ async def test_what_waited_for_a_checkpoint_that_was_not_answered_is_recorded_on
         names = ["a", "b", "c"] if beside else ["a", "b"]
         assert await rig.value(body) == {name: name for name in names}
         done = [record.name for record in await rig.records() if record.kind == "done"]
-        assert sorted(done) == names
-        assert begun.count("b") == (1 if landed else 2)
-        if landed:
-            assert sorted(begun) == names
+        assert done == names
+        assert begun == names
 
 
 async def test_each_step_is_retried_and_timed_by_itself(place: Path | None) -> None:

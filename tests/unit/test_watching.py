@@ -32,13 +32,13 @@ async def _waited(looks: int, at_most: float) -> Any:
 
 
 async def test_the_last_look_is_when_the_time_is_over() -> None:
-    ended = await _waited(3, 0.01)
+    ended = await _waited(3, 0.5)
     assert ended is not None
     assert ended.status == "succeeded"
 
 
 async def test_after_that_nobody_looks() -> None:
-    assert await _waited(4, 0.01) is None
+    assert await _waited(4, 0.5) is None
 
 
 class _Late:

@@ -42,8 +42,8 @@ class FanOut:
             self._keep_places(f"{name}{space}")
         self.info: str | None = BESIDE if self.book.is_apart() else None  # of the records of its items
         self.results: list[Any] = [None] * len(items)
-        if self.book.unsure:
-            await self.book.make_sure(set(self.keys))
+        if self.book.questions:
+            await self.book.settle()
         missing = await self._recorded(range(len(items)))
         self.queue: Iterator[int] = iter(missing)
         workers = min(self.executor.max_concurrency, len(missing))

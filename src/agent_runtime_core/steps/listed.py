@@ -7,7 +7,6 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, cast
 
 from .._json import decode, decode_all, encode
-from ..attempts import not_heard
 from ..book import APART, BESIDE, Book
 from ..journal.record import RESET, SKIPPED, Record
 from .model import ExecutionState, Step, name_of
@@ -54,8 +53,8 @@ class Listed:
             self.number: str = str(numbers.setdefault(names, len(numbers)))
         else:
             self.number = book.beside.get((self.key, *names)) or self._apart(names)
-        if book.unsure or book.in_question:
-            await book.make_sure((self.key,))
+        if book.questions:
+            await book.settle()
 
     def _apart(self, names: Sequence[str]) -> str:
         """The number of a list in a task of its own or in a step, whose turn may come sooner or later the next time.
@@ -111,22 +110,15 @@ class Listed:
     def _with_deferred(self, *records: Record) -> Sequence[Record]:
         """What waited for a checkpoint, and `records`: places are given when they are written, so that they
         grow together with the event numbers."""
-        next_seq = self.book.ledger.next_seq
         deferred = self.deferred.copy()
         self.deferred.clear()
-        return [each._replace(seq=next_seq()) for each in (*deferred, *records)]
+        return self.book.placed((*deferred, *records))
 
     async def _write_deferred(self) -> None:
         """At the end of the list, what still waits for a checkpoint."""
-        if self.book.in_question:
-            await self.book.settle_questions()
         if self.deferred:
             records = self._with_deferred()
-            try:
-                await self.book.ledger.append(*records)
-            except BaseException as error:
-                await not_heard(self.book, records, records, error)
-                raise
+            await self.book.write(records, records, None)
 
     def _completed(self, step: Step) -> None:
         self.untold = False
