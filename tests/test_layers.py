@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"journal"},
     {"queue", "events", "state", "persistence", "llm", "tracing"},
     {"ledger", "outcome"},
+    {"pen"},
     {"book"},
     {"attempts"},
     {"waits"},

@@ -7,34 +7,19 @@ import json
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from ._ids import step_id
-from ._json import digest, encode
+from ._json import digest
 from .errors import JournalMismatch, StepExecutionError
-from .journal.record import ATTEMPT, DONE, ENDED, RESUMED, STARTED, Record, count_events, is_copied, with_start
+from .journal.record import ATTEMPT, DONE, ENDED, RESUMED, Record, is_copied
 from .ledger import UNHEARD, Ledger, Question
+from .pen import Pen
 
 Identity = tuple[str, str]  # (name, key)
 
 _SEQ, _POS = itemgetter(0), itemgetter(10)
 _READ = itemgetter(1, 2, 3, 9, 10, 15, 16)  # kind, name, key, state, pos, next and digest of a record
-
-
-class Performed(Protocol):
-    """What a DONE record takes from the step it is of."""
-
-    name: str
-    key: str
-    pos: int
-    total: int
-    info: str | None
-    digest: str | None
-    quiet: bool
-    noted: Record | None  # its start, which may still wait to be written
-
-    @property
-    def policy(self) -> Any: ...
 
 
 class Frame:
@@ -123,12 +108,11 @@ class Only:
             left.set()
 
 
-class Book:
+class Book(Pen):
     """The journal as the steps of one claim see it, and their way to write to it."""
 
     def __init__(self, ledger: Ledger, records: Sequence[Record]) -> None:
-        self.ledger = ledger
-        self.wall: Callable[[], float] = ledger.clock.wall
+        super().__init__(ledger)
         self.done: dict[Identity, Record] = {}
         self.begun: dict[Identity, int] = {}  # started by an earlier claim, in which record, and not finished: in doubt
         self.until: dict[Identity, float | None] = {}  # when a wait that was begun is over
@@ -165,7 +149,6 @@ class Book:
         self._failures: list[Record] = []  # of which what follows tells whether their callers went on
         self._ended_tries: set[Identity] = set()
         self._read(records)
-        self.pos: int = 0
         #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
         #: collector.
         self.owner: Callable[[], Any] = _nobody
@@ -405,75 +388,6 @@ class Book:
             found = self._unmatched[key] = (numbers, set(numbers.values()))
         return found
 
-    def defer(self, records: Sequence[Record]) -> None:
-        """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""
-        for record in reversed(records):
-            self.deferred.setdefault(record.key, []).insert(0, record)
-
-    async def write(self, records: Sequence[Record], waited: Sequence[Record], outer: Frame | None) -> None:
-        """Append these ends of steps in the step `outer`, of which some had `waited` for a checkpoint.
-
-        `attempts` has the same in place: it costs each step less.
-        """
-        try:
-            if self.questions:
-                records = await self.last(records)
-            await self.ledger.append(*records)
-        except BaseException as error:  # noqa: BLE001 - raised there
-            await self.not_written(records, waited, error, outer)
-        else:
-            last = records[-1]
-            self.done[last.name, last.key] = last
-
-    async def not_written(
-        self, records: Sequence[Record], waited: Sequence[Record], error: BaseException, outer: Frame | None
-    ) -> None:
-        """The commit of these ended in `error`: raise that, unless they are in the journal after all.
-
-        Where there was no answer it is a question, and the next use of their names is theirs. What was refused has not
-        ended, and what had waited for it waits for another one.
-        """
-        if not isinstance(error, UNHEARD):
-            self.defer(waited)
-            raise error
-        self.questions.append(Question(records))
-        try:
-            if isinstance(error, asyncio.CancelledError) or self.ledger.is_newest(records):
-                raise error  # it was repeated as often as is worth it
-            await self.settle()
-        except BaseException:
-            self.ask_again(records[-1].name, records[-1].key, outer)
-            raise
-
-    async def last(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The same behind all that is in question."""
-        await self.settle()
-        return self.placed(records)
-
-    def placed(self, records: Sequence[Record]) -> Sequence[Record]:
-        """The same behind all others of the journal."""
-        next_seq = self.ledger.next_seq
-        return [each._replace(seq=next_seq()) for each in records]
-
-    async def settle(self) -> None:
-        """Find out of the commits that nobody heard of whether they landed, and write again what did not.
-
-        So whoever asks for a step that has run is answered, and nothing is recorded behind what it was built on.
-        """
-        async with self.only("", "questions"):
-            while self.questions:
-                question = self.questions[0]
-                records = question.records
-                landed = await self.ledger.landed_at_last(records[-1])
-                if landed is not None:
-                    self.take((*records[:-1], landed))
-                elif question.whole:
-                    records = self.placed(records)
-                    self.questions[0] = Question(records)
-                    await self.ledger.append(*records)
-                    self.take(records)
-                del self.questions[0]
-
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""
         failure = self.given_up.get((self.renames.get(name, name), key)) or self.given_up.get((name, key))
@@ -521,52 +435,6 @@ class Book:
 
     # -- writing
 
-    def take_pos(self) -> int:
-        """The place of the next imperative step among those of the run."""
-        self.pos += 1
-        return self.pos
-
-    def started(
-        self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
-        info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
-    ) -> Record:  # fmt: skip
-        ledger, nev = self.ledger, 0 if quiet else count_events(STARTED, total=total)
-        # As a NamedTuple itself makes one, only faster.
-        record: Record = tuple.__new__(
-            Record,
-            (
-                ledger.next_seq(), STARTED, name, key, attempt, ledger.claim_id, self.wall(), None, None, state, pos,
-                total, tries, 0, encode(info) if info else None, None, digest, -1, nev,
-            ),
-        )  # fmt: skip
-        return record
-
-    def finished(
-        self, work: Performed, result: str | None, attempt: int = 1, ms: int = 0, *, state: str | None = None,
-        next: str | None = None,
-    ) -> Record:  # fmt: skip
-        """The DONE record of a step."""
-        ledger, total, info = self.ledger, work.total, work.info
-        nev = 0 if work.quiet else 1 if next is None else 3 if total else 2
-        start = work.noted
-        # Its events get this record's time: not where that is far from the truth.
-        if start is not None and start.nev and ms <= ledger.linger * 1000 and ledger.take_back(start):
-            info = with_start(info, start)
-            nev += start.nev
-        # As a NamedTuple itself makes one, only faster.
-        record: Record = tuple.__new__(
-            Record,
-            (
-                ledger.next_seq(), DONE, work.name, work.key, attempt, ledger.claim_id, self.wall(), result, None,
-                state, work.pos, total, work.policy.retries + 1, ms, info, next, work.digest, -1, nev,
-            ),
-        )  # fmt: skip
-        return record
-
-    def seal(self, work: Performed, text: str, attempt: int, ms: int) -> tuple[Record]:
-        """All there is to write when a step has ended: its DONE record."""
-        return (self.finished(work, text, attempt, ms),)
-
     def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:
         """A DONE record that stands for no events: of a wait, a child, a recorded value."""
         ledger = self.ledger
@@ -574,22 +442,66 @@ class Book:
             info = BESIDE if info is None else f"{info[:-1]},{BESIDE[1:]}"
         return Record(ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info)
 
-    def unfinished(
-        self, kind: str, name: str, key: str, *, attempt: int, pos: int, total: int, tries: int, info: dict[str, Any],
-        quiet: bool = False,
-    ) -> Record:  # fmt: skip
-        """A RETRYING or FAILED record."""
-        return Record(
-            self.ledger.next_seq(), kind, name, key, attempt, self.ledger.claim_id, self.wall(),
-            pos=pos, total=total, tries=tries, info=encode(info), nev=0 if quiet else 1,
-        )  # fmt: skip
+    def defer(self, records: Sequence[Record]) -> None:
+        """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""
+        for record in reversed(records):
+            self.deferred.setdefault(record.key, []).insert(0, record)
 
-    def boundary_record(
-        self, kind: str, name: str = "", key: str = "", *, attempt: int = 0, nev: int = 0, total: int = 0,
-        result: str | None = None, error: str | None = None, info: dict[str, Any] | None = None,
-    ) -> Record:  # fmt: skip
-        """A record of the run itself."""
-        return Record(
-            self.ledger.next_seq(), kind, name, key, attempt, self.ledger.claim_id, self.wall(), result, error,
-            total=total, info=encode(info) if info else None, nev=nev,
-        )  # fmt: skip
+    async def write(self, records: Sequence[Record], waited: Sequence[Record], outer: Frame | None) -> None:
+        """Append these ends of steps in the step `outer`, of which some had `waited` for a checkpoint.
+
+        `attempts` has the same in place: it costs each step less.
+        """
+        try:
+            if self.questions:
+                records = await self.last(records)
+            await self.ledger.append(*records)
+        except BaseException as error:  # noqa: BLE001 - raised there
+            await self.not_written(records, waited, error, outer)
+        else:
+            last = records[-1]
+            self.done[last.name, last.key] = last
+
+    async def not_written(
+        self, records: Sequence[Record], waited: Sequence[Record], error: BaseException, outer: Frame | None
+    ) -> None:
+        """The commit of these ended in `error`: raise that, unless they are in the journal after all.
+
+        Where there was no answer it is a question, and the next use of their names is theirs. What was refused has not
+        ended, and what had waited for it waits for another one.
+        """
+        if not isinstance(error, UNHEARD):
+            self.defer(waited)
+            raise error
+        self.questions.append(Question(records))
+        try:
+            if isinstance(error, asyncio.CancelledError) or self.ledger.is_newest(records):
+                raise error  # it was repeated as often as is worth it
+            await self.settle()
+        except BaseException:
+            self.ask_again(records[-1].name, records[-1].key, outer)
+            raise
+
+    async def last(self, records: Sequence[Record]) -> Sequence[Record]:
+        """The same behind all that is in question."""
+        await self.settle()
+        return self.placed(records)
+
+    async def settle(self) -> None:
+        """Find out of the commits that nobody heard of whether they landed, and write again what did not.
+
+        So whoever asks for a step that has run is answered, and nothing is recorded behind what it was built on.
+        """
+        async with self.only("", "questions"):
+            while self.questions:
+                question = self.questions[0]
+                records = question.records
+                landed = await self.ledger.landed_at_last(records[-1])
+                if landed is not None:
+                    self.take((*records[:-1], landed))
+                elif question.whole:
+                    records = self.placed(records)
+                    self.questions[0] = Question(records)
+                    await self.ledger.append(*records)
+                    self.take(records)
+                del self.questions[0]
