@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,35 @@ async def test_a_call_of_a_loop_whose_commit_was_not_answered_is_not_made_again(
         assert (len(client.asked), len(added)) == (2, 1)
         done = [(record.name, record.key) for record in await rig.records() if record.kind == DONE]
         assert len(done) == len(set(done)) == 4
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("caught", [False, True])
+async def test_a_step_whose_commit_was_not_answered_does_not_run_again_in_the_next_attempt(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, caught: bool, landed: bool
+) -> None:
+    sent: list[str] = []
+
+    async def body(ctx: Any) -> Any:
+        async def send() -> str:
+            sent.append("it")
+            return "sent"
+
+        with contextlib.suppress(*[StorageBusy] if caught else []):
+            return await ctx.step("send", send)
+        return "not known"
+
+    async with Rig(place) as rig:
+        unheard(rig, monkeypatch, lambda record: record.result == '"sent"', landed)
+        first = await rig.go(body)
+        if caught:
+            assert first.final_output == {"value": "not known"}
+        else:
+            assert first.error is not None
+            assert first.error.type == "StorageBusy"
+            assert await rig.value(body) == "sent"
+        assert [record.name for record in await rig.records() if record.kind == DONE] == ["send"]
+        assert sent == ["it"]
 
 
 @pytest.mark.parametrize("landed", [False, True])

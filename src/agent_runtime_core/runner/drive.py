@@ -253,7 +253,16 @@ class Drive(Claimed):
             if not inspect.isawaitable(work):
                 said = f"run() of agent {self.row.agent!r} gave {brief(work)} and nothing to await: write async def run"
                 raise InvalidArgument(said)
-            return await work
+            try:
+                result = await work
+            except Exception:
+                if ctx.book.questions:  # so that the next attempt need not do again what has been done
+                    with contextlib.suppress(Exception):
+                        await ctx.book.settle()
+                raise
+            if ctx.book.questions:  # what the result was built on
+                await ctx.book.settle()
+            return result
         finally:
             self.place.wake()  # a turn of the loop before the callbacks of the task
 
