@@ -498,10 +498,22 @@ class Book(Pen):
                 records = question.records
                 landed = await self.ledger.landed_at_last(records[-1])
                 if landed is not None:
-                    self.take((*records[:-1], landed))
+                    self.take(records := (*records[:-1], landed))
+                    if not question.noted:
+                        await self.ledger.tell(*records)
                 elif question.whole:
                     records = self.placed(records)
-                    self.questions[0] = Question(records)
-                    await self.ledger.append(*records)
+                    self.questions[0] = question._replace(records=records)
+                    await self.ledger.append(*records, noted=question.noted)
                     self.take(records)
                 del self.questions[0]
+
+    async def conclude(self, error: BaseException | None) -> None:
+        """Settle all questions at the end of an attempt, which came to `error`: its result was built on what they are
+        of, and the next one need not do that again."""
+        if self.questions and (error is None or isinstance(error, Exception)):
+            try:
+                await self.settle()
+            except Exception:
+                if error is None:
+                    raise

@@ -47,6 +47,7 @@ class Question(NamedTuple):
     """Whether the commit of these ends of steps has landed."""
 
     records: Sequence[Record]
+    noted: bool = False  # they were told of when they were noted
     whole: bool = True  # it can be written again: all that was in it is here
 
 
@@ -178,7 +179,7 @@ class Ledger:
             raise  # no later one lands either
         except UNHEARD:  # they may have landed with it
             ends = [record for record in _records(notes) if record.kind == DONE]
-            self.questions += [Question(ends)] if ends else []
+            self.questions += [Question(ends, noted=True)] if ends else []
             raise
         except Exception:
             self._put_back(notes, seq)
@@ -231,8 +232,11 @@ class Ledger:
                 for kind, payload in events:
                     self.told(kind, payload)
 
-    async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
-        """Make boundary records durable, with what must land in the queue together with them."""
+    async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
+        """Make boundary records durable, with what must land in the queue together with them.
+
+        Those that were `noted` before are not told of again.
+        """
         results: list[Any] = []
         if not self._one:
             state, events = self._with_events(records)
@@ -247,7 +251,7 @@ class Ledger:
                 if not self.is_newest(records):
                     raise
                 await self._commit(self._state, ops)
-        if self.told is not None:
+        if self.told is not None and not noted:
             self._tell(records)
         return results
 
@@ -380,15 +384,15 @@ class Ledger:
             raise
         return text
 
-    async def tell(self, record: Record) -> None:
-        """Publish the events of a record that was committed without them."""
+    async def tell(self, *records: Record) -> None:
+        """Publish the events of records that were committed without them, as far as anybody knows."""
         if not self._derives:
             try:
-                await self.write(events=[self._publish(self._rows(record))])
+                await self.write(events=[self._publish([row for record in records for row in self._rows(record)])])
             except BaseException:
                 self._torn = True
                 raise
-        self._tell([record])
+        self._tell(records)
 
     async def settle(
         self, how: Settle, records: Sequence[Record] = (), ops: Sequence[Op] = (), *, events: Sequence[Op] = ()

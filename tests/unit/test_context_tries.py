@@ -19,6 +19,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.journal.record import DONE, RETRYING, Record
 from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.runner import open_run
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
@@ -27,11 +28,10 @@ from tests.unit.rig import PATIENT, Rig, soon
 from tests.unit.scripted import Scripted, asks, call
 
 
-def unheard(rig: Rig, monkeypatch: pytest.MonkeyPatch, which: Callable[[Record], bool], *landed: bool) -> None:
+def unheard(engine: Any, monkeypatch: pytest.MonkeyPatch, which: Callable[[Record], bool], *landed: bool) -> None:
     """Have the commit of such a record not answered until that is told: once for each of `landed`, which says whether
     it is there all the same."""
-    engine, left = rig.runner.queue.commits, list(landed)
-    commit, append = engine.commit, Ledger.append
+    left, commit, append = list(landed), engine.commit, Ledger.append
 
     async def lost(guard: Any, ops: Any) -> Any:
         if left and any(op.name == "journal.append" and which(op.args[1]) for op in ops):
@@ -81,7 +81,7 @@ async def test_a_step_whose_commit_was_not_answered_does_not_run_again(
         return [both_sent, await ctx.step("send", send, "c", key=key and f"{key}c")]
 
     async with Rig(place) as rig:
-        unheard(rig, monkeypatch, lambda record: record.result == '"b 2"', landed)
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.result == '"b 2"', landed)
         await rig.cut(body, all_there)
         crash = False
         assert await rig.value(body) == [["a 1", "b 2"], "c 3"]
@@ -118,7 +118,7 @@ async def test_one_of_several_whose_commit_was_not_answered_does_not_run_again(
         return both_sent
 
     async with Rig(place) as rig:
-        unheard(rig, monkeypatch, lambda record: record.result == '"b 2"', *landed)
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.result == '"b 2"', *landed)
         await rig.cut(body, all_there)
         crash = False
         assert await rig.value(body) == ["a 1", "b 2"]
@@ -148,7 +148,9 @@ async def test_a_call_of_a_loop_whose_commit_was_not_answered_is_not_made_again(
         return await ctx.step("loop", loop, retries=2, retry_delay=0)
 
     async with Rig(place, linger=PATIENT) as rig:
-        unheard(rig, monkeypatch, lambda record: (record.kind, record.name) == (DONE, which), landed)
+        unheard(
+            rig.runner.queue.commits, monkeypatch, lambda record: (record.kind, record.name) == (DONE, which), landed
+        )
         assert await rig.value(body) == "done"
         assert (len(client.asked), len(added)) == (2, 1)
         done = [(record.name, record.key) for record in await rig.records() if record.kind == DONE]
@@ -172,7 +174,7 @@ async def test_a_step_whose_commit_was_not_answered_does_not_run_again_in_the_ne
         return "not known"
 
     async with Rig(place) as rig:
-        unheard(rig, monkeypatch, lambda record: record.result == '"sent"', landed)
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.result == '"sent"', landed)
         first = await rig.go(body)
         if caught:
             assert first.final_output == {"value": "not known"}
@@ -182,6 +184,60 @@ async def test_a_step_whose_commit_was_not_answered_does_not_run_again_in_the_ne
             assert await rig.value(body) == "sent"
         assert [record.name for record in await rig.records() if record.kind == DONE] == ["send"]
         assert sent == ["it"]
+
+
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_step_whose_commit_was_not_answered_does_not_run_again_when_its_run_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    sent: list[str] = []
+
+    async def send() -> str:
+        sent.append("it")
+        return "sent"
+
+    async def not_answered() -> None:
+        async with open_run(tmp_path / "runs.db", "r") as ctx:
+            engine = ctx.book.ledger.queue.commits
+            unheard(engine, monkeypatch, lambda record: record.result == '"sent"', landed)
+            await ctx.step("send", send)
+
+    with pytest.raises(StorageBusy):
+        await not_answered()
+    async with open_run(tmp_path / "runs.db", "r") as ctx:
+        assert await ctx.step("send", send) == "sent"
+    assert sent == ["it"]
+
+
+@pytest.mark.parametrize("landed", [(True, True), (False, True, False)])
+async def test_trace_sinks_hear_once_of_what_was_not_answered(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, landed: tuple[bool, ...]
+) -> None:
+    heard: list[str] = []
+    client = Scripted(say=lambda messages: asks(call("add", {"n": 1})) if len(messages) == 1 else "done")
+
+    async def body(ctx: Any) -> Any:
+        ctx.book.ledger.told = lambda kind, payload: heard.append(kind)
+
+        async def loop() -> Any:
+            tools = ToolRegistry()
+            tools.register(Tool.from_function(int, name="add", description="", parameters={}))
+            return (await run_turn_loop(ctx, client, tools, messages=[{"role": "user", "content": "go"}])).text
+
+        async def nothing() -> None: ...
+
+        async def both() -> Any:
+            await ctx.step("nothing", nothing)
+            return await loop()
+
+        return await ctx.step("both", both, retries=3, retry_delay=0)
+
+    async with Rig(place, linger=PATIENT) as rig:
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.name in ("nothing", "tool"), *landed)
+        assert await rig.value(body) == "done"
+        assert (heard.count("step.completed"), heard.count("tool.result")) == (2, 1)
+        told = [kind for kind, _ in await rig.told()]
+        assert (told.count("step.completed"), told.count("tool.result")) == (2, 1)
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -195,7 +251,7 @@ async def test_a_recorded_value_whose_commit_was_not_answered_is_that_of_the_nex
         return await ctx.step("draws", draws, retries=2, retry_delay=0)
 
     async with Rig(place) as rig:
-        unheard(rig, monkeypatch, lambda record: record.key.startswith("v:"), landed)
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.key.startswith("v:"), landed)
         drawn = await rig.value(body)
         assert [each.result for each in await rig.records() if each.kind == DONE] == [encode(drawn)] * 2
         assert [each.kind for each in await rig.records()].count(RETRYING) == 1

@@ -55,7 +55,7 @@ class _Finished(Ledger):
     async def checkpoint(self, text: str, mark: str, row: Any) -> None:
         return
 
-    async def append(self, *records: Record, queue: Sequence[Op] = ()) -> list[Any]:
+    async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
         raise IllegalTransition(
             f"run {self.run_id} has succeeded, nothing can be added to it ({records[0].name!r}): use another run_id"
         )
@@ -103,6 +103,7 @@ class _Door(Drive):
             if isinstance(error, asyncio.CancelledError) and not ours:
                 return  # somebody else's, which goes on
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
+        await self.ctx.book.conclude(error)
         if error is None:
             await self._end(RunStatus.SUCCEEDED, used(self.ctx))
         elif isinstance(error, Postponed):

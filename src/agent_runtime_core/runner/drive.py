@@ -255,13 +255,10 @@ class Drive(Claimed):
                 raise InvalidArgument(said)
             try:
                 result = await work
-            except Exception:
-                if ctx.book.questions:  # so that the next attempt need not do again what has been done
-                    with contextlib.suppress(Exception):
-                        await ctx.book.settle()
+            except Exception as error:
+                await ctx.book.conclude(error)
                 raise
-            if ctx.book.questions:  # what the result was built on
-                await ctx.book.settle()
+            await ctx.book.conclude(None)
             return result
         finally:
             self.place.wake()  # a turn of the loop before the callbacks of the task
