@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from ._ids import step_id
 from ._json import digest
 from .errors import JournalMismatch, StepExecutionError
-from .journal.record import ATTEMPT, DONE, ENDED, RESUMED, Record, is_copied
+from .journal.record import ATTEMPT, DONE, ENDED, LOOKED, RESUMED, Record, is_copied
 from .ledger import UNHEARD, Ledger, Question
 from .pen import Pen
 
@@ -190,6 +190,8 @@ class Book(Pen):
     def _went_on(self, after: Record) -> None:
         """A step of the run's own task shows that this went on after its own failures; of one in another task, only
         that which comes right after it does."""
+        if after.kind == LOOKED:
+            return
         if after.kind in ("started", "done") and not ran_beside(after):
             self.given_up |= {(failure.name, failure.key): failure for failure in self._failures}
             self._failures = []

@@ -21,6 +21,7 @@ from .journal.record import (
     ATTEMPT,
     DONE,
     ENDED,
+    LOOKED,
     RESUMED,
     STARTED,
     Record,
@@ -261,8 +262,8 @@ class Ledger:
         return found[0] if found and (found[0].seq, found[0].claim_id) == (record.seq, record.claim_id) else None
 
     async def landed_at_last(self, record: Record) -> Record | None:
-        """The same where its outcome is not known: behind a commit, what was on its way is there or never will."""
-        await self._commit(self._state, [])
+        """The same where its outcome is not known: behind a later record, it is there or never will be."""
+        await self.append(Record(self.next_seq(), LOOKED, claim_id=self.claim_id, t=self.clock.wall()))
         return await self.landed(record)
 
     async def note(self, *records: Record) -> None:

@@ -127,7 +127,7 @@ def test_records_are_ahead_until_the_last_was_come_to() -> None:
 
 def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None:
     failed = Record(0, "failed", "a", "s:0", 3, info='{"error":"no","type":"E","alone":true}')
-    on = book(failed, Record(0, "started", "b", "s:0"))
+    on = book(failed, Record(0, "looked"), Record(0, "started", "b", "s:0"))
     with pytest.raises(StepExecutionError, match="no") as caught:
         on.fail_again("a", "s:0")
     assert caught.value.attempts == 3

@@ -27,6 +27,7 @@ FAILED: Final = "failed"  # the last try failed
 SKIPPED: Final = "skipped"  # recorded steps were answered from here
 RESET: Final = "reset"  # an executor was told to begin anew: earlier records of that scope no longer count
 ENDED: Final = "ended"  # the run ended: name is the status; may carry the beginning of its attempt
+LOOKED: Final = "looked"  # what is not there when this is will never be: its claim found out what became of a write
 FORKED: Final = "forked"  # what follows was copied from another run, whose checkpoint then is the state
 
 COPIED: Final = "fork:"  # how the claim id of a record begins that was copied; the run it is from follows
