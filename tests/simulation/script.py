@@ -41,10 +41,11 @@ class Script(AgentRuntime):
     async def run(self, ctx: Any) -> RunResult:
         CTX.set(ctx)
         self.world.watch.enter(ctx._row)
-        out = []
-        for kind, name, number in self._version(ctx.input["items"]):
-            out.append(await self._item(ctx, kind, name, number))
-        return RunResult({"out": out})
+        try:
+            items = self._version(ctx.input["items"])
+            return RunResult({"out": [await self._item(ctx, kind, name, number) for kind, name, number in items]})
+        finally:
+            self.world.watch.leave(ctx._row)
 
     def _version(self, items: list[list[Any]]) -> list[list[Any]]:
         """In an edited scenario each odd incarnation of a host runs code with another order."""

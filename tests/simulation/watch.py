@@ -54,7 +54,7 @@ class Watch:
         self.failures: Counter[str] = Counter()  # injected into steps, by idempotency key
         self.effects: dict[str, list[tuple[str, str, float]]] = defaultdict(list)
         self.attempts: Counter[str] = Counter()  # times an agent's code was entered
-        self.inside: dict[str, str] = {}  # the claim that last entered it
+        self.inside: dict[str, str] = {}  # the claim whose code is in it
         self.drained = 0.0  # seconds for which workers may claim nothing, so that a suspect has its turn
         self.cancelled: dict[str, float] = {}
         self.claimed_at: dict[str, float] = {}
@@ -253,6 +253,10 @@ class Watch:
         at = self.cancelled.get(run)
         if at is not None and at < self.claimed_at[row.claim_id]:
             self.wrong(f"run {run} was cancelled at {at:.3f} s, and a later claim runs its code")
+
+    def leave(self, row: RunRow) -> None:
+        if self.inside.get(row.run_id) == row.claim_id:
+            del self.inside[row.run_id]
 
     def _alone(self, row: RunRow) -> None:
         """Of two runs whose next crash is their last, one may be what ends their process."""
