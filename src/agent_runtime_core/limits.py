@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -237,10 +237,13 @@ class Budget:
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
 
     @asynccontextmanager
-    async def held(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:
+    async def held(
+        self, reserve: Mapping[str, Any] | None, *, turn: bool = True,
+        waiting: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] | None = None,
+    ) -> AsyncIterator[None]:  # fmt: skip
         """Around a call of the model that others may stand beside: until it has ended its `reserve` counts as used, and
         with `turn` it as a turn. LimitExceeded if it may not begin, which it is told when no other is at work that may
-        turn out to use less than it holds.
+        turn out to use less than it holds; `waiting` is what that wait is awaited through.
         """
         others, before = self._all[-1]._beside, self.before_turn if turn else self.before_call
         while True:
@@ -250,7 +253,8 @@ class Budget:
             except LimitExceeded:
                 if not others:
                     raise
-            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            wait = asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            await (wait if waiting is None else waiting(wait))
         held = RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=reserve.get("usd")) if reserve else NO_LIMITS
         ended = asyncio.get_running_loop().create_future()
         others.add(ended)

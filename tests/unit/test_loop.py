@@ -847,6 +847,24 @@ async def test_a_token_ends_the_wait_for_an_approval(tmp_path: Path) -> None:
     assert in_pairs(done.messages)
 
 
+async def test_a_token_ends_the_wait_for_room_under_a_limit(tmp_path: Path) -> None:
+    token = CancellationToken()
+    client, other = Scripted("first", pause=30), Scripted("never")
+    limits = {"max_turns": 1}  # of the run: the second loop has to wait for what becomes of the first one's turn
+    async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO, "limits": limits}) as ctx:
+        first = asyncio.ensure_future(run_turn_loop(ctx, client, registry()))
+        while not client.asked:  # noqa: ASYNC110 - it is asked when it is
+            await asyncio.sleep(0.001)
+        asyncio.get_running_loop().call_later(0.01, token.cancel)
+        async with asyncio.timeout(10):
+            done = await run_turn_loop(ctx, other, registry(), cancellation=token)
+        assert (done.state, done.usage["turns"], other.asked) == (TurnState.CANCELLED, 0, [])
+        assert not first.done()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+
 async def test_a_cancelled_run_asks_no_more() -> None:
     ctx = MockRunContext(HELLO)
     ctx.cancel()

@@ -86,7 +86,7 @@ class Asking:
             talk.budget.in_doubt(doubted)
         reserve = self._reserve(guess)
         talk.pause()
-        async with nullcontext() if talk.budget.free else talk.budget.held(reserve):
+        async with nullcontext() if talk.budget.free else talk.budget.held(reserve, waiting=talk.unless_cancelled):
             talk.go_on()
             talk.state(TurnState.STREAMING)
             sent = talk.messages if talk.hooks.trim is None else await self._trimmed(talk.hooks.trim)
