@@ -260,8 +260,7 @@ async def _resolved(book: Book, work: Work, seal: Seal, start: int) -> Any:
     except UnserialisableResult as error:
         raise refused_of(work.name, error) from None
     if records := seal(work, text, 1, 0):
-        await book.ledger.append(*records)
-        book.done[work.name, work.key] = records[-1]
+        await book.write(records, records[:-1], FRAME.get())
     return work.decode(text)
 
 
@@ -373,7 +372,7 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
         work.noted = record
         await book.ledger.note(record)
     else:
-        await book.ledger.append(record)
+        await book.tell(record)
 
 
 async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
@@ -393,7 +392,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
         FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
         total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,
     )  # fmt: skip
-    await book.ledger.append(record)
+    await book.tell(record)
     if postponed is not None:
         raise error  # the run is taken up again when it is time
     if delay is not None:

@@ -9,9 +9,10 @@ from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Final, cast
 
+from ._engines.base import Op
 from ._ids import step_id
 from ._json import digest
-from .errors import JournalMismatch, StepExecutionError
+from .errors import JournalMismatch, StepExecutionError, StorageBusy
 from .journal.record import ATTEMPT, DONE, ENDED, LOOKED, RESUMED, Record, is_copied
 from .ledger import UNHEARD, Ledger, Question
 from .pen import Pen
@@ -132,8 +133,7 @@ class Book(Pen):
         self.at_rest: Callable[[], None] | None = None  # hears that the last of them has ended
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
-        #: Uses inside a step that came to a failure, or may be in the journal though their writer got no answer:
-        #: another try of that step has new ones in their place.
+        #: Uses inside a step that came to a failure: another try of that step has new ones in their place.
         self.spoilt: set[Identity] = set()
         self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
@@ -195,8 +195,10 @@ class Book(Pen):
         if after.kind in ("started", "done") and not ran_beside(after):
             self.given_up |= {(failure.name, failure.key): failure for failure in self._failures}
             self._failures = []
-        elif after.kind in (ATTEMPT, RESUMED, ENDED):
+        elif after.kind == ENDED:
             self._failures = []
+        elif after.kind in (ATTEMPT, RESUMED):  # mostly of another claim; that of theirs may have been written late
+            self._failures = [failure for failure in self._failures if failure.claim_id == after.claim_id]
         else:
             self._failures = [failure for failure in self._failures if _says(failure, OWN)]
 
@@ -347,8 +349,10 @@ class Book(Pen):
         return old if old is not None and ((old, key) in self.done or (old, key) in self.begun) else name
 
     def take(self, records: Sequence[Record]) -> None:
-        """Know the ends of steps that are in the journal now."""
+        """Know the ends of steps among what is in the journal now."""
         for record in records:
+            if record.kind != DONE:
+                continue
             self.done[record.name, record.key] = record
             if record.state is not None:
                 self._own_states[record.key, record.digest] = record.seq, record.state
@@ -483,6 +487,24 @@ class Book(Pen):
         except BaseException:
             self.ask_again(records[-1].name, records[-1].key, outer)
             raise
+
+    async def tell(self, record: Record, queue: Sequence[Op] = ()) -> bool:
+        """Append a record that is no end of a step, with what must land in the queue together with it.
+
+        Where that was not answered and others have taken later places, it is looked for behind them. False where it
+        is there, and on an engine of its own the queue may not have its part.
+        """
+        try:
+            await self.ledger.append(record, queue=queue)
+            return True
+        except StorageBusy:
+            if self.ledger.is_newest((record,)):
+                raise  # it was repeated as often as is worth it
+        if await self.ledger.landed_at_last(record) is not None:
+            await self.ledger.tell(record)
+            return False
+        await self.ledger.append(*self.placed((record,)), queue=queue)
+        return True
 
     async def last(self, records: Sequence[Record]) -> Sequence[Record]:
         """The same behind all that is in question."""

@@ -394,7 +394,7 @@ class Context:
         """Record it, so that code that goes on without it takes the same way again."""
         about = {"error": message, "type": kind, **self.book.about_failure(FRAME.get(), self.book.running)}
         record = self.book.unfinished(FAILED, name, place, attempt=1, pos=pos, total=0, tries=1, info=about)
-        await self._ledger.append(record)
+        await self.book.tell(record)
 
     # -- recorded chance and time
 

@@ -19,7 +19,6 @@ from .errors import LeaseLost, StorageBusy, StorageClosed, UnserialisableResult
 from .events.base import EventBus
 from .journal.record import (
     ATTEMPT,
-    DONE,
     ENDED,
     LOOKED,
     RESUMED,
@@ -45,7 +44,7 @@ UNHEARD: Final = (StorageBusy, asyncio.CancelledError)
 
 
 class Question(NamedTuple):
-    """Whether the commit of these ends of steps has landed."""
+    """Whether the commit of these records has landed."""
 
     records: Sequence[Record]
     noted: bool = False  # they were told of when they were noted
@@ -179,8 +178,8 @@ class Ledger:
         except LeaseLost:
             raise  # no later one lands either
         except UNHEARD:  # they may have landed with it
-            ends = [record for record in _records(notes) if record.kind == DONE]
-            self.questions += [Question(ends, noted=True)] if ends else []
+            noted = _records(notes)
+            self.questions += [Question(noted, noted=True)] if noted else []
             raise
         except Exception:
             self._put_back(notes, seq)

@@ -21,6 +21,7 @@ from .book import FRAME, Book
 from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout, brief
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
+from .ledger import UNHEARD
 from .limits import RunLimits
 from .outcome import Before, payload_of, result_of
 from .persistence.claim import Claim
@@ -175,7 +176,7 @@ class Waits:
             raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {brief(seconds)}")
         name, key = "sleep", self._book.occurrence("w", "sleep")
         async with self._book.only(name, key):
-            if self._replayed(name, key) is not None:
+            if await self._replayed(name, key) is not None:
                 return
             until = await self._begin(name, key, seconds)
             assert until is not None
@@ -229,17 +230,17 @@ class Waits:
         if not isinstance(agent_key, str) or isinstance(agent, type):
             raise InvalidArgument(f"call() takes an agent or the key of one, not {brief(agent)}")
         book = self._book
-        place = f"k:{key}" if key is not None else book.occurrence("c", agent_key)
         name = f"call:{agent_key}"
-        async with self._book.only(name, place):
-            record = self._replayed(name, place)
+        place = f"k:{key}" if key is not None else book.occurrence("c", name)
+        async with book.only(name, place):
+            record = await self._replayed(name, place)
             if record is None:
                 record = await self._child(name, place, agent, agent_key, input)
         result = result_of(cast("dict[str, Any]", decode(record.result or "{}")))
         try:
             return result.raise_for_status()
         except RunFailed:
-            book.spoilt.add((agent_key, place))
+            book.spoilt.add((name, place))
             raise
 
     async def _child(
@@ -252,10 +253,11 @@ class Waits:
             child, agent_key, input, None, self._row.priority, parent_run_id=self._row.run_id,
             origin="inline" if inline else "",
         )  # fmt: skip
-        if (name, place) not in book.begun:
+        there = (name, place) in book.begun
+        if not there:
             record = book.started(name, place, quiet=True, info={"child": child, **self._apart()})
-            await self._ledger.append(record, queue=[] if inline else [Op("queue.insert", (row,))])
-        elif inline is None and (unheard := await self._again(row)) is not None:
+            there = not await book.tell(record, [] if inline else [Op("queue.insert", (row,))])
+        if there and inline is None and (unheard := await self._again(row)) is not None:
             return await self._end(name, place, unheard)
         if inline is not None:
             # Whoever goes on with this run goes on with it too.
@@ -311,10 +313,13 @@ class Waits:
 
     # -- records of waits
 
-    def _replayed(self, name: str, key: str) -> Record | None:
-        record = self._book.done.get((name, key))
+    async def _replayed(self, name: str, key: str) -> Record | None:
+        book = self._book
+        if book.questions:
+            await book.settle()
+        record = book.done.get((name, key))
         if record is not None:
-            self._book.passed(record)
+            book.passed(record)
         return record
 
     async def _begin(self, name: str, key: str, seconds: float | None) -> float | None:
@@ -338,31 +343,18 @@ class Waits:
         record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None)
         self._writing += 1
         try:
-            await self._ledger.append(record)
+            await book.write((record,), (), FRAME.get())
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and await self._landed(record):
-                raise
-            if mail is not None:
+            if mail is not None and not isinstance(error, UNHEARD):
                 self._put_back(mail)
-            book.spoilt.add((name.removeprefix("call:"), key))  # it may have landed
             raise
         finally:
             self._writing -= 1
             self._rest.set()
-        book.done[name, key] = record
         book.begun.pop((name, key), None)
         book.until.pop((name, key), None)
         book.passed()
-        return record
-
-    async def _landed(self, record: Record) -> bool:
-        """Whether the end of a wait landed, though its caller gave up: it answers where that is waited for again."""
-        with suppress(Exception):  # not known, then: it is the cancellation that is raised
-            if await self._ledger.landed(record) is not None:
-                self._book.take([record])
-                self._book.ask_again(record.name.removeprefix("call:"), record.key, FRAME.get())
-                return True
-        return False
+        return book.done[name, key]
 
     async def _message(
         self,
@@ -379,7 +371,7 @@ class Waits:
         name = f"{kind}:{wanted}"
         key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"
         async with self._book.only(name, key):
-            record = self._replayed(name, key)
+            record = await self._replayed(name, key)
             if record is None:
                 wait = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._book.begun:
@@ -459,6 +451,8 @@ class Waits:
                 # What was started together with this may wait too, and what has just ended beside it goes on.
                 passed = self._book.boundary
                 await _turns()
+            elif self._book.questions:
+                await self._book.settle()
             else:
                 cursor = self._cursor
                 await self._park(reason)

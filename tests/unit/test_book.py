@@ -138,13 +138,16 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
     later = [Record(0, "started", "c", "s:0", info=aside), done("c", info=aside), Record(0, "started", "b", "s:0")]
     with pytest.raises(StepExecutionError, match="no"):
         book(own, *later).fail_again("a", "s:0")
+    attempt = Record(0, "attempt", "agent", claim_id="another")
+    with pytest.raises(StepExecutionError, match="no"):  # that of its own claim was written late
+        book(failed, attempt._replace(claim_id=""), Record(0, "started", "b", "s:0")).fail_again("a", "s:0")
     for records in (
         [failed],
         [failed, *later],
         [own, *later[:2]],
-        [own, later[0], Record(0, "attempt", "agent"), *later],
+        [own, later[0], attempt, *later],
         [failed, Record(0, "ended", "failed"), Record(0, "started", "b", "s:0")],
-        [failed, Record(0, "attempt", "agent"), Record(0, "started", "b", "s:0")],
+        [failed, attempt, Record(0, "started", "b", "s:0")],
         [failed._replace(info='{"error":"no"}'), Record(0, "started", "b", "s:0")],
     ):
         book(*records).fail_again("a", "s:0")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,15 +16,20 @@ from agent_runtime_core.errors import (
     StorageBusy,
     WaitTimeout,
 )
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.journal.record import DONE, RETRYING, Record
 from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.loop import run_turn_loop
-from agent_runtime_core.runner import open_run
+from agent_runtime_core.queue import InMemoryQueue
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
+from agent_runtime_core.state import InMemoryStateStore
+from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from tests.unit.rig import PATIENT, Rig, soon
+from tests.unit.rig import PATIENT, Rig, Script, soon
 from tests.unit.scripted import Scripted, asks, call
 
 
@@ -209,6 +214,37 @@ async def test_a_step_whose_commit_was_not_answered_does_not_run_again_when_its_
     assert sent == ["it"]
 
 
+@pytest.mark.parametrize("landed", [False, True])
+async def test_a_step_whose_commit_was_not_answered_does_not_run_again_behind_a_park(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    sent: list[str] = []
+
+    async def send() -> str:
+        sent.append("it")
+        return "sent"
+
+    async def sent_at_last(ctx: Any) -> None:
+        await asyncio.sleep(0)
+        with contextlib.suppress(StorageBusy):
+            await ctx.step("send", send, key="it")
+
+    async def body(ctx: Any) -> Any:
+        await asyncio.gather(ctx.wait_for_signal("go"), sent_at_last(ctx))
+        return await ctx.step("send", send, key="it")
+
+    async with Rig(place, park_after=0) as rig:
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.result == '"sent"', landed)
+        rig.register(body)
+        run_id = await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
+        assert (await rig.runner.get_run(run_id)).status is RunStatus.WAITING
+        await rig.runner.signal(run_id, "go")
+        assert await rig.runner.run_once()
+        assert (await rig.runner.wait(run_id)).final_output == {"value": "sent"}
+        assert sent == ["it"]
+
+
 @pytest.mark.parametrize("landed", [(True, True), (False, True, False)])
 async def test_trace_sinks_hear_once_of_what_was_not_answered(
     place: Path | None, monkeypatch: pytest.MonkeyPatch, landed: tuple[bool, ...]
@@ -255,6 +291,251 @@ async def test_a_recorded_value_whose_commit_was_not_answered_is_that_of_the_nex
         drawn = await rig.value(body)
         assert [each.result for each in await rig.records() if each.kind == DONE] == [encode(drawn)] * 2
         assert [each.kind for each in await rig.records()].count(RETRYING) == 1
+
+
+WAITS = {"sleep": "sleep", "signal": "signal:go", "approval": "signal:pay", "call": "call:child"}
+
+
+def waiting(ctx: Any, kind: str, ran: list[str]) -> Awaitable[Any]:
+    """Such a wait, which has nothing to wait for but the clock: messages 0, 1, ... are there."""
+
+    async def child(ctx: Any) -> Any:
+        ran.append("child")
+        return len(ran) - 1
+
+    async def slept() -> int:
+        await ctx.sleep(10)
+        return 0
+
+    async def called() -> Any:
+        return (await ctx.call(Script(child, "child"), {})).final_output["value"]
+
+    match kind:
+        case "sleep":
+            return slept()
+        case "signal":
+            return cast("Awaitable[Any]", ctx.wait_for_signal("go"))
+        case "approval":
+            return cast("Awaitable[Any]", ctx.approve("pay"))
+    return called()
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", WAITS)
+async def test_a_wait_whose_end_was_not_answered_is_over_in_the_next_try(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, kind: str, inside: bool, landed: bool
+) -> None:
+    ran, values = list[str](), list[Any]()
+    tries = 0
+
+    async def body(ctx: Any) -> Any:
+        async def both() -> list[Any]:
+            nonlocal tries
+            tries += 1
+            return [await waiting(ctx, kind, ran), await waiting(ctx, kind, ran)]
+
+        for number in range(2):
+            for name in ("go", "pay"):
+                await rig.runner.signal("r", name, number, message_id=f"{name}{number}")
+        try:
+            values.append(await (ctx.step("both", both, retries=2, retry_delay=0) if inside else both()))
+        except StorageBusy:
+            values.append(await both())
+        if len(values) == 1:
+            raise ValueError("once more, from what is recorded")
+        return values
+
+    async with Rig(place) as rig:
+        which = (DONE, WAITS[kind])
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record[1:3] == which, landed)
+        since = rig.clock.wall()
+        await rig.go(body)
+        assert tries == 2
+        first, again = await rig.value(body)
+        assert again == first == ([0, 0] if kind == "sleep" else [0, 1])
+        assert int((rig.clock.wall() - since) / 10) == (2 if kind == "sleep" else 0), "and no sleep is slept twice"
+        done = [(each.name, each.key) for each in await rig.records() if each.kind == DONE]
+        assert len(done) == len(set(done)) == 2 + inside
+        assert ran == (["child"] * 2 if kind == "call" else [])
+
+
+BESIDE = {
+    "the end of a sleep": ("done", "sleep"),
+    "that of a wait": ("done", "signal:go"),
+    "that of a called run": ("done", "call:child"),
+    "its start": ("started", "call:child"),
+    "the start of a step": ("started", "careful"),
+    "its failure": ("retrying", "careful"),
+}
+
+
+@pytest.mark.parametrize("landed", [False, True])
+@pytest.mark.parametrize("what", BESIDE)
+async def test_what_is_not_answered_while_steps_go_on_beside_it_costs_nothing(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch, what: str, landed: bool
+) -> None:
+    ran, tries, lost, values = list[str](), list[int](), list[Record](), list[Any]()
+    stalled, last, heard = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def careful() -> int:
+        tries.append(1)
+        if len(tries) < 2:
+            raise ValueError("not yet")
+        return 0
+
+    async def one(ctx: Any) -> Any:
+        if BESIDE[what][1] == "careful":
+            return await ctx.step("careful", careful, on_in_doubt="fail", retries=1, retry_delay=0)
+        return await waiting(ctx, {name: kind for kind, name in WAITS.items()}[BESIDE[what][1]], ran)
+
+    async def others(ctx: Any) -> None:
+        await stalled.wait()
+        for n in range(3):
+            await ctx.step(f"other-{n}", asyncio.sleep, 0)
+        last.set()
+
+    async def body(ctx: Any) -> Any:
+        ctx.book.ledger.told = lambda kind, payload: heard.append(kind)
+        await rig.runner.signal("r", "go", 0)
+        values.append([(await asyncio.gather(one(ctx), others(ctx)))[0], await ctx.uuid4()])
+        if len(values) == 1:
+            raise ValueError("once more, from what is recorded")
+        return values
+
+    async with Rig(place) as rig, asyncio.timeout(10):
+        engine = rig.runner.queue.commits
+        commit = engine.commit
+
+        async def stall(guard: Any, ops: Any) -> Any:
+            found = [op.args[1] for op in ops if op.name == "journal.append" and op.args[1][1:3] == BESIDE[what]]
+            if found and not lost:
+                lost.extend(found)
+                if landed:
+                    await commit(guard, ops)
+                stalled.set()
+                await last.wait()
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", stall)
+        await rig.go(body)
+        assert (len(lost), len(values)) == (1, 1)
+        records = await rig.records()
+        assert [each.seq for each in records] == sorted({each.seq for each in records})
+        of_it = [(each.kind, each.name, each.key, each.attempt) for each in records if each[1:3] == BESIDE[what]]
+        assert len(of_it) == len(set(of_it)) == (2 if what == "the start of a step" else 1)
+        assert (len(ran), len(tries)) in ((0, 2), (1, 0), (0, 0))
+        told = [kind for kind, _ in await rig.told()]
+        retrying = int(BESIDE[what][1] == "careful")
+        assert (told.count("run.started"), told.count("step.retrying")) == (1, retrying)
+        assert heard.count("step.retrying") == retrying
+        first, again = await rig.value(body)
+        assert again == first
+
+
+async def test_a_start_that_nobody_answers_for_is_not_looked_for_without_end(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[list[str]] = []
+
+    async def body(ctx: Any) -> Any:
+        engine = ctx.book.ledger.queue.commits
+        commit = engine.commit
+
+        async def away(guard: Any, ops: Any) -> Any:
+            tried.append([op.args[1].kind for op in ops if op.name == "journal.append"])
+            raise StorageBusy("did not answer")
+
+        monkeypatch.setattr(engine, "commit", away)
+        try:
+            await ctx.step("never", asyncio.sleep, 0, on_in_doubt="fail")
+        finally:
+            monkeypatch.setattr(engine, "commit", commit)
+
+    async with Rig(place) as rig:
+        failed = await rig.go(body)
+        assert failed.error is not None
+        assert failed.error.type == "StorageBusy"
+        assert {kinds[-1] for kinds in tried} == {"started"}
+        assert len(tried) <= 4
+
+
+async def test_a_called_run_gets_to_workers_though_its_start_landed_without_it() -> None:
+    clock = VirtualClock()
+    queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(clock=clock), InMemoryStateStore(clock=clock)
+    commit, last, lost = state.engine.commit, asyncio.Event(), list[Any]()
+
+    async def stall(guard: Any, ops: Any) -> Any:
+        answers = await commit(guard, ops)
+        if not lost and any(op.name == "journal.append" and op.args[1][1:3] == ("started", "call:child") for op in ops):
+            lost.append(ops)
+            await last.wait()
+            raise StorageBusy("did not answer")
+        return answers
+
+    state.engine.commit = stall  # type: ignore[method-assign]
+
+    async def child(ctx: Any) -> Any:
+        return "theirs"
+
+    async def parent(ctx: Any) -> Any:
+        async def others() -> None:
+            while not lost:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await ctx.step("other", asyncio.sleep, 0)
+            last.set()
+
+        called, _ = await asyncio.gather(ctx.call("child", {}), others())
+        return called.final_output["value"]
+
+    agents = Registry()
+    agents.register(Script(parent, "parent"))
+    agents.register(Script(child, "child"))
+    async with AgentRunner(queue, bus, state, RunnerConfig(park_after=0), registry=agents) as runner:
+        run_id = await runner.submit("parent")
+        assert [await runner.run_once() for _ in range(3)] == [True] * 3
+        assert (await runner.wait(run_id)).final_output == {"value": "theirs"}
+        assert len(lost) == 1
+
+
+async def test_starts_whose_commit_was_not_answered_are_told_once_and_are_no_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = list[str](), asyncio.Event()
+
+    async def slow() -> str:
+        begun.append("slow")
+        await go.wait()
+        if len(begun) < 2:
+            raise ValueError("once more")
+        return "slow"
+
+    async def quick(what: str) -> str:
+        return what
+
+    async def body(ctx: Any) -> Any:
+        async def others() -> None:
+            while not begun:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            with contextlib.suppress(StorageBusy):
+                await ctx.step("quick", quick, "first", key="first")
+            await ctx.step("quick", quick, "second", key="second")
+            go.set()
+
+        async def both() -> Any:
+            return (await asyncio.gather(ctx.step("slow", slow), others()))[0]
+
+        return await ctx.step("both", both, retries=1, retry_delay=0)
+
+    async with Rig(tmp_path / "runs.db", linger=PATIENT) as rig, asyncio.timeout(10):
+        unheard(rig.runner.queue.commits, monkeypatch, lambda record: record.result == '"first"', False)
+        assert await rig.value(body) == "slow"
+        assert len(begun) == 2
+        told = [(kind, about.get("step_name")) for kind, about in await rig.told() if kind.endswith("started")]
+        assert told[0] == ("run.started", None)
+        assert [name for _, name in told].count("slow") == 2
+        assert [name for _, name in told].count("both") == 2
 
 
 async def test_a_step_that_a_failed_try_left_behind_answers_for_the_next_try(place: Path | None) -> None:
