@@ -130,3 +130,32 @@ async def test_a_worker_works_for_a_runner_of_its_own(tmp_path: Path) -> None:
             assert (await runner.get_run(run)).worker == "mine"
         child.send(signal.SIGTERM)
         assert await child.aended() == 0
+
+
+FROZEN = """
+import gc
+
+from agent_runtime_core import AgentRuntime, RunResult
+
+
+class Frozen(AgentRuntime):
+    key = "frozen"
+
+    async def run(self, ctx):
+        return RunResult({"frozen": gc.get_freeze_count(), "left": len(gc.get_objects())})
+
+"""
+
+
+async def test_the_garbage_collector_of_a_worker_leaves_out_what_was_imported(tmp_path: Path) -> None:
+    (tmp_path / "frozen_agents.py").write_text(FROZEN)
+    options = ("--agent-path", tmp_path, "--url", tmp_path / "all.db")
+    with Command("agent_runtime_core", "worker", "frozen_agents:Frozen", *options) as child:
+        await child.aline()
+        async with open_runner([tmp_path / "all.db"] * 3) as runner:
+            run = await runner.submit("frozen")
+            told = (await runner.wait(run, 30)).final_output
+        assert told["frozen"] > 10_000
+        assert told["left"] < told["frozen"] / 10
+        child.send(signal.SIGTERM)
+        assert await child.aended() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import platform
@@ -27,6 +28,10 @@ async def work(args: Namespace) -> int:
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     async with _runner(args) as runner:
         await runner.queue.next_due()  # a store that cannot be read is told of before it says that it is ready
+        # What is imported by now stays. A full pass of the garbage collector through it holds the loop: where SDKs are
+        # among it, for a tenth of a second and more.
+        gc.collect()
+        gc.freeze()
         working = asyncio.create_task(runner.run_loop(args.poll, concurrency=args.concurrency))
         await asyncio.sleep(0)  # it handles signals from here on
         if not working.done():

@@ -66,15 +66,6 @@ def _behind_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     return event[0] if event else 0
 
 
-def _body(record: Record) -> str:
-    """All that has no column of its own. No JSON text and no id has a control character in it; the key, last, may."""
-    _, _, _, key, attempt, claim_id, t, _, error, state, pos, total, tries, ms, info, next_, digest, _, _ = record
-    return (
-        f"{attempt}\t{claim_id}\t{t!r}\t{pos}\t{total}\t{tries}\t{ms}\t{error or ''}\t{state or ''}\t{info or ''}"
-        f"\t{next_ or ''}\t{digest or ''}\t{key}"
-    )
-
-
 def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
     about = f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0{result is None}\0{body}"
     if result is None:
@@ -114,15 +105,26 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
             return there.seq
         last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
         record = record._replace(seq=0 if last is None else last + 1)
-    seq, kind, name, _, _, _, _, text, *_, nev = record
+    (
+        seq, kind, name, key, attempt, claim_id, t, text, error, state, pos, total, tries, ms, info, next_, digest, _,
+        nev,
+    ) = record  # fmt: skip
     ev = tx.counters.get(run_id)
     if ev is None:
         ev = head(tx, run_id) if seq else _behind_events(tx, run_id)
-    result, body = _packed(kind, text), _body(record)
+    # All that has no column of its own. No JSON text and no id has a control character in it; the key, last, may.
+    body = (
+        f"{attempt}\t{claim_id}\t{t!r}\t{pos}\t{total}\t{tries}\t{ms}\t{error or ''}\t{state or ''}\t{info or ''}"
+        f"\t{next_ or ''}\t{digest or ''}\t{key}"
+    )
+    if text is not None and len(text) < SHORTEST_PACKED:  # as _packed() and _crc() have it, for most at once
+        result: str | bytes | None = text
+        crc = crc32(f"{run_id}\0{seq}\0{kind}\0{name}\0{nev}\0False\0{body}{text}".encode())
+    else:
+        result = _packed(kind, text)
+        crc = _crc(run_id, seq, kind, name, result, body, nev)
     try:
-        tx.execute(
-            _INSERT, (run_id, seq, kind, name, result, body, ev, nev, _crc(run_id, seq, kind, name, result, body, nev))
-        )
+        tx.execute(_INSERT, (run_id, seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:
