@@ -160,3 +160,12 @@ async def test_a_number_of_an_event_that_was_damaged_is_told(store: SQLiteStateS
     conn.close()
     with pytest.raises(StorageCorrupt, match=f"run {RUN}: journal record 0 .* has no number of an event, but 'x'"):
         await store.records(RUN)
+
+
+async def test_a_run_that_was_deleted_begins_with_its_first_event_again(store: SQLiteStateStore) -> None:
+    begun = FULL._replace(seq=0, nev=3)
+    for _ in range(2):
+        await store.commits.commit(None, [Op("journal.append", (RUN, begun)), Op("journal.append", (RUN, FULL))])
+        assert [(each.seq, each.ev) for each in await store.records(RUN)] == [(0, 0), (3, 3)]
+        await store.commits.commit(None, [Op("journal.delete", (RUN,))])
+    assert await store.records(RUN) == []
