@@ -1333,3 +1333,60 @@ async def test_a_claim_without_an_answer_costs_one_wait_and_holds_nothing_for_lo
     run = await queue.claim("w", 60)
     assert (run.run_id, run.attempt) == (run_id, 1)
     await queue.release(run_id, "w", True)
+
+
+def unanswered(rig: Rig, monkeypatch: pytest.MonkeyPatch, which: Callable[[Any], bool]) -> list[Any]:
+    """Have commits with such an operation land, and not be answered, as long as somebody repeats them."""
+    engine = rig.runner.queue.commits
+    commit, lost = engine.commit, list[Any]()
+
+    async def unheard(guard: Any, ops: Any) -> Any:
+        answers = await commit(guard, ops)
+        if len(lost) < 3 and any(map(which, ops)):
+            lost.append(ops)
+            raise StorageBusy("did not answer")
+        return answers
+
+    monkeypatch.setattr(engine, "commit", unheard)
+    return lost
+
+
+async def test_a_run_that_was_claimed_with_an_end_nobody_heard_of_goes_back_at_once(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    async def body(ctx: Any) -> None:
+        ran.append(ctx.run_id)
+
+    async with Rig(place, Clock()) as rig:
+        rig.register(body)
+        runs = [await rig.runner.submit("script") for _ in range(2)]
+        lost = unanswered(rig, monkeypatch, lambda op: op.name == "queue.claim" and len(ran) == 1)
+        task = await working(rig.runner, concurrency=1)
+        async with asyncio.timeout(10):  # its lease would be 60 s
+            for run in runs:
+                assert (await rig.runner.wait(run)).status is RunStatus.SUCCEEDED
+        await stopped(rig.runner, task)
+        assert (ran, len(lost)) == (runs, 3)
+
+
+async def test_a_claim_that_was_renewed_and_nobody_heard_of_is_given_back(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    async def body(ctx: Any) -> str:
+        tries.append(1)
+        if len(tries) < 2:
+            raise ValueError("once more")
+        return "done"
+
+    async with Rig(place, Clock(), max_retries=2, retry_backoff_base=0) as rig:
+        lost = unanswered(rig, monkeypatch, lambda op: op.name == "queue.settle" and bool(op.args[1].renew))
+        with pytest.raises(StorageBusy):
+            await rig.go(body)
+        assert len(lost) == 3
+        assert (await rig.runner.get_run("r")).status is RunStatus.PENDING
+        async with asyncio.timeout(10):  # its lease would be 60 s
+            assert await rig.value(body) == "done"
