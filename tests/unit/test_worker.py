@@ -1354,7 +1354,7 @@ def unanswered(rig: Rig, monkeypatch: pytest.MonkeyPatch, which: Callable[[Any],
 async def test_a_run_that_was_claimed_with_an_end_nobody_heard_of_goes_back_at_once(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[str] = []
+    ran: list[UUID] = []
 
     async def body(ctx: Any) -> None:
         ran.append(ctx.run_id)
