@@ -13,7 +13,7 @@ from ._engines.base import Op
 from ._ids import step_id
 from ._json import digest
 from .errors import JournalMismatch, StepExecutionError, StorageBusy
-from .journal.record import ATTEMPT, DONE, ENDED, LOOKED, RESUMED, Record, is_copied
+from .journal.record import ATTEMPT, DONE, ENDED, FAILED, LOOKED, RESUMED, RETRYING, STARTED, Record, is_copied
 from .ledger import UNHEARD, Ledger, Question
 from .pen import Pen
 
@@ -75,6 +75,13 @@ def _says(record: Record, word: str) -> bool:
 def ran_beside(record: Record) -> bool:
     """Whether the step of that record ran beside other code of its run."""
     return _says(record, "beside")
+
+
+def aside(record: Record) -> Record:
+    """The record as that of a step which ran beside other code of its run."""
+    if ran_beside(record):
+        return record
+    return record._replace(info=BESIDE if record.info is None else f"{record.info[:-1]},{BESIDE[1:]}")
 
 
 def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +155,7 @@ class Book(Pen):
         self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
         self._failures: list[Record] = []  # of which what follows tells whether their callers went on
         self._ended_tries: set[Identity] = set()
+        self._failed_tries: dict[Identity, int] = {}  # and the last of each step that this claim has recorded
         self._read(records)
         #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
         #: collector.
@@ -444,9 +452,8 @@ class Book(Pen):
     def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:
         """A DONE record that stands for no events: of a wait, a child, a recorded value."""
         ledger = self.ledger
-        if self.is_apart() and info != BESIDE:
-            info = BESIDE if info is None else f"{info[:-1]},{BESIDE[1:]}"
-        return Record(ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info)
+        record = Record(ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info)
+        return aside(record) if self.is_apart() else record
 
     def defer(self, records: Sequence[Record]) -> None:
         """Have ends of steps wait for the next checkpoint of their list: they did not land with this one."""
@@ -494,6 +501,8 @@ class Book(Pen):
         Where that was not answered and others have taken later places, it is looked for behind them. False where it
         is there, and on an engine of its own the queue may not have its part.
         """
+        if record.kind in (RETRYING, FAILED):
+            self._failed_tries[record.name, record.key] = record.attempt
         try:
             await self.ledger.append(record, queue=queue)
             return True
@@ -525,12 +534,18 @@ class Book(Pen):
                     self.take(records := (*records[:-1], landed))
                     if not question.noted:
                         await self.ledger.tell(*records)
-                elif question.whole:
-                    records = self.placed(records)
+                elif question.whole and (records := self.late(records)):
                     self.questions[0] = question._replace(records=records)
                     await self.ledger.append(*records, noted=question.noted)
                     self.take(records)
                 del self.questions[0]
+
+    def late(self, records: Sequence[Record]) -> Sequence[Record]:
+        """These in places behind others that were to come after them: there they are as of steps beside those, and a
+        start that a failure answers for is none any more."""
+        failed = self._failed_tries
+        started = [each for each in records if each.kind != STARTED or each.attempt > failed.get(each[2:4], 0)]
+        return [aside(each) if each.kind in (STARTED, DONE) else each for each in self.placed(started)]
 
     async def conclude(self, error: BaseException | None) -> None:
         """Settle all questions at the end of an attempt, which came to `error`: its result was built on what they are

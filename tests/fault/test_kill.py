@@ -35,9 +35,11 @@ class Ordeal:
     slow = ("transactions", "turned")
     #: Whether so many kills hit it behind a record that one has to.
     hit = True
+    #: How many times as long its steps take, so that one is not through before it was killed often.
+    drag = 1
 
     def __init__(self, kind: str, where: Path, number: int, kills: int, life: float, pause: float) -> None:
-        self.kind, self.kills, self.pause = kind, kills, pause
+        self.kind, self.kills, self.pause = kind, kills, pause * self.drag
         self.life = life * (3 if kind in self.slow else 1)
         self.random = Random(f"{kind} {number}")
         self.run_id = str(UUID(int=number + 1))

@@ -46,6 +46,7 @@ def test_a_plan_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_pat
 class TodoOrdeal(Ordeal):
     job = "todos"
     hit = False
+    drag = 2
 
     def check_effects(self, kept: set[str]) -> None:
         """The to-dos themselves are the effects: `go` compares what is left of them."""

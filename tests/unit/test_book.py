@@ -153,6 +153,16 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
         book(*records).fail_again("a", "s:0")
 
 
+def test_what_is_written_behind_what_was_to_come_after_it_shows_nothing_of_the_order() -> None:
+    known = book(done("before"))
+    start = Record(0, "started", "a", "s:0", 1, info='{"description":"d"}')
+    records = [Record(0, "attempt", "agent"), start, done("b"), done("c", info='{"beside":true}')]
+    late = known.late(records)
+    assert [each.seq for each in late] == [*range(late[0].seq, late[0].seq + 4)]
+    assert [each.info for each in late] == [None, '{"description":"d","beside":true}', *['{"beside":true}'] * 2]
+    assert [each._replace(seq=0, info=None) for each in late] == [each._replace(info=None) for each in records]
+
+
 def test_a_failure_says_whether_it_was_the_runs_own() -> None:
     known, other = book(), book()
     for outer in (None, Frame(other, "a", "s:0", 1)):  # that of a run which waits for this one is none around it

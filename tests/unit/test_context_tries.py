@@ -499,6 +499,57 @@ async def test_a_called_run_gets_to_workers_though_its_start_landed_without_it()
         assert len(lost) == 1
 
 
+@pytest.mark.parametrize("inside", [False, True])
+async def test_a_failure_that_ended_its_attempt_is_not_answered_by_what_was_written_again_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    tries, told = list[int](), asyncio.Event()
+
+    async def fails_once(ctx: Any) -> str:
+        tries.append(1)
+        if inside:
+            with contextlib.suppress(StorageBusy):
+                await ctx.uuid4()
+        else:
+            await told.wait()
+        if len(tries) < 2:
+            raise ConnectionError("away for a moment")
+        return "fine"
+
+    async def body(ctx: Any) -> Any:
+        async def progress() -> None:
+            with contextlib.suppress(StorageBusy):
+                await ctx.emit("progress", {"n": 1})
+            told.set()
+
+        beside = asyncio.ensure_future(asyncio.sleep(0) if inside else progress())
+        try:
+            return await ctx.step("flaky", fails_once, ctx)
+        finally:
+            await beside
+
+    async with Rig(tmp_path / "runs.db", linger=PATIENT) as rig, asyncio.timeout(10):
+        engine = rig.runner.queue.commits
+        commit, left = engine.commit, [1, 2, 3]
+
+        async def away(guard: Any, ops: Any) -> Any:
+            of_it = [op.args[1] for op in ops if op.name == "journal.append"]
+            if left and (any(op.name == "events.publish" for op in ops) or any(r.name == "uuid4" for r in of_it)):
+                left.pop()
+                raise StorageBusy("did not answer")
+            return await commit(guard, ops)
+
+        monkeypatch.setattr(engine, "commit", away)
+        first = await rig.go(body)
+        assert (first.status, left) == (RunStatus.FAILED, [])
+        told_kinds = [(kind, about) for kind, about in await rig.told("run.")]
+        assert [kind for kind, _ in told_kinds] == ["run.started", "run.failed"]
+        assert told_kinds[0][1].keys() == {"agent_key", "attempt"}
+        assert await rig.value(body) == "fine"
+        assert len(tries) == 2
+        assert not any("in_doubt" in about for _, about in await rig.told("step.started"))
+
+
 async def test_starts_whose_commit_was_not_answered_are_told_once_and_are_no_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
