@@ -456,6 +456,7 @@ async def test_a_cancelled_run_begins_no_other_item(place: Path | None) -> None:
 
         await rig.go(body)
         assert begun == [0]
+        assert [about["step_index"] for kind, about in await rig.told("step.started")] == [0]
 
 
 async def test_cancelling_the_caller_lets_every_item_go() -> None:

@@ -824,6 +824,7 @@ async def test_a_cancelled_run_stops_before_its_next_step(place: Path | None) ->
         result = await rig.go(body)
         assert result.status == "cancelled"
         assert calls == []
+        assert [about["step_name"] for kind, about in await rig.told("step.started")] == ["a"], "that of b never began"
 
 
 async def test_a_step_that_takes_too_long_timed_out(place: Path | None) -> None:

@@ -617,6 +617,7 @@ async def test_a_cancelled_run_begins_nothing_more_and_records_what_runs(place: 
         assert work.begun == work.ended == ["b"]
         assert [record.name for record in await rig.records() if record.kind == "done"] == ["a", "b"]
         assert await rig.told("step.skipped") == []
+        assert {about["step_name"] for kind, about in await rig.told("step.started")} == {"a", "b"}
 
 
 async def test_cancelling_the_caller_lets_every_step_go(place: Path | None) -> None:

@@ -256,6 +256,38 @@ async def test_a_running_step_is_ended_when_the_context_is_cancelled() -> None:
     assert len(of(ctx, "step.started")) == 1
 
 
+@pytest.mark.parametrize("how", ["list", "graph", "map"])
+async def test_a_context_that_is_cancelled_ends_the_wait_for_the_next_try(how: str) -> None:
+    ctx = MockRunContext()
+    tries: list[int] = []
+
+    async def fails(*_: Any) -> None:
+        tries.append(1)
+        ctx.cancel()
+        raise ConnectionError("down")
+
+    executor = StepExecutor(ctx, cancel_check_interval=0.005)
+    needs = [Step("b", returning(1), depends_on=["a"])] if how == "graph" else []
+    steps = [Step("a", fails, retries=3, retry_delay=60), *needs]
+    work = executor.map("a", fails, [1], retries=3, retry_delay=60) if how == "map" else executor.run(steps)
+    with pytest.raises(StepCancelledError, match="a"):
+        await asyncio.wait_for(work, 10)
+    assert (len(tries), len(of(ctx, "step.retrying")), of(ctx, "step.failed")) == (1, 1, [])
+
+
+async def test_a_step_whose_state_cannot_be_saved_is_not_told_as_completed() -> None:
+    ctx = MockRunContext()
+
+    async def spoils(ctx: Any, state: State) -> None:
+        state["odd"] = object()
+
+    executor = StepExecutor(ctx)
+    with pytest.raises(UnserialisableResult, match="odd"):
+        await executor.run([Step("a", spoils, retries=2, retry_delay=0)])
+    assert [kind for kind, _ in ctx.get_events() if kind.startswith("step.")] == ["step.started", "step.failed"]
+    assert executor.state.custom_state == {}
+
+
 async def test_cancelling_the_task_stays_a_cancellation() -> None:
     ctx = MockRunContext()
     inside, stopped = asyncio.Event(), asyncio.Event()

@@ -72,7 +72,7 @@ class Dag(Listed):
             self.progress["completed"] += 1
             # Not durable yet: only what begins in the same commit may count on it.
             after, first = None, None if self.crew.stopped else graph.take_after(place)
-            if first is not None and step.checkpoint:
+            if first is not None and step.checkpoint and not self.ctx.cancelled():
                 after = self._start_of(first)
             following = (first, after is not None)
             record = book.finished(work, text, attempt, ms, state=work.state, next=after)

@@ -136,7 +136,7 @@ class FanOut:
         def seal(work: Work, text: str, attempt: int, ms: int) -> tuple[Record]:
             nonlocal following
             following = None if self.failed is not None else next(self.queue, None)
-            after = None if following is None else self._start_of(following)
+            after = None if following is None or ctx.cancelled() else self._start_of(following)
             return (book.finished(work, text, attempt, ms, next=after),)
 
         work = Work(

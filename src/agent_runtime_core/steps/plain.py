@@ -84,6 +84,9 @@ class Plain:
         """How many steps lie behind, as progress tells it."""
         return int(about["step_index"])
 
+    def check(self) -> None:
+        """Refuse what a step leaves besides its result, if that cannot be saved."""
+
     async def tries(
         self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any],
         how: Callee,
@@ -105,6 +108,7 @@ class Plain:
                 except UnserialisableResult as error:
                     raise refused_of(name, error) from None
                 result = how.decode(text)
+                self.check()
             except StepCancelledError:
                 raise
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
@@ -126,7 +130,7 @@ class Plain:
                 raise error
             raise StepExecutionError(name, message, attempt) from error
         await self.ctx.emit(EventType.STEP_RETRYING, {**tried, "error": message, "retry_delay": delay})
-        await asyncio.sleep(delay)
+        await self._watched(asyncio.sleep(delay), name)
 
     async def _watched(self, work: Any, name: str) -> Any:
         """The result of `work`, ended early when the context says it was cancelled."""
@@ -183,6 +187,9 @@ class PlainChain(Plain):
         kept.current_step_index = index + 1
         if step.checkpoint:
             await self.save()
+
+    def check(self) -> None:
+        encode(dict(self.state))
 
 
 class PlainDag(Plain):
