@@ -145,6 +145,8 @@ class Book(Pen):
         self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
+        #: Uses that may come once more, each by its step, space and name, with what it was used with.
+        self._again: dict[tuple[Frame | None, str, str], tuple[int, str | None]] = {}
         self._alone: dict[Identity, asyncio.Event | None] = {}  # what goes on, and its end if others wait: see `only`
         self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
         self.questions: list[Question] = ledger.questions  # to be settled before anything else is asked
@@ -311,25 +313,42 @@ class Book(Pen):
 
     # -- identity
 
-    def occurrence(self, space: str, name: str) -> str:
+    def occurrence(self, space: str, name: str, mark: str | None = None) -> str:
         """The key of the next unkeyed use of `name`, counted for each step by itself: on a resume those inside a
-        recorded one are not asked for again, and those beside it come in any order."""
-        frame = FRAME.get()
-        if frame is None or frame.book is not self:
+        recorded one are not asked for again, and those beside it come in any order; `mark` tells what with."""
+        frame = self._frame()
+        if self._again:
+            use, of = self._again.pop((frame, space, name), (0, ""))
+            if of == mark:
+                self._uses(frame)[space, name] = use
+        if frame is None:
             return f"{space}:{_next_use(self._counts, space, name)}"
-        if frame.counts is None:
-            frame.counts = {}
+        counts = self._uses(frame)
         while True:
-            key = f"{space}:{_next_use(frame.counts, space, name)}@{frame.mark}"
+            key = f"{space}:{_next_use(counts, space, name)}@{frame.mark}"
             if (name, key) not in self.spoilt:
                 return key
 
-    def ask_again(self, name: str, key: str, frame: Frame | None) -> None:
-        """Have the next use of that name in that step, or between steps, be this one, if it was the last."""
-        counts = self._counts if frame is None or frame.book is not self else frame.counts
+    def ask_again(self, name: str, key: str, mark: str | None, frame: Frame | None) -> None:
+        """Have the next use of that name in that step, or between steps, be this one, if it was the last and is used
+        with the same: its end was not heard of, or its caller gave it up."""
+        frame = None if frame is None or frame.book is not self else frame
         space, _, use = key.partition("@")[0].partition(":")
-        if counts is not None and use.isdecimal() and counts.get((space, name)) == int(use) + 1:
-            counts[space, name] = int(use)
+        if use.isdecimal() and self._uses(frame).get((space, name)) == int(use) + 1:
+            self._again[frame, space, name] = int(use), mark
+
+    def _frame(self) -> Frame | None:
+        """The step of this run that the code which asks is in."""
+        frame = FRAME.get()
+        return None if frame is None or frame.book is not self else frame
+
+    def _uses(self, frame: Frame | None) -> dict[tuple[str, str], int]:
+        """How often each name was used between steps, or in that step."""
+        if frame is None:
+            return self._counts
+        if frame.counts is None:
+            frame.counts = {}
+        return frame.counts
 
     def only(self, name: str, key: str) -> Only:
         """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
@@ -449,10 +468,14 @@ class Book(Pen):
 
     # -- writing
 
-    def noted(self, name: str, key: str, result: str | None, info: str | None = None) -> Record:
+    def noted(
+        self, name: str, key: str, result: str | None, info: str | None = None, mark: str | None = None
+    ) -> Record:
         """A DONE record that stands for no events: of a wait, a child, a recorded value."""
         ledger = self.ledger
-        record = Record(ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info)
+        record = Record(
+            ledger.next_seq(), DONE, name, key, 1, ledger.claim_id, self.wall(), result, info=info, digest=mark
+        )
         return aside(record) if self.is_apart() else record
 
     def defer(self, records: Sequence[Record]) -> None:
@@ -492,7 +515,7 @@ class Book(Pen):
                 raise error  # it was repeated as often as is worth it
             await self.settle()
         except BaseException:
-            self.ask_again(records[-1].name, records[-1].key, outer)
+            self.ask_again(records[-1].name, records[-1].key, records[-1].digest, outer)
             raise
 
     async def tell(self, record: Record, queue: Sequence[Op] = ()) -> bool:
@@ -542,9 +565,13 @@ class Book(Pen):
 
     def late(self, records: Sequence[Record]) -> Sequence[Record]:
         """These in places behind others that were to come after them: there they are as of steps beside those, and a
-        start that a failure answers for is none any more."""
+        start whose end or failure is there is none any more."""
         failed = self._failed_tries
-        started = [each for each in records if each.kind != STARTED or each.attempt > failed.get(each[2:4], 0)]
+        started = [
+            each
+            for each in records
+            if each.kind != STARTED or (each[2:4] not in self.done and each.attempt > failed.get(each[2:4], 0))
+        ]
         return [aside(each) if each.kind in (STARTED, DONE) else each for each in self.placed(started)]
 
     async def conclude(self, error: BaseException | None) -> None:

@@ -255,7 +255,7 @@ class Context:
             raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {brief(on_changed_input)}")
         how = callee(fn, returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
-        place, record = self._identify(name, key)
+        place, record = self._identify(name, key, mark)
         asked = (name, place, fn, args, how, policy, mark, description)
         if record is None and (key is not None or self._frame is not None):
             async with self.book.only(name, place):
@@ -282,18 +282,22 @@ class Context:
             encode=how.encode, decode=how.decode, pos=book.take_pos(), description=description, digest=mark,
             info=BESIDE if book.is_beside() else None,
         )  # fmt: skip
-        value = await perform(book, work, book.seal)
+        try:
+            value = await perform(book, work, book.seal)
+        except asyncio.CancelledError:  # by its caller, who may ask for it once more
+            book.ask_again(name, place, mark, FRAME.get())
+            raise
         book.passed()
         return value
 
-    def _identify(self, name: str, key: str | None, space: str = "s") -> tuple[str, Record | None]:
+    def _identify(self, name: str, key: str | None, mark: str | None, space: str = "s") -> tuple[str, Record | None]:
         """The key of the next step of that name, and its record if there is one."""
         unbroken("a step's name", name)
         if key is not None:
             unbroken(f"the key of step {name!r}", key)
             record = self.book.recorded(name, place := f"k:{key}")
         else:
-            place = self.book.occurrence(space, name)
+            place = self.book.occurrence(space, name, mark)
             record = self.book.recorded(name, place)
         if record is None:
             self.book.fail_again(name, place)
@@ -350,7 +354,7 @@ class Context:
         if how.is_async:
             raise InvalidArgument(f"transaction {brief(name)}: fn runs on the writer thread and cannot be a coroutine")
         mark, _ = arguments_digest(args, {})
-        place, record = self._identify(name, None)
+        place, record = self._identify(name, None, mark)
         if record is None:
             name = self.book.former(name, place)
             record = await self._settled(name, place)
@@ -366,6 +370,7 @@ class Context:
                 text = await self._ledger.transact(fn, args, record, seal)
             except UNHEARD:
                 self.book.questions.append(Question((record,), whole=False))
+                self.book.ask_again(name, place, mark, FRAME.get())
                 raise
             except Exception as error:
                 if type(error).__module__.startswith("agent_runtime_core"):

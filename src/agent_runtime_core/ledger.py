@@ -73,6 +73,11 @@ def _records(ops: Sequence[Op]) -> list[Record]:
     return [op.args[1] for op in ops if op.name == "journal.append"]
 
 
+def _placed(ops: Sequence[Op]) -> list[Record]:
+    """The records that these append, those of transactions as they were placed."""
+    return _records(ops) + [op.args[3] for op in ops if op.name == "journal.transact"]
+
+
 class Ledger:
     """What a claim writes, guarded by it everywhere; `open` before the first read."""
 
@@ -202,7 +207,7 @@ class Ledger:
             try:
                 return await target.commit(guard, ops)
             except StorageBusy:
-                if not self.is_newest(_records(ops)):
+                if not self.is_newest(_placed(ops)):
                     raise
         return await target.commit(guard, ops)
 

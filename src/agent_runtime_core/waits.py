@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from ._clock import TOO_LATE, Clock
 from ._engines.base import Op
 from ._ids import child_run_id, step_id, unbroken
-from ._json import MAX_WHOLE, decode, encode
+from ._json import MAX_WHOLE, arguments_digest, decode, encode
 from .attempts import Happened
 from .book import FRAME, Book
 from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout, brief
@@ -231,11 +231,16 @@ class Waits:
             raise InvalidArgument(f"call() takes an agent or the key of one, not {brief(agent)}")
         book = self._book
         name = f"call:{agent_key}"
-        place = f"k:{key}" if key is not None else book.occurrence("c", name)
+        mark, _ = arguments_digest((input,), {})
+        place = f"k:{key}" if key is not None else book.occurrence("c", name, mark)
         async with book.only(name, place):
             record = await self._replayed(name, place)
             if record is None:
-                record = await self._child(name, place, agent, agent_key, input)
+                try:
+                    record = await self._child(name, place, agent, agent_key, input, mark)
+                except asyncio.CancelledError:  # by its caller, who may call it once more
+                    book.ask_again(name, place, mark, FRAME.get())
+                    raise
         result = result_of(cast("dict[str, Any]", decode(record.result or "{}")))
         try:
             return result.raise_for_status()
@@ -244,7 +249,7 @@ class Waits:
             raise
 
     async def _child(
-        self, name: str, place: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any]
+        self, name: str, place: str, agent: AgentRuntime | str, agent_key: str, input: dict[str, Any], mark: str | None
     ) -> Record:
         book, queue = self._book, self._ledger.queue
         child = str(child_run_id(step_id(self._row.run_id, name, place)))
@@ -257,15 +262,16 @@ class Waits:
         if not there:
             record = book.started(name, place, quiet=True, info={"child": child, **self._apart()})
             there = not await book.tell(record, [] if inline else [Op("queue.insert", (row,))])
+            book.begun[name, place] = record.seq
         if there and inline is None and (unheard := await self._again(row)) is not None:
-            return await self._end(name, place, unheard)
+            return await self._end(name, place, unheard, mark=mark)
         if inline is not None:
             # Whoever goes on with this run goes on with it too.
             recover = "inline" if self._row.origin else "worker"
             ended = payload_of(await inline(agent, child, input, self._row.run_id, recover))
-            return await self._end(name, place, ended)
+            return await self._end(name, place, ended, mark=mark)
         mail = await self._wait(lambda: self._find("child", child), None, f"child {child}")
-        return await self._end(name, place, decode(mail.payload), mail)
+        return await self._end(name, place, decode(mail.payload), mail, mark=mark)
 
     async def _again(self, row: RunRow) -> Any:
         """See that a child which was called before is there for workers; what it came to, if it ended unheard.
@@ -337,10 +343,12 @@ class Waits:
     def _apart(self) -> dict[str, Any]:
         return {"beside": True} if self._book.is_apart() else {}
 
-    async def _end(self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False) -> Record:
+    async def _end(
+        self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False, mark: str | None = None
+    ) -> Record:
         book = self._book
         info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
-        record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None)
+        record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None, mark)
         self._writing += 1
         try:
             await book.write((record,), (), FRAME.get())

@@ -157,7 +157,7 @@ def test_what_is_written_behind_what_was_to_come_after_it_shows_nothing_of_the_o
     known = book(done("before"))
     start = Record(0, "started", "a", "s:0", 1, info='{"description":"d"}')
     records = [Record(0, "attempt", "agent"), start, done("b"), done("c", info='{"beside":true}')]
-    late = known.late(records)
+    late = known.late([*records, start._replace(name="before")])
     assert [each.seq for each in late] == [*range(late[0].seq, late[0].seq + 4)]
     assert [each.info for each in late] == [None, '{"description":"d","beside":true}', *['{"beside":true}'] * 2]
     assert [each._replace(seq=0, info=None) for each in late] == [each._replace(info=None) for each in records]
