@@ -133,6 +133,7 @@ class Book(Pen):
         self.deferred: dict[str, list[Record]] = {}  # ends of steps that wait for a checkpoint, by key of their list
         self.maps: dict[str, list[str | None]] = {}  # digests of their items, of the maps it has run
         self.ended: Record | None = None
+        self.reopened: float | None = None  # wall seconds at which this generation began, if it is not the first
         self.length: int = 0
         self.boundary: int = 0  # how many steps this claim has passed
         self.emitted: int = 0  # how many events since then
@@ -159,6 +160,8 @@ class Book(Pen):
         self._ended_tries: set[Identity] = set()
         self._failed_tries: dict[Identity, int] = {}  # and the last of each step that this claim has recorded
         self._read(records)
+        if self.ended is not None and self.reopened is None:
+            self.reopened = self.wall()
         #: The context that owns this book. It knows the book; held here too, each run would wait for the garbage
         #: collector.
         self.owner: Callable[[], Any] = _nobody
@@ -238,8 +241,11 @@ class Book(Pen):
                 self._ended_tries.add(identity)
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
+            case "attempt" | "resumed":
+                if self.ended is not None and self.reopened is None:
+                    self.reopened = record.t
             case "ended":
-                self.ended = record
+                self.ended, self.reopened = record, None
 
     def doubted(self, identity: Identity) -> dict[str, Any]:
         """All that was held back for starts of that step whose end nobody knows."""

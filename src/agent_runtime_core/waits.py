@@ -282,11 +282,14 @@ class Waits:
         while True:
             await self._look()
             mail = self._find("child", child)
-            if mail is not None and self._came_before(mail):
+            if mail is not None and await self._is_of_before(mail, child):
                 self._take(mail)
             elif mail is not None:
                 return None  # it has told, and may be deleted since
             there: RunRow = (await ledger.write(queue=[Op("queue.insert", (row,))]))[2][0]
+            if there.status in LIVE and self._before(there.cancel_at):
+                await self._wait(lambda: self._find("child", child), None, f"child {child}")  # to have let go
+                continue
             await self._look()
             if (there.status in LIVE and not there.origin) or self._find("child", child) is not None:
                 return None
@@ -301,13 +304,25 @@ class Waits:
                     await ledger.write(queue=[Op("queue.reopen", (child, (there.status,), self._clock.wall()))])
                 return None
 
-    def _came_before(self, mail: Mail) -> bool:
-        """Whether a child that did not succeed ended before an earlier generation of this run did, which did not use
-        it: it goes on with this one."""
-        ended = self._book.ended
-        if ended is None or mail.t > ended.t:
+    async def _is_of_before(self, mail: Mail, child: str) -> bool:
+        """Whether a child that did not succeed ended, or was cancelled, before this generation of the run began, and
+        no earlier one used that: it goes on with this one, or does already."""
+        status = result_of(cast("dict[str, Any]", decode(mail.payload))).status
+        if status is RunStatus.SUCCEEDED or self._book.reopened is None:
             return False
-        return result_of(cast("dict[str, Any]", decode(mail.payload))).status is not RunStatus.SUCCEEDED
+        if self._before(mail.t):
+            return True
+        there = await self._ledger.queue.row(child)
+        if there is None:
+            return False
+        if mail.msg_id.rpartition(":")[2] != str(there.generation):
+            return True
+        return status is RunStatus.CANCELLED and self._before(there.cancel_at)
+
+    def _before(self, at: float | None) -> bool:
+        """Whether that was before this generation of the run began."""
+        since = self._book.reopened
+        return at is not None and since is not None and at <= since
 
     async def _adopt(self, row: RunRow) -> None:
         """Leave to workers a child that was called in place, unless it still runs there."""

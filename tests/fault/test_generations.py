@@ -450,3 +450,83 @@ async def test_a_poisoned_run_is_dead_and_delays_nobody(kind: str, tmp_path: Pat
         assert result.error.type == "Poisoned"
         assert [i.run_key for i in await runner.runs("dead")] == ["x"]
         await until_status(runner, run_id, "dead")
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["still letting go", "gone"])
+@pytest.mark.parametrize("parked", [False, True])
+async def test_a_child_that_was_cancelled_with_its_parent_goes_on_with_it(
+    kind: str, parked: bool, ended: bool, tmp_path: Path
+) -> None:
+    async with store(kind, tmp_path) as here:
+        begun, may_go = asyncio.Event(), asyncio.Event()
+        ran: list[int] = []
+
+        async def child(ctx: Any) -> int:
+            ran.append(1)
+            begun.set()
+            if len(ran) == 1:
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    await may_go.wait()
+            return len(ran)
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("child", {})).final_output["value"]
+
+        here.agent("child", child)
+        here.agent("parent", parent)
+        runner = here.runner(settings(park_after=0 if parked else 1e6))
+        working = asyncio.ensure_future(runner.run_loop(0.01, concurrency=4, handle_signals=False))
+        run_id = await runner.submit("parent", run_id="x")
+        await asyncio.wait_for(begun.wait(), 10)
+        if parked:
+            await until_status(runner, run_id, "waiting")
+        await runner.cancel(run_id, wait=True)
+        [there] = await runner.runs(agent="child")
+        if ended:
+            may_go.set()
+            await until_status(runner, there.run_id, "cancelled")
+        await runner.resume(run_id)
+        if not ended:
+            asyncio.get_running_loop().call_later(0.1, may_go.set)
+        assert (await runner.wait(run_id, 20)).final_output == {"value": 2}
+        assert len(ran) == 2
+        runner.stop()
+        await working
+        await consistent(runner, "x")
+
+
+async def test_a_child_that_somebody_cancels_while_its_parent_waits_again_stays_cancelled(
+    kind: str, tmp_path: Path
+) -> None:
+    async with store(kind, tmp_path) as here:
+        begun = asyncio.Event()
+
+        async def child(ctx: Any) -> None:
+            begun.set()
+            await asyncio.get_running_loop().create_future()
+
+        async def parent(ctx: Any) -> Any:
+            return await ctx.call("child", {})
+
+        here.agent("child", child)
+        here.agent("parent", parent)
+        runner = here.runner(settings(park_after=0))
+        working = asyncio.ensure_future(runner.run_loop(0.01, concurrency=4, handle_signals=False))
+        run_id = await runner.submit("parent", run_id="x")
+        for _ in range(2):
+            await asyncio.wait_for(begun.wait(), 10)
+            await until_status(runner, run_id, "waiting")
+            begun.clear()
+            [there] = await runner.runs(agent="child")
+            if (await runner.get_run(run_id)).generation > 1:
+                break
+            await runner.cancel(run_id, wait=True)
+            await until_status(runner, there.run_id, "cancelled")
+            await runner.resume(run_id)
+        await runner.cancel(there.run_id)
+        result = await runner.wait(run_id, 20)
+        assert (result.status, result.error and result.error.type) == (RunStatus.FAILED, "RunFailed")
+        runner.stop()
+        await working
