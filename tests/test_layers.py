@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"queue", "events", "state", "persistence", "llm", "tracing"},
     {"ledger", "outcome"},
     {"pen"},
+    {"uses"},
     {"book"},
     {"attempts"},
     {"waits"},

@@ -17,7 +17,7 @@ from ._forms import codec_for
 from ._hints import returns_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode
 from ._refusals import is_number
-from .book import BESIDE, FRAME, Book, Frame
+from .book import BESIDE, Book
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -37,6 +37,7 @@ from .portal import in_thread
 from .retry import Delay, at_least_zero
 from .tools.deadline import left_in_thread, limited
 from .tools.schema import context_parameter, place_context
+from .uses import FRAME, Frame
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 

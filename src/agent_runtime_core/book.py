@@ -5,47 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any, Final, cast
 
 from ._engines.base import Op
-from ._ids import step_id
-from ._json import digest
 from .errors import JournalMismatch, StepExecutionError, StorageBusy
 from .journal.record import ATTEMPT, DONE, ENDED, FAILED, LOOKED, RESUMED, RETRYING, STARTED, Record, is_copied
 from .ledger import UNHEARD, Ledger, Question
-from .pen import Pen
-
-Identity = tuple[str, str]  # (name, key)
+from .uses import FRAME, Frame, Identity, Uses
 
 _SEQ, _POS = itemgetter(0), itemgetter(10)
 _READ = itemgetter(1, 2, 3, 9, 10, 15, 16)  # kind, name, key, state, pos, next and digest of a record
-
-
-class Frame:
-    """The step that code is running in."""
-
-    __slots__ = ("attempt", "book", "counts", "emitted", "key", "name", "outer")
-
-    def __init__(self, book: Book, name: str, key: str, attempt: int, outer: Frame | None = None) -> None:
-        self.outer: Frame | None = outer
-        self.book: Book = book
-        self.name: str = name
-        self.key: str = key
-        self.attempt: int = attempt
-        self.emitted: int = 0
-        self.counts: dict[tuple[str, str], int] | None = None  # uses of a name inside this step
-
-    @property
-    def step_id(self) -> str:
-        return step_id(self.book.ledger.run_id, self.name, self.key)
-
-    @property
-    def mark(self) -> str:
-        """Tells this step from the others of its run, and of that run's forks."""
-        return digest(f"{self.name}\0{self.key}")[:16]
-
 
 BESIDE: Final = '{"beside":true}'  # the `info` of a step that runs beside other code of its run
 
@@ -54,14 +24,6 @@ OWN: Final = "own"  # it was of the run's own task
 ALONE: Final = "alone"  # no other was in flight
 
 APART: Final = "~"  # before the number of a step list that ran in a task of its own
-
-FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
-
-
-def _next_use(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
-    count = counts.get((space, name), 0)
-    counts[space, name] = count + 1
-    return count
 
 
 def _nobody() -> Any:
@@ -88,35 +50,7 @@ def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
     return {"total_tokens": held.get("tokens"), "cost_usd": held.get("usd")}
 
 
-class Only:
-    """Inside the block, nobody else is inside one of that identity."""
-
-    __slots__ = ("_alone", "_entered", "_identity")
-
-    def __init__(self, alone: dict[Identity, asyncio.Event | None], identity: Identity) -> None:
-        self._alone: dict[Identity, asyncio.Event | None] = alone
-        self._identity: Identity = identity
-        self._entered = False
-
-    async def __aenter__(self) -> None:
-        alone, identity, frame = self._alone, self._identity, FRAME.get()
-        while frame is not None:
-            if (frame.name, frame.key) == identity:
-                return  # it calls itself
-            frame = frame.outer
-        while identity in alone:
-            if (left := alone[identity]) is None:
-                left = alone[identity] = asyncio.Event()
-            await left.wait()
-        alone[identity] = None
-        self._entered = True
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._entered and (left := self._alone.pop(self._identity)) is not None:
-            left.set()
-
-
-class Book(Pen):
+class Book(Uses):
     """The journal as the steps of one claim see it, and their way to write to it."""
 
     def __init__(self, ledger: Ledger, records: Sequence[Record]) -> None:
@@ -141,17 +75,11 @@ class Book(Pen):
         self.at_rest: Callable[[], None] | None = None  # hears that the last of them has ended
         self.renames: dict[str, str] = {}
         self.lost: dict[Identity, dict[str, Any]] = {}  # held back for earlier starts that came to no end
-        #: Uses inside a step that came to a failure: another try of that step has new ones in their place.
-        self.spoilt: set[Identity] = set()
         self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
-        #: Uses that may come once more, each by its step, space and name, with what it was used with.
-        self._again: dict[tuple[Frame | None, str, str], tuple[int, str | None]] = {}
-        self._alone: dict[Identity, asyncio.Event | None] = {}  # what goes on, and its end if others wait: see `only`
         self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
         self.questions: list[Question] = ledger.questions  # to be settled before anything else is asked
-        self._counts: dict[tuple[str, str], int] = {}
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
         self._next = 0
         self._came = self._last = -1  # positions of the last record this claim has come to, and of the last there is
@@ -317,57 +245,11 @@ class Book(Pen):
         owner = self.owner()
         return owner is not None and not owner.place.is_here
 
-    # -- identity
-
-    def occurrence(self, space: str, name: str, mark: str | None = None) -> str:
-        """The key of the next unkeyed use of `name`, counted for each step by itself: on a resume those inside a
-        recorded one are not asked for again, and those beside it come in any order; `mark` tells what with."""
-        frame = self._frame()
-        if self._again:
-            use, of = self._again.pop((frame, space, name), (0, ""))
-            if of == mark:
-                self._uses(frame)[space, name] = use
-        if frame is None:
-            return f"{space}:{_next_use(self._counts, space, name)}"
-        counts = self._uses(frame)
-        while True:
-            key = f"{space}:{_next_use(counts, space, name)}@{frame.mark}"
-            if (name, key) not in self.spoilt:
-                return key
-
-    def ask_again(self, name: str, key: str, mark: str | None, frame: Frame | None) -> None:
-        """Have the next use of that name in that step, or between steps, be this one, if it was the last and is used
-        with the same: its end was not heard of, or its caller gave it up."""
-        frame = None if frame is None or frame.book is not self else frame
-        space, _, use = key.partition("@")[0].partition(":")
-        if use.isdecimal() and self._uses(frame).get((space, name)) == int(use) + 1:
-            self._again[frame, space, name] = int(use), mark
-
-    def _frame(self) -> Frame | None:
-        """The step of this run that the code which asks is in."""
-        frame = FRAME.get()
-        return None if frame is None or frame.book is not self else frame
-
-    def _uses(self, frame: Frame | None) -> dict[tuple[str, str], int]:
-        """How often each name was used between steps, or in that step."""
-        if frame is None:
-            return self._counts
-        if frame.counts is None:
-            frame.counts = {}
-        return frame.counts
-
-    def only(self, name: str, key: str) -> Only:
-        """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
-        return Only(self._alone, (name, key))
+    # -- what is recorded
 
     def is_free(self, name: str, key: str) -> bool:
         """Whether that step is not recorded, and nobody does it now."""
         return (name, key) not in self._alone and self.recorded(name, key) is None
-
-    def within(self) -> str:
-        """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""
-        frame = FRAME.get()
-        return "" if frame is None or frame.book is not self else f"@{frame.mark}"
 
     def recorded(self, name: str, key: str) -> Record | None:
         """The record of that step, under its present or its former name."""

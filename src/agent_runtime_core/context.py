@@ -13,7 +13,7 @@ from ._clock import Clock, aware
 from ._ids import known_uuid, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
-from .book import BESIDE, FRAME, Book, Frame, ran_beside
+from .book import BESIDE, Book, ran_beside
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -31,6 +31,7 @@ from .limits import Budget, RunLimits
 from .queue.row import RunRow
 from .retry import Delay
 from .tools.registry import ToolRegistry
+from .uses import FRAME, Frame
 from .waits import Place, Services, Waits
 
 if TYPE_CHECKING:

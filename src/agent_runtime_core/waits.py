@@ -17,7 +17,7 @@ from ._engines.base import Op
 from ._ids import child_run_id, step_id, unbroken
 from ._json import MAX_WHOLE, arguments_digest, decode, encode
 from .attempts import Happened
-from .book import FRAME, Book
+from .book import Book
 from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout, brief
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
@@ -30,6 +30,7 @@ from .schema import misfit
 from .status import RunStatus
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
+from .uses import FRAME
 
 if TYPE_CHECKING:
     from .persistence.manager import PersistenceManager

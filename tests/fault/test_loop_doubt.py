@@ -14,7 +14,6 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core.attempts import Happened
-from agent_runtime_core.book import FRAME
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
 from agent_runtime_core.ledger import Ledger
@@ -24,6 +23,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
+from agent_runtime_core.uses import FRAME
 from tests.unit.scripted import Scripted, asks, call
 
 from .rig import KINDS, Store, drop, eventually, settings, store, until

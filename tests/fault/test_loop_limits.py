@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime_core.book import FRAME
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import AgentRuntimeError, LimitExceeded, RateLimited, RequestRefused
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, RunResult
@@ -28,6 +27,7 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
+from agent_runtime_core.uses import FRAME
 from tests.unit.scripted import Scripted, asks, call
 
 from .rig import Agent, Store, drop, settings, store

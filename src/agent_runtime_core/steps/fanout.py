@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
 from ..attempts import Callee, Policy, Work, call, callee, perform
-from ..book import BESIDE, FRAME, Book
+from ..book import BESIDE, Book
 from ..errors import InvalidArgument, StepCancelledError, brief
 from ..journal.record import SKIPPED, Record
+from ..uses import FRAME
 from .listed import recorded_results
 
 if TYPE_CHECKING:

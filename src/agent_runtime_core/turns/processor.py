@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 
 from .._clock import Clock
 from .._contexts import restore
-from ..book import FRAME
 from ..config import get_config
 from ..context import Context
 from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed, brief
@@ -23,6 +22,7 @@ from ..llm._prices import cost_usd
 from ..loop.asking import streamed
 from ..planning.plan import PlanStep
 from ..status import StepStatus
+from ..uses import FRAME
 from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks
 from .instances import PersonalityInstance
