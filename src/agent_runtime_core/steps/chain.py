@@ -148,7 +148,7 @@ class Chain(Listed):
         """The next step's start, for this step's record to carry."""
         book = self.book
         self.carried = None
-        if index >= self.total or self.ctx.cancelled():
+        if index >= self.total or self.ctx.place.cancelled:
             return None
         step = self.steps[index]
         name = book.former(step.name, self.key) if book.renames else step.name
