@@ -311,7 +311,7 @@ class Waits:
         status = result_of(cast("dict[str, Any]", decode(mail.payload))).status
         if status is RunStatus.SUCCEEDED or self._book.reopened is None:
             return False
-        if self._before(mail.t):
+        if self._before(mail.t) or self._mail["child", child][-1] is not mail:  # it tells each end once
             return True
         there = await self._ledger.queue.row(child)
         if there is None:

@@ -530,3 +530,42 @@ async def test_a_child_that_somebody_cancels_while_its_parent_waits_again_stays_
         assert (result.status, result.error and result.error.type) == (RunStatus.FAILED, "RunFailed")
         runner.stop()
         await working
+
+
+async def test_a_child_that_went_on_and_was_forgotten_answers_with_its_last_end(kind: str, tmp_path: Path) -> None:
+    async with store(kind, tmp_path) as here:
+        begun, may_go = asyncio.Event(), asyncio.Event()
+        ran: list[int] = []
+
+        async def child(ctx: Any) -> int:
+            ran.append(1)
+            begun.set()
+            if len(ran) == 1:
+                try:
+                    await asyncio.get_running_loop().create_future()
+                finally:
+                    await may_go.wait()
+            return len(ran)
+
+        async def parent(ctx: Any) -> Any:
+            return (await ctx.call("child", {})).final_output["value"]
+
+        here.agent("child", child)
+        here.agent("parent", parent)
+        runner = here.runner(settings(park_after=0))
+        run_id = await runner.submit("parent", run_id="x")
+        assert await runner.run_once()  # it parks
+        childs = asyncio.ensure_future(runner.run_once())
+        await asyncio.wait_for(begun.wait(), 10)
+        await runner.cancel(run_id, wait=True)
+        await runner.resume(run_id)
+        assert await runner.run_once()  # its child still lets go: it parks
+        may_go.set()
+        assert await childs
+        assert await runner.run_once()  # it has its child go on, and parks
+        assert await runner.run_once()
+        [there] = await runner.runs(agent="child")
+        assert there.status is RunStatus.SUCCEEDED
+        await runner.discard(there.run_id)
+        assert await runner.run_once()
+        assert (await runner.wait(run_id, 10)).final_output == {"value": 2}
