@@ -27,6 +27,7 @@ class Rest:
         self.play, self.world, self.scenario = play, play.world, play.scenario
         self.watch, self.host = play.watch, play.world.hosts["client0"]
         self.runner = self.host.runner
+        self.apart = len(set(self.scenario.layout)) > 1
 
     async def check(self) -> None:
         watch, runner = self.watch, self.runner
@@ -40,6 +41,7 @@ class Rest:
                 watch.wrong(f"run {run} is there, and nobody asked for it")
         if "sqlite" in self.scenario.layout[2]:
             await self._check_effects(rows)
+        await self._ask_again(rows)
         for run, row in rows.items():
             if row.status != watch.status.get(run):
                 watch.wrong(f"run {run} is stored as {row.status}, last heard was {watch.status.get(run)}")
@@ -50,16 +52,17 @@ class Rest:
             if row.status in LIVE:
                 continue
             head = await runner.event_bus.head(run)
-            told = self._told_of_its_end(row)
-            watch.check_events(run, row.status, records, events, head, told=told)
+            watch.check_events(run, row.status, records, events, head)
             plan = by_uuid.get(run)
             if plan is not None:
-                await self._check_result(plan, row, events, told)
+                await self._check_result(plan, row, events)
 
-    def _told_of_its_end(self, row: RunRow) -> bool:
-        """Whether its log must tell how it ended: who cancelled it from outside may have died between two engines."""
-        apart = len(set(self.scenario.layout)) > 1
-        return not (apart and row.status == "cancelled" and row.reason == "cancel")
+    async def _ask_again(self, rows: dict[str, RunRow]) -> None:
+        """Whoever cancelled a run from outside may have died between two engines: who asks once more has all told."""
+        if self.apart:
+            for run, row in rows.items():
+                if row.status == "cancelled" and row.reason == "cancel":
+                    await self.runner.cancel(run)
 
     async def _check_effects(self, rows: dict[str, Any]) -> None:
         """A transaction's effect is there exactly as often as its record is."""
@@ -72,14 +75,14 @@ class Rest:
         if there != due:
             self.watch.wrong(f"effects are {there}, their records say {due}")
 
-    async def _check_result(self, plan: RunPlan, row: Any, events: list[Event], told_of_end: bool) -> None:
+    async def _check_result(self, plan: RunPlan, row: Any, events: list[Event]) -> None:
         watch = self.watch
         result = await self.runner.wait(self.play.uuid(plan.run_id))
         told = self.play.told.get(plan.run_id, result)
         if (told.status, told.final_output) != (result.status, result.final_output):
             watch.wrong(f"run {plan.run_id} is {result}, its caller was told {told}")
         followed = self.play.followed.get(plan.run_id)
-        if followed is not None and not told_of_end:
+        if followed is not None and self.apart and row.reason == "cancel":
             events = events[: len(followed)]  # who cancels from outside tells the queue first
         if followed is not None and [_told(e) for e in followed] != [_told(e) for e in events]:
             watch.wrong(

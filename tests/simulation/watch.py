@@ -311,9 +311,7 @@ class Watch:
                 self.wrong(f"run {run}: {record.kind} {record.name} of claim {record.claim_id} stands after {last}")
             last = record.claim_id or last
 
-    def check_events(
-        self, run: str, status: str, records: Sequence[Record], events: Sequence[Any], head: int, *, told: bool
-    ) -> None:
+    def check_events(self, run: str, status: str, records: Sequence[Record], events: Sequence[Any], head: int) -> None:
         numbers = [event.sequence for event in events]
         if numbers != list(range(head)):
             self.wrong(f"events of run {run} are numbered {numbers}, the head is {head}")
@@ -327,6 +325,6 @@ class Watch:
             # What nobody waited for may come after the end: late, or by the next claim, which misses it.
             while kinds and kinds[-1] in NOTED:
                 kinds.pop()
-        if told and kinds[-1:] != [last]:
+        if kinds[-1:] != [last]:
             kinds = kinds[-3:]
             self.wrong(f"run {run} is {status}, its last events are {kinds}")
