@@ -12,6 +12,7 @@ from agent_runtime_core.errors import NotSupported, ProviderUnavailable, Request
 from agent_runtime_core.llm._anthropic_answer import Assembly, answer_of, usage_of
 from agent_runtime_core.llm._anthropic_format import conversation_of
 from agent_runtime_core.llm._anthropic_options import options_of, tools_of
+from agent_runtime_core.llm._openai_format import ids_in, incoming
 
 HELLO = {"role": "user", "content": "hello"}
 PNG = "data:image/png;base64,iVBORw0KGgo="
@@ -557,3 +558,18 @@ def test_other_options() -> None:
         "thinking": {"type": "adaptive"},
     }
     assert options_of({"stop": ["A", "B"]}, tools=False) == {"stop_sequences": ["A", "B"]}
+
+
+def test_calls_of_a_server_that_counts_each_answers_calls_anew_have_ids_of_their_own() -> None:
+    function = {"name": "look", "arguments": "{}"}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for _ in range(2):
+        told = {"content": None, "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}
+        messages.append(incoming(told, "openai", "tool_calls", ids_in(messages)))
+        messages.append({"role": "tool", "tool_call_id": "call_0", "content": "seen"})
+    _, turns = conversation_of(messages)
+    blocks = [block for turn in turns if isinstance(turn["content"], list) for block in turn["content"]]
+    asked = [block["id"] for block in blocks if block["type"] == "tool_use"]
+    answered = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+    assert asked == answered
+    assert len(set(asked)) == 2  # Anthropic: "`tool_use` ids must be unique"

@@ -46,7 +46,31 @@ def conversation_of(messages: Sequence[Mapping[str, Any]]) -> tuple[str | list[B
             raise refused(f"{where} has the role {brief(role)}; there is system, developer, user, assistant and tool")
     if not turns:
         raise refused("no message is left to send: Anthropic needs one besides the system prompt that is not empty")
-    return _system(system), turns
+    return _system(system), _distinct(turns)
+
+
+def _distinct(turns: list[Block]) -> list[Block]:
+    """The turns with another id for a tool call whose id an earlier one has: servers that count the calls of each
+    answer anew repeat theirs, and Anthropic refuses that for ever."""
+    seen: set[str] = set()
+    now: dict[str, str] = {}  # of the last answer that called tools, and of its results
+    for turn in turns:
+        blocks = turn["content"]
+        if isinstance(blocks, str):
+            continue
+        if turn["role"] == "assistant":
+            now = {}
+        for place, block in enumerate(blocks):
+            if block.get("type") == "tool_use":
+                id_ = block["id"]
+                while id_ in seen:
+                    id_ += "_"
+                seen.add(id_)
+                now[block["id"]] = id_
+                blocks[place] = {**block, "id": id_}
+            elif block.get("type") == "tool_result" and block.get("tool_use_id") in now:
+                blocks[place] = {**block, "tool_use_id": now[block["tool_use_id"]]}
+    return turns
 
 
 def refused(message: str) -> RequestRefused:
