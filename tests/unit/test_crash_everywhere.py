@@ -685,3 +685,26 @@ def test_it_is_reached_without_a_loop() -> None:
 async def test_what_is_no_agent_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="None is no agent"):
         await crash_everywhere(None)  # type: ignore[arg-type]
+
+
+async def test_a_child_that_outlives_its_failed_parent_is_lived_to_its_end() -> None:
+    class Child(AgentRuntime):
+        key = "child"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            await ctx.sleep(5)
+            return RunResult()
+
+    class Parent(AgentRuntime):
+        key = "parent"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            async def fails() -> None:
+                raise ValueError("no")
+
+            await asyncio.gather(ctx.call("child", {}, key="c"), fails())
+            return RunResult()
+
+    config = RunnerConfig(max_retries=1, park_after=0)
+    async with asyncio.timeout(60):
+        await crash_everywhere(Parent, agents=[Child], status="failed", config=config)

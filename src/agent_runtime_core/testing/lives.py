@@ -175,7 +175,7 @@ class Life:
 
     async def _main(self) -> None:
         runner = self.setting.runner(self.front, self.setting.registry(), self._drawn)
-        while (await self.client.get_run(RUN)).status in LIVE:
+        while await self.client.queue.find(RunFilter(LIVE)):  # a child may outlive its parent
             if not await runner.run_once():
                 await self._wait(runner)
         await runner.close()
