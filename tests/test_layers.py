@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
     {"ledger", "outcome"},
     {"pen"},
     {"uses"},
+    {"spent"},
     {"book"},
     {"attempts"},
     {"waits"},

@@ -386,7 +386,8 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     postponed = error.after if isinstance(error, Postponed) else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
-    elif work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
+    ends = delay is None and (postponed is None or work.bare)  # of a bare one, the code may go on without it
+    if ends and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
         frame = FRAME.get()
         about |= book.about_failure(None if frame is None else frame.outer, book.running - 1)
     record: Record = book.unfinished(

@@ -12,6 +12,7 @@ from ._engines.base import Op
 from .errors import JournalMismatch, StepExecutionError, StorageBusy
 from .journal.record import ATTEMPT, DONE, ENDED, FAILED, LOOKED, RESUMED, RETRYING, STARTED, Record, is_copied
 from .ledger import UNHEARD, Ledger, Question
+from .spent import Inside, as_usage, total, used
 from .uses import FRAME, Frame, Identity, Uses
 
 _SEQ, _POS = itemgetter(0), itemgetter(10)
@@ -46,10 +47,6 @@ def aside(record: Record) -> Record:
     return record._replace(info=BESIDE if record.info is None else f"{record.info[:-1]},{BESIDE[1:]}")
 
 
-def _as_usage(held: dict[str, Any]) -> dict[str, Any]:
-    return {"total_tokens": held.get("tokens"), "cost_usd": held.get("usd")}
-
-
 class Book(Uses):
     """The journal as the steps of one claim see it, and their way to write to it."""
 
@@ -78,6 +75,7 @@ class Book(Uses):
         self._begun_apart: dict[Identity, str] = {}  # steps of lists in tasks of their own, with the list's number
         self._listed: dict[str, dict[str, list[Record]]] | None = None  # see `listed`
         self._unmatched: dict[str, tuple[dict[str, str], set[str]]] = {}  # see `unmatched`
+        self._inside: Inside = Inside(self.done)
         self.carried: set[Identity] = set()  # items of maps whose start is in a record of this claim, and not yet begun
         self.questions: list[Question] = ledger.questions  # to be settled before anything else is asked
         self._ordered: list[Record] = []  # imperative steps in the order they were begun, one after the other
@@ -162,7 +160,7 @@ class Book(Uses):
                     self._begun_apart[identity] = record.digest
             case "retrying" | "failed":
                 self.begun.pop(identity, None)
-                if record.kind == "failed" and (_says(record, ALONE) or _says(record, OWN)):
+                if _says(record, ALONE) or _says(record, OWN):
                     self._failures.append(record)
                     if is_copied(record):  # only where the code had gone on without the step
                         self.given_up[identity] = record
@@ -186,26 +184,11 @@ class Book(Uses):
     def spent(self) -> dict[str, Any]:
         """What the agent loops of this run have used by its journal, what is in doubt and its children included, and
         what was copied from another run left out."""
-        spent: dict[str, Any] = {}
-
-        def add(usage: dict[str, Any]) -> None:
-            for name, value in usage.items():
-                if isinstance(value, (int, float)):
-                    spent[name] = spent.get(name, 0) + value
-
-        for (name, _), record in self.done.items():
-            if (name == "model" or name.startswith("call:")) and not is_copied(record):
-                told = json.loads(record.result or "{}")
-                if not isinstance(told, dict):
-                    continue  # somebody's own step of that name
-                cost = told.get("cost_usd")
-                add(told.get("usage") or {})
-                add({"cost_usd": cost, "turns": 1} if name == "model" else {})
-                add(_as_usage(told.get("doubted") or {}))
+        found = [used(record) for record in self.done.values()]
         for identity in self.begun.keys() | self.lost.keys():
             if identity[0] == "model" and identity not in self.done:
-                add(_as_usage(self.doubted(identity)))
-        return spent
+                found.append(as_usage(self.doubted(identity)))
+        return total(found)
 
     def _find_carried(self, carriers: Sequence[Record]) -> None:
         """Steps whose start the record of the step before carries, and nothing since then tells more of."""
@@ -351,6 +334,8 @@ class Book(Uses):
         if frame is None or frame.book is not self:  # what runs inside of a step is not passed again on a resume
             self.boundary += len(recorded) or 1
             self.emitted = 0
+        if recorded and (usage := self._inside.used(recorded, self.ledger.claim_id)):
+            self.owner().budget.recalled(usage)
         # A recorded step answers for those that ran inside it, which nobody asks for any more.
         self._came = max(self._came, *map(_SEQ, recorded)) if recorded else self._last
 

@@ -190,7 +190,7 @@ class Context:
         frame, book = self._frame, self.book
         if frame is not None:
             payload = {**self.where(), **payload}
-            mark = f"s:{frame.step_id}:{self._row.generation}.{self.attempt}.{frame.attempt}:{frame.emitted}"
+            mark = f"s:{frame.step_id}:{self._ledger.claim_id}.{frame.attempt}:{frame.emitted}"
             frame.emitted += 1
         elif book.ahead:
             return None

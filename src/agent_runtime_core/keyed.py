@@ -5,8 +5,11 @@ They tell no STEP_* events, and their errors come as they are.
 
 from __future__ import annotations
 
+import builtins
 import copy
+import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
@@ -15,9 +18,11 @@ from ._json import decode
 from .attempts import PLAIN_POLICY, Policy, Work, perform
 from .book import BESIDE
 from .context import Context
-from .errors import StepCancelledError
+from .errors import CircuitOpen, ProviderError, StepCancelledError, StepExecutionError
 from .event_types import EventType
 from .journal.record import Record, is_copied
+
+_PLAIN = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, ConnectionError, TimeoutError)
 
 #: Told apart from None, which is a result.
 UNRECORDED: object = object()
@@ -84,6 +89,8 @@ class KeyedSteps:
             await book.settle()
             if (known := self.recorded(name, key)) is not UNRECORDED:
                 return known
+        if (failure := book.given_up.pop((name, f"k:{key}"), None)) is not None:
+            raise _as_raised(name, failure)  # the code went on without it
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if reserve:
             started = {**(started or {}), "reserve": reserve}
@@ -142,6 +149,19 @@ class UnjournaledSteps:
 def keyed_steps(ctx: Any) -> KeyedSteps | UnjournaledSteps:
     """Those of the run that the context is of."""
     return KeyedSteps(ctx) if isinstance(ctx, Context) else UnjournaledSteps(ctx)
+
+
+def _as_raised(name: str, failure: Record) -> Exception:
+    """What that step raised, as far as its record tells: an error of a provider, or one that Python has."""
+    told = json.loads(failure.info or "{}")
+    kind, message = told.get("type"), told["error"]
+    if kind == CircuitOpen.__name__:
+        return CircuitOpen(message, after=told["retry_delay"])
+    for known in (*ProviderError.__subclasses__(), getattr(builtins, kind or "", None)):
+        if isinstance(known, type) and known.__name__ == kind and issubclass(known, (ProviderError, *_PLAIN)):
+            with suppress(TypeError):  # it takes more to make one
+                return known(message)
+    return StepExecutionError(name, message, failure.attempt)
 
 
 def _answered(result: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from ._refusals import is_number, meant
 from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
+
+Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # what a wait is awaited through
 
 _WHOLE = frozenset({"max_turns", "max_tool_calls", "max_tokens"})
 
@@ -236,35 +238,53 @@ class Budget:
         self.tool(calls if isinstance(calls, int) else 0)
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
 
-    @asynccontextmanager
-    async def held(
-        self, reserve: Mapping[str, Any] | None, *, turn: bool = True,
-        waiting: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] | None = None,
-    ) -> AsyncIterator[None]:  # fmt: skip
-        """Around a call of the model that others may stand beside: until it has ended its `reserve` counts as used, and
-        with `turn` it as a turn. LimitExceeded if it may not begin, which it is told when no other is at work that may
-        turn out to use less than it holds; `waiting` is what that wait is awaited through.
-        """
-        others, before = self._all[-1]._beside, self.before_turn if turn else self.before_call
+    def recalled(self, usage: Mapping[str, Any]) -> None:
+        """Loops whose code does not run again used that in an earlier life of the run."""
+        for each in self._all:
+            each.turns += usage.get("turns", 0)
+        self.tool(usage.get("tool_calls", 0))
+        self.used(usage, usage.get("cost_usd"))
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Around what may use less than it holds: others who have no room wait for its end."""
+        others, ended = self._all[-1]._beside, asyncio.get_running_loop().create_future()
+        others.add(ended)
+        try:
+            yield
+        finally:
+            others.remove(ended)
+            ended.set_result(None)
+
+    async def room(self, before: Callable[[], None], waiting: Waiting | None = None) -> None:
+        """Wait until `before` raises no LimitExceeded, or nobody else is at work; then it is raised. `waiting` is what
+        each wait is awaited through."""
+        others = self._all[-1]._beside
         while True:
             try:
-                before()
-                break
+                return before()
             except LimitExceeded:
                 if not others:
                     raise
             wait = asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
             await (wait if waiting is None else waiting(wait))
+
+    @asynccontextmanager
+    async def held(
+        self, reserve: Mapping[str, Any] | None, *, turn: bool = True, waiting: Waiting | None = None
+    ) -> AsyncIterator[None]:
+        """Around a call of the model that others may stand beside: until it has ended its `reserve` counts as used, and
+        with `turn` it as a turn. LimitExceeded if it may not begin, which it is told when no other is at work that may
+        turn out to use less than it holds; `waiting` is what that wait is awaited through.
+        """
+        await self.room(self.before_turn if turn else self.before_call, waiting)
         held = RunLimits(max_tokens=reserve.get("tokens"), max_cost_usd=reserve.get("usd")) if reserve else NO_LIMITS
-        ended = asyncio.get_running_loop().create_future()
-        others.add(ended)
-        self._hold_beside(held, int(turn), 1)
-        try:
-            yield
-        finally:
-            self._hold_beside(held, int(turn), -1)
-            others.remove(ended)
-            ended.set_result(None)
+        with self.at_work():
+            self._hold_beside(held, int(turn), 1)
+            try:
+                yield
+            finally:
+                self._hold_beside(held, int(turn), -1)
 
     @asynccontextmanager
     async def beside(self, reserve: Mapping[str, Any] | None, *, turn: bool = True) -> AsyncIterator[None]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextvars import ContextVar
+from typing import Final
 
 from ._ids import step_id
 from ._json import digest
@@ -33,9 +35,16 @@ class Frame:
 
     @property
     def mark(self) -> str:
-        """Tells this step from the others of its run, and of that run's forks."""
-        return digest(f"{self.name}\0{self.key}")[:16]
+        return mark_of(self.name, self.key)
 
+
+def mark_of(name: str, key: str) -> str:
+    """Tells this step from the others of its run, and of that run's forks; what is inside it has it in its keys."""
+    return digest(f"{name}\0{key}")[:16]
+
+
+#: Where the key of a step says inside which other one it is.
+MARKED: Final = re.compile("@([0-9a-f]{16})(?::|$)")
 
 FRAME: ContextVar[Frame | None] = ContextVar("agent_runtime_step", default=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -46,7 +47,7 @@ class Calling:
             own = len(calls)
             if talk.copied:
                 own -= sum(talk.steps.copied("tool", f"{key}:{place}") for place in range(own))
-            talk.budget.before_tools(own)
+            await self._room(lambda: talk.budget.before_tools(own))
             talk.budget.tool(own)
             await self._in_order(key, calls, answers)
         finally:
@@ -59,6 +60,16 @@ class Calling:
                 talk.messages.append(message)
         if self.child is None:
             self._count_malformed(answers)
+
+    async def _room(self, before: Callable[[], None]) -> None:
+        """Wait for others at work beside this loop where they leave it no room; LimitExceeded."""
+        talk = self.talk
+        if not talk.budget.free:
+            talk.pause()
+            try:
+                await talk.budget.room(before, talk.unless_cancelled)
+            finally:
+                talk.go_on()
 
     async def _in_order(self, key: str, calls: list[ToolCallDict], answers: dict[int, dict[str, Any]]) -> None:
         """Side by side as long as no call has side effects; those that have, one after the other."""
@@ -187,6 +198,8 @@ class Calling:
         told = {**talk.steps.named("tool", key), "tool_name": call.name, "tool_call_id": call.id}
         await talk.ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": args})
         args = await self._before(key, call, args)
+        with suppress(LimitExceeded):  # with nothing left, that is what the child says
+            await self._room(talk.budget.before_call)
         given = talk.budget.lend(RunLimits.of(tool.metadata.get("limits")))
         task = args.get("task") or args.get("message") or encode(args)
         handoff = bool(tool.metadata.get("handoff"))
@@ -196,20 +209,18 @@ class Calling:
         input_ = {"messages": messages, "limits": given.as_dict()}
         talk.pause()
         paid = talk.steps.copied(f"call:{agent if isinstance(agent, str) else agent.key}", f"{key}:child")
-        try:
-            result = await self._child(agent, input_, f"{key}:child")
-        except RunFailed as failure:
-            ended = failure.result if isinstance(failure.result, RunResult) else RunResult()
-            talk.budget.bring_back(given, {} if paid else ended.usage)
-            talk.go_on()
-            answer = _failed(failure)
-        except UnknownAgent as unknown:
-            talk.budget.bring_back(given, {})
-            talk.go_on()
-            answer = _failed(unknown.args[0], UNKNOWN_TOOL)
-        else:
+        failure: Exception | None = None
+        with talk.budget.at_work():
+            try:
+                result = await self._child(agent, input_, f"{key}:child")
+            except (RunFailed, UnknownAgent) as error:
+                ended = getattr(error, "result", None)
+                failure, result = error, ended if isinstance(ended, RunResult) else RunResult()
             talk.budget.bring_back(given, {} if paid else result.usage)
-            talk.go_on()
+        talk.go_on()
+        if failure is not None:
+            answer = _failed(failure) if isinstance(failure, RunFailed) else _failed(failure.args[0], UNKNOWN_TOOL)
+        else:
             said = result.final_output.get("response", result.final_output)
             answer = await self._after(key, call, said)
             if handoff and answer["ok"]:

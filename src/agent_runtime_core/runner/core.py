@@ -10,9 +10,10 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
+from .._json import decode
 from ..backends import configured, open_url, traced
 from ..config import get_config
 from ..errors import InvalidArgument, RunBusy, StorageClosed, StorageCorrupt, UnknownAgent, UnknownRun, brief
@@ -342,6 +343,9 @@ class AgentRunner(StoredRuns):
     async def _call_here(
         self, agent: AgentRuntime | str, run_id: str, input: dict[str, Any], parent: str, recover: str
     ) -> RunResult:
+        there = await self.queue.row(run_id)
+        if there is not None and there.parent_id == parent:
+            input = cast("dict[str, Any]", decode(there.input))  # it goes on with what it was called with
         result = await self.execute(agent, run_id, input, parent_run_id=parent, recover=recover)
         record = None if self._stores is None else await self.state_store.ending(run_id)
         text = "{}" if record is None else record.result or "{}"

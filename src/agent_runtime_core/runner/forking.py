@@ -21,7 +21,7 @@ from ..backends import Backends
 from ..book import Book
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.base import Event, payload_of
-from ..journal.record import COPIED, DONE, FAILED, FORKED, RESET, Record, is_copied
+from ..journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
 from ..queue.base import same_input
 from ..queue.row import RunRow
@@ -137,7 +137,7 @@ def _copies(backends: Backends, source: RunRow, records: Sequence[Record], check
     """What of these records another run can go on from: results, and failures that the code went on without."""
     book = Book(Ledger(source, *backends, backends.queue.clock), records)
     given_up = {each.seq for each in book.given_up.values()}
-    kept = [each for each in records if each.kind in (DONE, RESET) or (each.kind == FAILED and each.seq in given_up)]
+    kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in given_up]
     claim = f"{COPIED}{source.run_id}"
     forked = Record(0, FORKED, claim_id=claim, t=backends.queue.clock.wall(), state=checkpoint)
     return [
