@@ -67,7 +67,7 @@ class Context:
         self.heard: list[Any] | None = None
         self._budget: Budget | None = None
         self.tools: ToolRegistry = services.tools
-        self.waits: Waits = Waits(book, row, services, place)
+        self._waits: Waits | None = None
 
     @property
     def tool_registry(self) -> ToolRegistry:
@@ -91,6 +91,13 @@ class Context:
         if stores is None:
             raise NotSupported("this context was made without stores: runner.services() lends them")
         return stores()
+
+    @property
+    def waits(self) -> Waits:
+        """The waits of this run; many have none."""
+        if self._waits is None:
+            self._waits = Waits(self.book, self._row, self._services, self.place)
+        return self._waits
 
     @property
     def budget(self) -> Budget:

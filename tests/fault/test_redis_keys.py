@@ -132,12 +132,17 @@ class Scene:
         await stores.memory.set("k", 1, Scope.SESSION)
         await stores.conversations.save(self.conversation)
         await stores.conversations.append(self.conversation.id, [self.message()])
-        await cast("Any", runner.queue).engine.commit(None, [Op("fence.install", ("somebody", "1"))])
+        engine = cast("Any", runner.queue).engine
+        await engine.commit(None, [Op("fence.install", ("somebody", "1")), self.standing()])
 
     async def close(self) -> None:
         self.inline.cancel()
         await asyncio.gather(self.inline, return_exceptions=True)
         await self.stores.close()
+
+    def standing(self) -> Op:
+        """A claim that stands."""
+        return Op("queue.claim", (self.runner.queue.want("w", 60, ["none"], standing="s", stands_for=3600),))
 
     @staticmethod
     def message() -> ConversationMessage:
@@ -168,6 +173,8 @@ class Scene:
             lambda: runner.state_store.update_run_status("another", "running"),
             lambda: engine.commit(None, [Op("fence.install", ("somebody", "2"))]),
             lambda: engine.commit(Guard("somebody", "2"), []),
+            lambda: engine.commit(None, [self.standing()]),
+            lambda: engine.commit(None, [Op("queue.sit", ("s",))]),
             lambda: stores.memory.get("k"),
             lambda: stores.memory.set("k", 2),
             lambda: stores.memory.set("k", 2, Scope.SESSION),

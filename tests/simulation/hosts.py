@@ -20,7 +20,7 @@ from agent_runtime_core.state.memory import InMemoryStateStore
 from agent_runtime_core.state.sqlite import SQLiteStateStore
 
 from .loop import HOST
-from .remote import SimRemoteEngine
+from .remote import SimRemoteEngine, SimRemoteQueue
 from .stores import SimMemoryEngine, SimSQLiteEngine
 from .wire import SimClock
 
@@ -36,6 +36,9 @@ ENGINES: dict[str, Callable[[SimClock, World, str], SimEngine]] = {
 #: Queue, events and state, over the operations of dicts and over those of a SQLite file.
 ON_DICTS: tuple[Any, Any, Any] = (InMemoryQueue, InMemoryEventBus, InMemoryStateStore)
 ON_SQLITE: tuple[Any, Any, Any] = (SQLiteQueue, SQLiteEventBus, SQLiteStateStore)
+#: The same over a server.
+REMOTE: tuple[Any, Any, Any] = (SimRemoteQueue, *ON_DICTS[1:])
+BACKENDS = {"memory": ON_DICTS, "sqlite": ON_SQLITE, "remote": REMOTE}
 
 
 class Host:
@@ -95,7 +98,7 @@ class Host:
             engine = self.engines.get(place)
             if engine is None:
                 engine = self.engines[place] = ENGINES[kind](self.clock, self.world, place)
-            backend = (ON_SQLITE if kind == "sqlite" else ON_DICTS)[which]
+            backend = BACKENDS[kind][which]
             made.append(backend(engine=engine, **({"max_retries": self.world.max_retries} if which == 0 else {})))
         for place, engine in self.engines.items():
             if isinstance(engine, SimSQLiteEngine) and not self.world.migrated(place):

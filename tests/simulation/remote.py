@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_runtime_core._clock import Clock
 from agent_runtime_core._engines.base import Concern, Engine, Guard, Op
@@ -24,7 +24,10 @@ from agent_runtime_core.errors import StorageBusy, StorageClosed
 from agent_runtime_core.journal.memory import CONCERN as JOURNAL
 from agent_runtime_core.journal.memory import append, applied
 from agent_runtime_core.journal.record import Record
-from agent_runtime_core.queue.row import ClaimRequest
+from agent_runtime_core.queue.base import Standing
+from agent_runtime_core.queue.memory import InMemoryQueue
+from agent_runtime_core.queue.row import ClaimRequest, RunRow
+from agent_runtime_core.queue.standing import StandingClaims
 
 from .loop import HOST
 from .stores import Tables, outcome
@@ -33,6 +36,7 @@ from .wire import TOPICS, Bells, answer_of, repeatable
 if TYPE_CHECKING:
     from .world import World
 
+[QUEUE] = InMemoryQueue.concerns
 LATE = 0.5  # of what had left before its connection broke arrives all the same
 RECONNECT = 0.3  # seconds, at most, until there is another connection
 UNKNOWN = "the connection to the simulated server broke: whether the write landed is unknown"
@@ -41,10 +45,51 @@ UNKNOWN = "the connection to the simulated server broke: whether the write lande
 class Server(Tables):
     """The far end: outlives every host."""
 
+    def __init__(self, *args: Any) -> None:
+        self.standing: dict[
+            str, tuple[float, ClaimRequest]
+        ] = {}  # claims that found nothing, and until when they stand
+        self.letters: dict[str, SimLetters] = {}  # those that are followed, as far as is known here
+        super().__init__(*args)
+
     def add(self, concern: Concern) -> None:
         if concern is JOURNAL:
             concern = replace(concern, ops={**concern.ops, "journal.append": _in_order})
+        if concern is QUEUE:
+            concern = replace(concern, ops={**concern.ops, "queue.claim": self._claim, "queue.sit": self._sit})
         super().add(concern)
+
+    def _sit(self, tx: MemoryTx, name: str) -> bool:
+        return self.standing.pop(name, None) is not None
+
+    def _claim(self, tx: MemoryTx, want: ClaimRequest) -> list[RunRow]:
+        rows: list[RunRow] = QUEUE.ops["queue.claim"](tx, want)
+        if not rows and want.standing is not None:
+            self.standing[want.standing] = want.lease_now + want.seconds, want
+        return rows
+
+    def handed_over(self, batch: list[Request], rung: set[str]) -> set[str]:
+        now = self.clock.boot()
+        for name in [*reversed(self.standing)] if "work" in rung else ():
+            until, want = self.standing[name]
+            letters = self.letters.get(name)
+            if until <= now or letters is None:
+                del self.standing[name]
+                continue
+            want = want._replace(lease_until=now + want.lease_until - want.lease_now, lease_now=now, light=True)
+            given = Request(None, [Op("queue.claim", (want._replace(standing=None),))])
+            token = HOST.set(letters.engine.host)
+            try:
+                given.result = self.apply(None, given.ops)
+                self.world.watch.landed(given, False, self.place)
+            finally:
+                HOST.reset(token)
+            if rows := given.result[0]:
+                del self.standing[name]
+                letters.send(rows)
+                if [op.name for request in batch for op in request.ops] == ["queue.insert"]:
+                    return rung - {"work"}
+        return rung
 
     def arrive(self, host: str, request: Request) -> None:
         """Carry out a commit with the server's time."""
@@ -80,6 +125,60 @@ class Server(Tables):
 def _in_order(tx: MemoryTx, run_id: str, record: Record) -> int:
     last = max(tx.tables["journal"].get(run_id, ()), default=-1)
     return applied(tx, run_id, record) if 0 <= record.seq <= last else append(tx, run_id, record)
+
+
+class SimLetters:
+    """What the server sends to one host, in order, until the connection that it goes over breaks."""
+
+    def __init__(
+        self, engine: SimRemoteEngine, name: str, take: Callable[[Any], None], lost: Callable[[], None]
+    ) -> None:
+        self.engine, self.name = engine, name
+        self._take, self._lost = take, lost
+        self._over = False
+        self._at = 0.0
+
+    async def open(self) -> None:
+        world = self.engine.world
+        await asyncio.sleep(world.delay())
+        if self.engine.deaf:
+            raise OSError("the simulated server was not reached")
+        self.engine.server.letters[self.name] = self
+        self.engine.letters.append(self)
+
+    def send(self, rows: list[RunRow]) -> None:
+        world = self.engine.world
+        self._at = max(world.loop.now + world.delay(), self._at + 1e-6)
+        world.loop.call_at(self._at, self._told, rows, context=self.engine.context)
+
+    def _told(self, rows: list[RunRow]) -> None:
+        if self._over:
+            self.engine.world.trace("letter lost", rows[0].run_id)
+            self.engine.world.unanswered((Op("queue.claim"),))
+        else:
+            self._take(rows)
+
+    def close(self) -> None:
+        self._over = True
+        self.engine.server.letters.pop(self.name, None)
+
+    def break_off(self) -> None:
+        """What is on its way is lost, and so is what the server sends until it notices."""
+        self._over = True
+        world, server = self.engine.world, self.engine.server
+        world.loop.call_later(world.delay(), server.letters.pop, self.name, None, context=world.outside)
+        world.loop.call_soon(self._lost, context=self.engine.context)
+
+
+class SimRemoteQueue(InMemoryQueue):
+    """Over a remote store, where claims can stand."""
+
+    engine: Any
+
+    def standing(self, given: Callable[[list[RunRow]], None]) -> Standing | None:
+        if not self.engine.world.stands:
+            return None
+        return StandingClaims(self, partial(SimLetters, self.engine), lambda rows: cast("list[RunRow]", rows), given)
 
 
 class Message:
@@ -160,6 +259,7 @@ class SimRemoteEngine(Bells, Engine):
         self._closed = False
         self._up_at = 0.0
         self._connection: Connection | None = None
+        self.letters: list[SimLetters] = []
 
     def add(self, concern: Concern) -> None:
         self.server.add(concern)
@@ -178,6 +278,9 @@ class SimRemoteEngine(Bells, Engine):
         self.world.loop.call_at(self._up_at, self._back, context=self.context)
         if broken is not None:
             broken.break_off()
+        letters, self.letters = self.letters, []
+        for each in letters:
+            each.break_off()
 
     def _back(self) -> None:
         # Whatever was rung meanwhile was not heard.
@@ -300,8 +403,10 @@ class SimRemoteEngine(Bells, Engine):
         self._closed = True
 
     def die(self) -> None:
-        """What left the host is on its way; no answer will be heard."""
+        """What left the host is on its way; no answer will be heard, and no letter."""
         self._closed = True
+        for each in self.letters:
+            each.close()
 
 
 def _tell(request: Request, result: list[Any] | None, error: BaseException | None) -> None:

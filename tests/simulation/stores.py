@@ -68,7 +68,11 @@ class Tables(MemoryEngine):
             else:
                 self.world.watch.landed(request, self._replayed, self.place)
         rung, self._rung = self._rung, set()
-        self.world.ring(self, rung)
+        self.world.ring(self, self.handed_over(batch, rung))
+
+    def handed_over(self, batch: list[Request], rung: set[str]) -> set[str]:
+        """What is still to be rung for, where claims that stood have taken what came."""
+        return rung
 
     def _replay(self, tx: Any, guard: Guard, ops: Sequence[Op]) -> list[Any]:
         self._replayed = True

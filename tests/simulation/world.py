@@ -52,6 +52,7 @@ class World:
         self.layout, self.faults, self.liveness = layout, faults, liveness
         self.lease, self.poll, self.park_after, self.max_retries = lease, poll, park_after, max_retries
         self.skew, self.hours = skew, hours
+        self.stands = bool(seed % 2)  # whether claims of idle workers stand, where the store can have them do so
         self.ablated = frozenset(ablated)
         self.agents: list[AgentRuntime] = []
         self.tables: dict[str, dict[str, dict[Any, Any]]] = {}

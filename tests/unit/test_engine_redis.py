@@ -6,7 +6,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import os
 import re
 import shutil
 import tempfile
@@ -30,6 +29,7 @@ from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswer
 from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe, joined
 from agent_runtime_core._engines.redis_script import RedisConcern
 from agent_runtime_core._engines.redis_url import redis_place
+from agent_runtime_core._engines.shared import Process
 from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,
@@ -1079,9 +1079,8 @@ async def test_close_does_not_wait_for_ever_for_a_server_that_stands_still(monke
 async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with one(redis_url) as engine:
         await put(engine, "a", "1")
-        pid = os.getpid()
         with monkeypatch.context() as forked:
-            forked.setattr(os, "getpid", lambda: pid + 1)
+            forked.setattr(Process, "forks", Process.forks + 1)
             with pytest.raises(StorageClosed, match="before a fork: open it again in this process"):
                 await get(engine, "a")
             with one(redis_url) as own:

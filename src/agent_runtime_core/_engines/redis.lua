@@ -13,8 +13,9 @@ local call, null = redis.call, cjson.null
 local instant = call('TIME')
 local now = instant[1] + instant[2] / 1000000
 local by_server = ARGV[1] == 'server'
-local ops, applied, flushes = {}, {}, {}
-local rings = {}
+-- `flushes` are called when all operations of a commit have been decided, `afters` when all commits were carried out.
+local ops, applied, flushes, afters = {}, {}, {}, {}
+local rings = {}  -- how often each topic was rung
 local tx
 
 -- What a number is stored as: read back, it is the same number.
@@ -62,7 +63,19 @@ local function perform(writes)
 end
 
 local function ring(topic)
-  tx.rings[topic] = true
+  tx.rings[topic] = (tx.rings[topic] or 0) + 1
+end
+
+-- A transaction, of which nothing is noted down yet.
+local function begin()
+  tx = {writes = {}, rings = {}, fences = {}}
+end
+
+-- What was noted down is done.
+local function finish()
+  for _, flush in ipairs(flushes) do flush() end
+  perform(tx.writes)
+  for topic, times in pairs(tx.rings) do rings[topic] = (rings[topic] or 0) + times end
 end
 
 -- A result that is JSON already.

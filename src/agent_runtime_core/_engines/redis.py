@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,12 +22,13 @@ from .base import Concern, Guard, Op
 from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
 from .redis_ear import Ear
+from .redis_letters import Letters
 from .redis_line import Line, NotCarriedOut, Unsent, driver, refused
 from .redis_pipe import Call, Pipe
 from .redis_script import Codec, RedisConcern, joined, packed, unpacked
 from .redis_url import Place, redis_place
 from .requests import Request, Waiting, wait_in_thread
-from .shared import SharedEngine
+from .shared import Process, SharedEngine
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -76,7 +76,7 @@ class RedisEngine(SharedEngine):
     def open(cls, url: str, *, clock: Clock = SYSTEM) -> RedisEngine:
         driver()  # said before anything else
         place = redis_place(url)
-        key = (place, id(clock), os.getpid())
+        key = (place, id(clock), Process.forks)
         with cls._open_lock:
             engine = cls._open.get(key)
             if engine is None:
@@ -254,6 +254,10 @@ class RedisEngine(SharedEngine):
 
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(topic, wake)
+
+    def letters(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Letters:
+        """What is said on that topic and meant for one loop, which has still to be connected."""
+        return Letters(self.place, f"{self._prefix}:bell:{topic}", take, lost)
 
     # -- the end
 

@@ -18,7 +18,7 @@ end
 
 local function commit(asked)
   local key, token = asked[1], asked[2]
-  tx = {writes = {}, rings = {}, fences = {}}
+  begin()
   local superseded = key ~= null and fenced(key) ~= token
   tx.superseded = superseded
   local answers = {}
@@ -30,11 +30,7 @@ local function commit(asked)
     end
     answers[i] = encoded(run(unpack(op[2])))
   end
-  if not superseded then
-    for _, flush in ipairs(flushes) do flush() end
-    perform(tx.writes)
-    for topic in pairs(tx.rings) do rings[topic] = true end
-  end
+  if not superseded then finish() end
   return '[' .. table.concat(answers, ',') .. ']'
 end
 
@@ -60,6 +56,8 @@ for i, asked in ipairs(cjson.decode(ARGV[2])) do
     answers[i] = '!ERROR ' .. said
   end
 end
+
+for _, after in ipairs(afters) do pcall(after) end
 
 -- What was written stays so, and is told, whether or not others hear of it.
 for topic in pairs(rings) do redis.pcall('PUBLISH', P .. 'bell:' .. topic, '') end

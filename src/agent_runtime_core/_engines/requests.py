@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..errors import StorageBusy
 from .base import Guard, Op
 
-AT_ONCE = 8  # callers told in one turn of their loop
+AT_ONCE, MOST = 8, 64  # callers told in one turn of their loop: at first, and where they do not take long
+MOMENT = 0.001  # seconds that they may take together
 
 
 class Request:
@@ -38,17 +40,23 @@ class Request:
         return self.result
 
 
-def settle(requests: list[Request]) -> None:
-    """Tell callers of one loop, on that loop."""
-    if len(requests) > AT_ONCE:
-        # Each wakes a task: all at once they would hold the loop for as long as all of them take.
-        assert requests[0].loop is not None
-        requests[0].loop.call_soon(settle, requests[AT_ONCE:])
-        requests = requests[:AT_ONCE]
+def settle(requests: list[Request], at_once: int = AT_ONCE, since: float = 0.0) -> None:
+    """Tell callers of one loop, on that loop; so many were told at `since`, and had their turn meanwhile."""
+    # Each wakes a task: all at once they would hold the loop for as long as all of them take.
+    later: Callable[[], object] | None = None
+    if len(requests) > AT_ONCE and (loop := requests[0].loop) is not None:
+        now = loop.time()
+        if since:
+            at_once = max(AT_ONCE, min(2 * at_once, MOST, int(at_once * MOMENT / (now - since + 1e-9))))
+        if len(requests) > at_once:
+            later = partial(loop.call_soon, settle, requests[at_once:], at_once, now)
+            requests = requests[:at_once]
     for request in requests:
         request.told = True
         if request.future is not None and not request.future.done():
             request.future.set_result(None)
+    if later is not None:
+        later()  # behind the tasks that were woken
 
 
 def deliver(batch: Sequence[Request], here: asyncio.AbstractEventLoop | None = None) -> None:

@@ -72,7 +72,7 @@ class SQLiteEngine(SharedEngine):
         where = checked(path)
         with cls._open_lock:
             engine = cls._open.get(where)
-            if engine is None or engine._pid != os.getpid():
+            if engine is None or engine.is_of_parent:
                 if file_id(where) in cls._carried:
                     raise StorageClosed(f"{where} was open before a fork: {cls.after_fork}")
                 engine = cls(where, durability, clock)

@@ -8,7 +8,7 @@ import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from .._clock import SYSTEM, TOO_LATE, Clock, aware
@@ -118,6 +118,22 @@ def _name(what: str, value: object) -> str:
     return storable(what.partition(" ")[2], value)
 
 
+class Standing(Protocol):
+    """A worker's place for claims that found nothing: there they stand until a run comes."""
+
+    def ready(self) -> str | None:
+        """The name under which a claim can stand now; None where none can."""
+
+    def asked(self, tickets: Sequence[str]) -> None:
+        """A claim with these is on its way there."""
+
+    def answered(self, tickets: Sequence[str], *, stood: bool, got: bool) -> None:
+        """It came there, and `got` something or stands; `stood` says whether the one before did, to the last."""
+
+    async def close(self) -> None:
+        """No claim stands any more, and what was claimed and not told of is given back."""
+
+
 class RunQueue(Backend):
     """The authority on each run's life.
 
@@ -150,7 +166,7 @@ class RunQueue(Backend):
         self.cancel_asked: set[Callable[[str], None]] = set()
         self._handed: dict[tuple[str, str], str] = {}
         #: Tickets of claims that got no answer, and may hold something.
-        self._unsure: set[str] = set()
+        self.unsure: set[str] = set()
 
     @abstractmethod
     async def read(self, what: str, *args: Any) -> Any: ...
@@ -242,41 +258,59 @@ class RunQueue(Backend):
 
     # -- claiming
 
+    def standing(self, given: Callable[[list[RunRow]], None]) -> Standing | None:
+        """Where claims of a worker can stand: `given`, on its loop, is told of runs that were claimed for it as they
+        came. None where there are only bells."""
+        return None
+
     def want(
-        self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *, light: bool = False
-    ) -> ClaimRequest:
-        """A claim, as a value; a `light` one takes ready runs only and leaves expired leases and timers to others."""
+        self, worker: str, lease_seconds: float, agents: Sequence[str] | None, count: int = 1, *, light: bool = False,
+        standing: str | None = None, stands_for: float = 0.0,
+    ) -> ClaimRequest:  # fmt: skip
+        """A claim, as a value; a `light` one takes ready runs only and leaves expired leases and timers to others. One
+        that finds nothing stands, with a name for that, for so many seconds."""
         lease = seconds("lease_seconds", lease_seconds, least=0.001)
         clock, now = self.clock, self.lease_now()
         wall = clock.wall()
         tickets = tuple([next_id(clock, wall) for _ in range(count)])
         wanted = None if agents is None else tuple(agents)
-        return ClaimRequest(tickets, worker, self.holder, now + lease, now, wall, wanted, light)
+        return ClaimRequest(tickets, worker, self.holder, now + lease, now, wall, wanted, light, standing, stands_for)
 
     async def claim_rows(
-        self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
-    ) -> list[RunRow]:
+        self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
+        standing: Standing | None = None, stands_for: float = 0.0,
+    ) -> list[RunRow]:  # fmt: skip
+        """The next runs for this worker; where there is none, the claim may stand for so many seconds."""
         agents = _keys(agent_keys)
         count = min(whole("limit", limit), MOST_AT_ONCE)
-        want = self.want(_name("a worker id", worker_id), lease_seconds, agents, count)
+        name = None if standing is None else standing.ready()
+        want = self.want(
+            _name("a worker id", worker_id), lease_seconds, agents, count, standing=name, stands_for=stands_for
+        )
         if agents == ():
             return []
-        rows: list[RunRow] = await self._granted(want, Op("queue.claim", (want,)))
+        claim = Op("queue.claim", (want,))
+        if standing is None or name is None:
+            rows: list[RunRow] = (await self._granted(want, claim))[0]
+            return rows
+        standing.asked(want.tickets)
+        stood, rows = await self._granted(want, Op("queue.sit", (name,)), claim)
+        standing.answered(want.tickets, stood=stood, got=bool(rows))
         return rows
 
-    async def _granted(self, want: ClaimRequest, op: Op) -> Any:
-        """The result of a claim; one that its caller does not get to know is given back."""
-        if self._unsure:
-            unsure = tuple(self._unsure)
+    async def _granted(self, want: ClaimRequest, *ops: Op) -> list[Any]:
+        """The results of a claim; one that its caller does not get to know is given back."""
+        if self.unsure:
+            unsure = tuple(self.unsure)
             await self.unclaim(unsure)
-            self._unsure.difference_update(unsure)
+            self.unsure.difference_update(unsure)
         began = self.clock.boot()
         try:
-            return (await self.commits.commit(None, [op]))[0]
+            return await self.commits.commit(None, ops)
         except (asyncio.CancelledError, StorageBusy) as error:
             if isinstance(error, StorageBusy) and self.clock.boot() - began > PROMPT:
                 # To ask a store that does not answer takes as long again: before the next claim is soon enough.
-                self._unsure.update(want.tickets)
+                self.unsure.update(want.tickets)
             else:
                 with contextlib.suppress(AgentRuntimeError):
                     await self.unclaim(want.tickets)
@@ -292,6 +326,10 @@ class RunQueue(Backend):
                     await self.settle(
                         row.run_id, self.keep(row, row.claim_id)._replace(status="pending", parked=row.parked)
                     )
+
+    def surely(self, ends: set[str]) -> None:
+        """What was claimed with tickets that end so came to its caller after all."""
+        self.unsure = {ticket for ticket in self.unsure if ticket[-CHANCE:] not in ends}
 
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1
@@ -317,9 +355,9 @@ class RunQueue(Backend):
         whoever waits takes it again before that. Without, nothing is written.
         """
         want = self.want(worker_id, lease_seconds, None, 1)
-        answer: tuple[str, RunRow | None] = await self._granted(
-            want, Op("queue.take", (row, insert, reopen, want, wait))
-        )
+        answer: tuple[str, RunRow | None] = (
+            await self._granted(want, Op("queue.take", (row, insert, reopen, want, wait)))
+        )[0]
         there = answer[1]
         if answer[0] == "conflict" and there is not None and there.run_id == row.run_id and same_input(row, there):
             # By their digests alone they are two.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .._engines.base import Concern
 from .._engines.redis import OnRedis
 from .._engines.redis_script import Codec, RedisConcern, as_list, part
-from .base import RunQueue
+from .base import RunQueue, Standing
 from .row import ASIDE, BEHIND, Mail, Moved, News, RunFilter, RunRow, Settle
 from .rows import PLACE
+from .standing import Addressed, StandingClaims
 
 if TYPE_CHECKING:
     from .._engines.redis import RedisEngine
@@ -130,6 +132,8 @@ async def _mail(engine: RedisEngine, run_id: str, after: int = 0) -> list[Mail]:
 
 #: What is decided in Python elsewhere.
 _DECIDED = f"local BEHIND, ASIDE, PLACE = {BEHIND}, {ASIDE}, {PLACE}"
+#: Standing claims that are looked at for what has become ready, and characters of what they are told, at most.
+_STANDING = "local STANDING, LETTER = 8, 60000"
 _CELLS = {name.upper(): place for place, name in enumerate(RunRow._fields, 1)}
 
 
@@ -142,7 +146,11 @@ CONCERN = RedisConcern(
     "queue",
     {},
     script="\n".join(
-        (_DECIDED, *(_placed(part(__file__, name)) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")))
+        (
+            _DECIDED,
+            _STANDING,
+            *(_placed(part(__file__, name)) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")),
+        )
     ),
     seldom=_placed(part(__file__, "redis_seldom")),
     codecs={
@@ -176,3 +184,10 @@ class RedisQueue(OnRedis, RunQueue):
 
     def lease_now(self) -> float:
         return self.engine.lease_now()
+
+    def standing(self, given: Callable[[list[RunRow]], None]) -> Standing | None:
+        # A lease that begins when the claim is given something is counted by the server's clock.
+        if self.engine.place.tls or not self.engine.by_server:
+            return None
+        letters: Addressed = lambda name, *hear: self.engine.letters(f"stand:{name}", *hear)  # noqa: E731
+        return StandingClaims(self, letters, lambda said: _rows(json.loads(said)), given)

@@ -141,9 +141,9 @@ local function ready(want, limit)
   return found
 end
 
-ops['queue.claim'] = function(cells)
-  local want, got = wanted(cells), {}
-  local free = #want.tickets
+-- The runs that a claim gets.
+local function claims(want)
+  local got, free = {}, #want.tickets
   local function take(rows)
     for _, row in ipairs(rows) do
       if #got < free then got[#got + 1] = claim(row, want.tickets[#got + 1], want) end
@@ -156,5 +156,53 @@ ops['queue.claim'] = function(cells)
     take(fallen)
   end
   if #got < free then take(ready(want, free - #got)) end
+  return got
+end
+
+-- Standing claims: those that got nothing, and take what comes while somebody follows their channel. `stands` has them
+-- by the time until which they stand, `standing` what they want.
+
+local function sit(name)
+  write('ZREM', P .. 'stands', name)
+  write('HDEL', P .. 'standing', name)
+end
+
+ops['queue.sit'] = function(name)
+  local stood = call('HEXISTS', P .. 'standing', name) == 1
+  if stood then sit(name) end
+  return stood
+end
+
+ops['queue.claim'] = function(cells)
+  local got, name = claims(wanted(cells)), cells[9]
+  if #got == 0 and name and name ~= null then
+    for _, over in ipairs(call('ZRANGEBYSCORE', P .. 'stands', '-inf', text_now, 'LIMIT', 0, STANDING)) do sit(over) end
+    cells[8] = true
+    write('ZADD', P .. 'stands', text(now + cells[10]), name)
+    write('HSET', P .. 'standing', name, cjson.encode(cells))
+  end
   return all_told(got)
 end
+
+-- Has standing claims take what has become ready. Each takes once, and is gone with that, or where nobody hears of it.
+local function hand_over()
+  local made_ready, taken = rings.work or 0, 0
+  if made_ready == 0 then return end
+  local names = call('ZREVRANGE', P .. 'stands', 0, STANDING - 1, 'WITHSCORES')
+  for i = 1, #names, 2 do
+    local name, cells = names[i], call('HGET', P .. 'standing', names[i])
+    begin()
+    local got = cells and tonumber(names[i + 1]) > now and claims(wanted(cjson.decode(cells)))
+    local told = got and #got > 0 and all_told(got).raw
+    local heard = told and #told <= LETTER and call('PUBLISH', P .. 'bell:stand:' .. name, told) > 0
+    if not heard then begin() end
+    if heard or not got or told and #told <= LETTER then sit(name) end
+    finish()
+    if heard then taken = taken + #got end
+    if taken >= made_ready then
+      rings.work = nil
+      return
+    end
+  end
+end
+afters[#afters + 1] = hand_over

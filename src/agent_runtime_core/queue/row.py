@@ -131,6 +131,8 @@ class ClaimRequest(NamedTuple):
     wall: float
     agents: tuple[str, ...] | None
     light: bool = False  # ready runs only: no look at expired leases and timers
+    standing: str | None = None  # where it gets nothing, it stands under this name, as far as a queue has such claims,
+    seconds: float = 0.0  # for so long; what stood under that name before is over
 
 
 class Settle(NamedTuple):

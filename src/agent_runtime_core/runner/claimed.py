@@ -216,14 +216,14 @@ class Claimed:
         result = copy(result)  # the agent may give the same one to all of its runs
         result.status, result.run_id = status, known_uuid(row.run_id)
         before = None if self.chronicle is None else self.chronicle.before(result)
-        text, info = encode_result(result, before), encode(event) if event else None
+        text, info, name = encode_result(result, before), encode(event) if event else None, status.value
         record = Record(
-            self.ledger.next_seq(), ENDED, status.value, "", row.generation, row.claim_id, self.clock.wall(),
+            self.ledger.next_seq(), ENDED, name, "", row.generation, row.claim_id, self.clock.wall(),
             text, info=info, nev=1,
         )  # fmt: skip
         reason = "" if result.error is None else result.error.type
-        how = self._settle(status.value, stalls=row.stalls, reason=reason)
-        ops = await self._tell_family(status.value, result, before)
+        how = self._settle(name, stalls=row.stalls, reason=reason)
+        ops = await self._tell_family(name, result, before)
         events = [] if self.ending is None else await self._said(self.ending, result)
         await self._settle_last(how, [self.ledger.whole(record)], ops, events)
         self.ended = result
@@ -270,7 +270,7 @@ class Claimed:
         if row.parent_id is not None:
             payload, msg_id = encode_result(result, before), f"end:{row.run_id}:{row.generation}"
             ops.append(queue.post_op(row.parent_id, "child", row.run_id, payload, msg_id))
-        if status == RunStatus.CANCELLED.value:
+        if status == RunStatus.CANCELLED:
             live = [child for child in await queue.children(row.run_id) if child.status in LIVE]
             ops += [queue.post_op(child.run_id, "cancel", "", "null", f"cancel:{child.generation}") for child in live]
         return ops

@@ -50,6 +50,7 @@ from .claimed import Claimed
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
+_RUNNING = RunStatus.RUNNING.value
 POISON = 3  # crashes in a row without a new record, after which a run is dead
 #: The run goes on when they are over.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
@@ -197,7 +198,7 @@ class Drive(Claimed):
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.begun = True
         record = book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
-        await self.ledger.status(RunStatus.RUNNING.value, record)
+        await self.ledger.status(_RUNNING, record)
 
     async def _attempt(self, book: Book) -> Any:
         """One attempt of the agent's `run`, and what came of it."""

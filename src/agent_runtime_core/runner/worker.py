@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
-from ..queue.base import whole
+from ..queue.base import Standing, whole
 from ..queue.row import ClaimRequest, RunRow
 from .drive import suspected
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired leases and timers
+STANDS = 2.0  # seconds a claim stands for longer than until the next look
 AT_ONCE = 1000  # runs claimed in one go, however many slots are free
 APART = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
@@ -50,6 +51,8 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: Future[None] | None = None  # done when the loop has ended
         self._closed = False
+        self._standing: Standing | None = None  # where claims of the loop can stand
+        self._poll = 1.0  # seconds between its looks, at most
 
     async def once(self) -> bool:
         rows = await self._claim(1) if self._may_claim(1) else []
@@ -66,9 +69,13 @@ class Worker:
 
     async def _claim(self, count: int) -> list[RunRow]:
         runner = self.runner
+        stands: dict[str, Any] = {}
+        if self._standing is not None and not self._busy and not self._stopping:
+            stands = {"standing": self._standing, "stands_for": self._poll + STANDS}
         rows: list[RunRow] = await runner.queue.claim_rows(
-            runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count
-        )
+            runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count,
+            **stands,
+        )  # fmt: skip
         if not any(suspected(row) for row in rows):
             self._met = False
         return rows
@@ -87,6 +94,17 @@ class Worker:
             self._suspects.append(drive)
         self._began = self.runner.queue.clock.boot()
         return self._follow(asyncio.ensure_future(drive.run()), drive)
+
+    def _given(self, rows: list[RunRow]) -> None:
+        """A claim that stood got these: they are begun, or go back where there is no slot for them any more."""
+        for row in rows:
+            if self._stopping or self._busy >= self._slots:
+                drive = self._drive(row)
+                self._follow(asyncio.ensure_future(drive.put_back()), drive)
+            else:
+                self._start_all([row])
+        if not rows:
+            self._ring()
 
     def _put_back(self, row: RunRow) -> asyncio.Task[Any]:
         drive = self._drive(row)
@@ -198,16 +216,19 @@ class Worker:
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
         self._wake, self._over = wake, over
         stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
+        self._poll, self._standing = poll_interval, self.runner.queue.standing(self._given)
         with self._signals(handle_signals):
             try:
                 while not self._stopping:
                     wake.clear()
                     if not await self._fill():
                         await self._sleep(wake, poll_interval)
+                await self._sit()
                 await self.drain()
             except (Exception, asyncio.CancelledError):
                 # Whoever cancels the loop does not wait: what is running is given back now.
                 self._stopping = self._hurry = True
+                await self._sit()
                 await self.drain()
                 raise
             finally:
@@ -216,6 +237,12 @@ class Worker:
                 over.set_result(None)
                 if stop_listening is not None:
                     stop_listening()
+
+    async def _sit(self) -> None:
+        """Nothing is claimed from now on: no claim stands any more."""
+        standing, self._standing = self._standing, None
+        if standing is not None:
+            await standing.close()
 
     async def _fill(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
