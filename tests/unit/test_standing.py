@@ -25,7 +25,7 @@ from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.fault.rig import Agent, until
-from tests.servers import RedisServer
+from tests.servers import RedisCluster, RedisServer
 
 pytestmark = pytest.mark.redis
 
@@ -317,6 +317,33 @@ async def test_what_makes_no_sense_ends_the_connection(
         redis_server.ask("PUBLISH", channel, "nonsense")
         await until(lambda: stand.calls > calls)
         assert stand.own._letters is None
+
+
+async def test_on_a_cluster_it_follows_the_node_that_has_the_keys() -> None:
+    with RedisCluster() as cluster:
+        for number, url in enumerate(cluster.urls):
+            async with standing(f"{url}?prefix=c{number}") as stand:
+                run = await stand.queue.enqueue(None, "a", {})
+                await until(lambda: bool(stand.given))
+                assert stand.runs == [str(run.run_id)]
+
+
+async def test_claims_that_are_refused_again_and_again_are_not_kept(redis_url: str, queue: RedisQueue) -> None:
+    async with standing(redis_url) as stand:
+        for number in range(20):
+            stand.own.asked([f"{number:026}"])
+        assert len(stand.own._open) == standing_module.UNANSWERED
+        assert len(stand.queue.unsure) == 21 - standing_module.UNANSWERED
+        stand.own._open.clear()
+
+
+async def test_what_comes_by_a_clock_of_ones_own_is_claimed_as_ever(redis_url: str) -> None:
+    other = RedisQueue(redis_url, clock=VirtualClock())
+    async with standing(redis_url) as stand:
+        await other.enqueue(None, "a", {})
+        assert len(await stand.claim()) == 1
+        assert stand.given == []
+    await other.close()
 
 
 def test_by_a_clock_of_ones_own_no_claim_stands(redis_url: str) -> None:

@@ -256,8 +256,9 @@ class RedisEngine(SharedEngine):
         return self._bell.listen(topic, wake)
 
     def letters(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Letters:
-        """What is said on that topic and meant for one loop, which has still to be connected."""
-        return Letters(self.place, f"{self._prefix}:bell:{topic}", take, lost)
+        """What is said on that topic and meant for one loop, which has still to be connected: of a cluster, to the node
+        that ran the script last."""
+        return Letters(lambda: self._line.place, f"{self._prefix}:bell:{topic}", take, lost)
 
     # -- the end
 

@@ -18,7 +18,9 @@ from .redis_url import Place
 class Letters:
     """A connection that follows one channel; `take` is called with each message, `lost` when no more can come."""
 
-    def __init__(self, place: Place, channel: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, place: Callable[[], Place], channel: str, take: Callable[[bytes], None], lost: Callable[[], None]
+    ) -> None:
         self.channel: str = channel
         self._place = place
         self._take = take
@@ -35,7 +37,7 @@ class Letters:
         self._read_on(asyncio.get_running_loop())
 
     def _connect(self) -> None:
-        conn = connection(self._place)
+        conn = connection(self._place())
         try:
             conn.connect()
             conn.send_command("SUBSCRIBE", self.channel)

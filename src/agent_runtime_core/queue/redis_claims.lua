@@ -187,7 +187,7 @@ end
 -- Has standing claims take what has become ready. Each takes once, and is gone with that, or where nobody hears of it.
 local function hand_over()
   local made_ready, taken = rings.work or 0, 0
-  if made_ready == 0 then return end
+  if made_ready == 0 or not by_server then return end  -- its lease would begin at no time
   local names = call('ZREVRANGE', P .. 'stands', 0, STANDING - 1, 'WITHSCORES')
   for i = 1, #names, 2 do
     local name, cells = names[i], call('HGET', P .. 'standing', names[i])

@@ -20,6 +20,7 @@ from .row import RunRow
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
+UNANSWERED = 8  # claims that got no answer, and may stand or have been given something, at most
 AGAIN = 1.0  # seconds until letters that could not be followed are tried again
 
 
@@ -67,6 +68,8 @@ class StandingClaims:
 
     def asked(self, tickets: Sequence[str]) -> None:
         self._open.append(tickets)
+        if len(self._open) > UNANSWERED:
+            self._queue.unsure.update(self._open.pop(0))
 
     def answered(self, tickets: Sequence[str], *, stood: bool, got: bool) -> None:
         if tickets not in self._open:
@@ -81,6 +84,7 @@ class StandingClaims:
         name = new_ulid(self._queue.clock)
         letters = self._addressed(name, self._hear, self._lost)
         try:
+            await self._queue.next_due()  # so that it is known where in the store claims go
             await letters.open()
             self._name, self._letters = name, letters
             self._given([])
