@@ -138,7 +138,7 @@ class SimLetters:
         self._over = False
         self._at = 0.0
 
-    async def open(self) -> None:
+    async def follow(self) -> None:
         world = self.engine.world
         await asyncio.sleep(world.delay())
         if self.engine.deaf:

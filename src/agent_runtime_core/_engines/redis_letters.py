@@ -31,7 +31,7 @@ class Letters:
         self._fd: int | None = None
         self._closed = False
 
-    async def open(self) -> None:
+    async def follow(self) -> None:
         """Follow the channel. Any error of the driver; NotImplementedError where loops of this kind read nothing."""
         await in_thread(self._connect)
         self._read_on(asyncio.get_running_loop())

@@ -27,8 +27,8 @@ AGAIN = 1.0  # seconds until letters that could not be followed are tried again
 class Letters(Protocol):
     """What a store sends to one loop, in order; each is told there."""
 
-    async def open(self) -> None:
-        """Follow them from now on: NotImplementedError where this loop cannot, another error where that fails."""
+    async def follow(self) -> None:
+        """Hear them from now on: NotImplementedError where this loop cannot, another error where that fails."""
 
     def close(self) -> None:
         """Hear no more; the store gets to know that nobody follows them."""
@@ -85,7 +85,7 @@ class StandingClaims:
         letters = self._addressed(name, self._hear, self._lost)
         try:
             await self._queue.next_due()  # so that it is known where in the store claims go
-            await letters.open()
+            await letters.follow()
             self._name, self._letters = name, letters
             self._given([])
         except NotImplementedError:
