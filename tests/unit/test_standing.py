@@ -449,3 +449,34 @@ async def test_what_is_given_to_a_worker_without_a_free_slot_goes_back(redis_url
         assert [each.run_id for each in await queue.find(RunFilter(("pending",)))] == runs[1:]
         gate.set()
         await until(lambda: ran == runs)
+
+
+async def test_a_suspect_is_alone_where_another_is_given_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs whose next crash is their last, one is given while the other waits for its companion to go back."""
+    inside, most, gate = set[str](), list[int](), asyncio.Event()
+
+    async def code(ctx: Any) -> None:
+        inside.add(str(ctx.run_id))
+        most.append(len(inside))
+        await gate.wait()
+        inside.discard(str(ctx.run_id))
+
+    registry = Registry()
+    registry.register(Agent("a", code))
+    async with AgentRunner.open("memory://", registry=registry) as runner:
+        runs = [str(await runner.submit("a")) for _ in range(3)]
+        first, companion, given = [row.changed(stalls=2) for row in await runner.queue.claim_rows("w", limit=3)]
+        worker = runner._worker
+        worker._slots = 4
+        beginning = asyncio.ensure_future(worker._begin([first, companion]))
+        await asyncio.sleep(0)  # the companion is on its way back
+        worker._given([given])
+        await beginning
+        await until(lambda: len(worker._drives) == 1)
+        assert inside == {given.run_id}
+        gate.set()
+        await until(lambda: not worker._drives)
+        while await runner.run_once():
+            pass
+        assert {(await runner.get_run(run)).status for run in runs} == {RunStatus.SUCCEEDED}
+    assert max(most) == 1

@@ -131,8 +131,7 @@ class Worker:
             if back:
                 await asyncio.wait(back)
         finally:
-            for row in may:
-                self._start(row)
+            self._start_all(may)  # unless a suspect was given meanwhile
 
     # -- suspects: one of them ends its process, the others were beside it, and nobody knows which
 
