@@ -61,6 +61,55 @@ async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -
     assert len(await bus.get_events(run_id)) == len(told), "and none of them twice"
 
 
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_run_whose_end_was_recorded_and_not_told_has_one_end_when_it_is_cancelled(heard: bool) -> None:
+    """Over several engines: the end is in the journal, the run is given back for later, and cancelled by somebody who
+    hears of it, or who asks again."""
+    clock = VirtualClock()
+    queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(clock=clock), InMemoryStateStore(clock=clock)
+    away = ""
+    publish = bus.engine.commit
+
+    async def commit(guard: Any, ops: Any) -> list[Any]:
+        if away and any(away in str(op.args) for op in ops):
+            raise StorageBusy("no answer")
+        return await publish(guard, ops)
+
+    bus.engine.commit = commit  # type: ignore[method-assign]
+
+    async def code(ctx: Any) -> Any:
+        nonlocal away
+        await ctx.step("work", work)
+        away = "run.succeeded"
+
+    async def work() -> int:
+        return 1
+
+    agents = Registry()
+    agents.register(Agent("a", code))
+    runner = AgentRunner(queue, bus, state, settings(), registry=agents)
+    run_id = await runner.submit("a")
+    with pytest.raises(StorageBusy):
+        await runner.run_once()
+    assert await status(runner, run_id) == "pending"
+    if not heard:
+        away, commits, state.engine.commit = "", state.engine.commit, unanswered  # type: ignore[method-assign]
+        with pytest.raises(StorageBusy):
+            await runner.cancel(run_id)
+        state.engine.commit = commits  # type: ignore[method-assign]
+    away = ""
+    assert await runner.cancel(run_id) is heard
+    told = [event.event_type for event in await bus.get_events(run_id)]
+    assert told == ["run.started", "step.started", "step.completed", "run.cancelled"]
+    assert (await runner.wait(run_id, 5)).status is RunStatus.CANCELLED
+    assert await runner.cancel(run_id) is False
+    assert len(await bus.get_events(run_id)) == len(told)
+
+
+async def unanswered(guard: Any, ops: Any) -> list[Any]:
+    raise StorageBusy("no answer")
+
+
 async def test_a_run_is_cancelled_also_by_who_does_not_know_the_types_of_its_results() -> None:
     queue, bus, state = InMemoryQueue(), InMemoryEventBus(), InMemoryStateStore()
     async with AgentRunner(queue, bus, state, registry=Registry()) as runner:

@@ -18,6 +18,8 @@ from ..registry import Registry
 from ..status import RunStatus
 from .ending import Ending, said_at_end, tell_of_end
 
+FROM_OUTSIDE = "cancel"  # the reason in the row of a run that was cancelled under no claim
+
 
 class End(NamedTuple):
     """One run that is cancelled under no claim, and the agent of it that has a say in that, with what it says."""
@@ -43,7 +45,7 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         if each.status == "running":
             queue_ops.append(queue.post_op(each.run_id, "cancel", "", "null", f"cancel:{each.generation}"))
             continue
-        queue_ops.append(Op("queue.end", (each.run_id, (each.status,), "cancelled", now, "cancel")))
+        queue_ops.append(Op("queue.end", (each.run_id, (each.status,), "cancelled", now, FROM_OUTSIDE)))
         end = await _end(registry, each)
         if each is row and each.parent_id is not None:
             queue_ops.append(_told_parent(queue, each, each.parent_id, end.result))
@@ -99,9 +101,10 @@ async def _published(backends: Backends, end: End, now: float) -> None:
 async def _publish(backends: Backends, end: End, now: float) -> None:
     """The end of a run, and before it what a claim that gave the run back could not publish."""
     row = end.row
-    events = [] if not row.claimed_at else await missing(
-        backends.bus, row.run_id, [each for each in await backends.state.records(row.run_id) if each.claim_id]
-    )  # fmt: skip
+    told = await backends.state.records(row.run_id) if row.claimed_at else []
+    # Of a claim that recorded an end and could not tell of it, that end: the run has another one.
+    told = [each for each in told if each.claim_id and (each.kind != ENDED or each.attempt != row.generation)]
+    events = await missing(backends.bus, row.run_id, told) if told else []
     events.append((f"end:{row.generation}", "run.cancelled", "{}", now))
     ops = [Op("events.publish", (row.run_id, tuple(events))), *end.said]
     if backends.bus.commits not in (backends.queue.commits, backends.state.commits):
@@ -121,10 +124,12 @@ async def cancelled_whole(
         if child.run_id not in above:
             await cancelled_whole(backends, registry, child, above)
     ending = await backends.state.ending(row.run_id)
-    if ending is not None and ending.attempt == row.generation and ending.claim_id:
-        return  # by a claim, which says all of it itself
+    by_claim = ending is not None and ending.attempt == row.generation and ending.claim_id != ""
+    if by_claim and row.reason != FROM_OUTSIDE:
+        return  # its claim says all of it itself
     now, end = row.ended_at or backends.queue.clock.wall(), await _end(registry, row)
-    recorded = ending is not None and ending.attempt >= row.generation
+    # A claim may have recorded an end, and given the run back when it could not go on to tell of it.
+    recorded = ending is not None and ending.attempt >= row.generation and not by_claim
     await _told(backends, end if not recorded else end._replace(agent=None), now, recorded=recorded)
 
 
