@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_runtime_core._engines import redis_letters, redis_line
 from agent_runtime_core._engines.redis_letters import Letters
 from agent_runtime_core.queue import standing as standing_module
 from agent_runtime_core.queue.redis import RedisQueue
@@ -287,24 +287,33 @@ async def test_a_loop_that_reads_no_connections_is_not_asked_again(
 
 
 async def test_one_that_is_closed_while_it_connects_keeps_no_connection(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand, made = Stand(redis_url), list[Any]()
-    connection = redis_line.connection
+    stand, reached, go, connected = Stand(redis_url), threading.Event(), threading.Event(), threading.Event()
+    letters: list[Letters] = []
+    connect = Letters._connect
 
-    def kept(place: Any) -> Any:
-        made.append(connection(place))
-        return made[0]
+    def slow(self: Letters) -> None:
+        letters.append(self)
+        reached.set()
+        go.wait(20)
+        connect(self)
+        connected.set()
 
-    monkeypatch.setattr(redis_letters, "connection", kept)
+    monkeypatch.setattr(Letters, "_connect", slow)
     stand.own.ready()
-    await asyncio.sleep(0)
+    await until(reached.is_set)
     opening = stand.own._opening
     assert opening is not None
     await stand.own.close()
     with contextlib.suppress(asyncio.CancelledError):
         await opening
-    await until(lambda: not made or made[0]._sock is None)
+    assert letters[0]._closed
+    go.set()
+    await until(connected.is_set)
+    assert letters[0]._conn is None
+    channel = letters[0].channel
+    await until(lambda: redis_server.ask("PUBSUB", "NUMSUB", channel)[1] == 0)
     await stand.queue.close()
 
 
@@ -359,24 +368,32 @@ Code = Callable[[Any], Awaitable[Any]]
 
 
 @asynccontextmanager
-async def working(url: str, code: Code, concurrency: int = 1, poll: float = LONG) -> AsyncIterator[AgentRunner]:
+async def working(
+    url: str, server: RedisServer, code: Code, concurrency: int = 1, poll: float = LONG
+) -> AsyncIterator[AgentRunner]:
     registry = Registry()
     registry.register(Agent("a", code))
     config = RunnerConfig(grace_seconds=0.2)
     async with AgentRunner.open(url, registry=registry, config=config) as runner:
         loop = asyncio.ensure_future(runner.run_loop(poll, concurrency=concurrency, handle_signals=False))
-        await until(lambda: _stands(runner._worker))
+        await until(lambda: runner._worker._standing is not None)
+        await until(lambda: _stands(server, runner))
         yield runner
         runner.stop()
         await loop
 
 
-def _stands(worker: Worker) -> bool:
-    standing = worker._standing
-    return isinstance(standing, StandingClaims) and bool(standing._name and standing._open)
+def _stands(server: RedisServer, runner: AgentRunner) -> bool:
+    """Whether a claim of its worker stands at the server."""
+    queue, own = runner.queue, runner._worker._standing
+    assert isinstance(queue, RedisQueue)
+    assert isinstance(own, StandingClaims)
+    return bool(own._name) and server.ask("HEXISTS", f"{queue.engine.place.tag}:standing", own._name) == 1
 
 
-async def test_an_idle_worker_is_given_its_runs(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_worker_is_given_its_runs(
+    redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[int] = []
 
     def counted(self: Worker, rows: list[RunRow], _given: Any = Worker._given) -> None:
@@ -388,15 +405,15 @@ async def test_an_idle_worker_is_given_its_runs(redis_url: str, monkeypatch: pyt
     async def code(ctx: Any) -> str:
         return "done"
 
-    async with working(redis_url, code) as runner:
+    async with working(redis_url, redis_server, code) as runner:
         for n in range(5):
             run = await runner.submit("a")
             assert (await runner.wait(run, 10)).status is RunStatus.SUCCEEDED
             assert sum(given) == n + 1
-            await until(lambda: _stands(runner._worker))
+            await until(lambda: _stands(redis_server, runner))
 
 
-async def test_each_run_goes_to_one_of_many_workers_once(redis_url: str) -> None:
+async def test_each_run_goes_to_one_of_many_workers_once(redis_url: str, redis_server: RedisServer) -> None:
     ran: list[str] = []
 
     async def code(ctx: Any) -> None:
@@ -404,7 +421,9 @@ async def test_each_run_goes_to_one_of_many_workers_once(redis_url: str) -> None
         await asyncio.sleep(0.002)
 
     async with contextlib.AsyncExitStack() as stack:
-        runners = [await stack.enter_async_context(working(redis_url, code, 2, poll=0.3)) for _ in range(4)]
+        runners = [
+            await stack.enter_async_context(working(redis_url, redis_server, code, 2, poll=0.3)) for _ in range(4)
+        ]
         runs = []
         for _ in range(100):
             runs.append(await runners[0].submit("a"))
@@ -414,29 +433,39 @@ async def test_each_run_goes_to_one_of_many_workers_once(redis_url: str) -> None
     assert sorted(ran) == sorted(map(str, runs))
 
 
-async def test_what_is_given_to_a_worker_that_is_told_to_stop_goes_back(redis_url: str, queue: RedisQueue) -> None:
-    ran: list[str] = []
+async def test_what_is_given_to_a_worker_that_is_told_to_stop_goes_back(
+    redis_url: str, redis_server: RedisServer, queue: RedisQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, given = list[str](), list[RunRow]()
+
+    def told(self: Worker, rows: list[RunRow], _given: Any = Worker._given) -> None:
+        given.extend(rows)
+        _given(self, rows)
+
+    monkeypatch.setattr(Worker, "_given", told)
 
     async def code(ctx: Any) -> None:
         ran.append(str(ctx.run_id))
 
-    async with working(redis_url, code) as runner:
+    async with working(redis_url, redis_server, code) as runner:
         runner._worker._stopping = True  # and the loop has not seen it yet
         run = await queue.enqueue(None, "a", {})
-        await until(lambda: bool(runner._worker._drives))
+        await until(lambda: bool(given))
     assert ran == []
     again = await queue.claim("other")
     assert (again.run_id, again.attempt) == (run.run_id, 1)
 
 
-async def test_what_is_given_to_a_worker_without_a_free_slot_goes_back(redis_url: str, queue: RedisQueue) -> None:
+async def test_what_is_given_to_a_worker_without_a_free_slot_goes_back(
+    redis_url: str, redis_server: RedisServer, queue: RedisQueue
+) -> None:
     gate, ran = asyncio.Event(), list[str]()
 
     async def code(ctx: Any) -> None:
         ran.append(str(ctx.run_id))
         await gate.wait()
 
-    async with working(redis_url, code) as runner:
+    async with working(redis_url, redis_server, code) as runner:
         runs = [str((await queue.enqueue(None, "a", {})).run_id)]
         await until(lambda: bool(ran))
         row = (await queue.claim_rows("w", agent_keys=["a"])) or None
