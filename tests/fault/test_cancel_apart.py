@@ -24,27 +24,33 @@ from agent_runtime_core.testing.clock import VirtualClock
 from .rig import Agent, settings, status
 
 
-async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -> None:
-    """Over several engines: a step is recorded, its event is not, the run is given back for later, and cancelled."""
+def apart_but(untold: set[str]) -> tuple[InMemoryQueue, InMemoryEventBus, InMemoryStateStore]:
+    """Three engines; the log gives no answer where it is told one of these kinds of events."""
     clock = VirtualClock()
     queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(clock=clock), InMemoryStateStore(clock=clock)
-    away = False
     publish = bus.engine.commit
 
     async def commit(guard: Any, ops: Any) -> list[Any]:
-        if away and any("step.completed" in str(op.args) for op in ops):
+        if any(kind in str(op.args) for kind in untold for op in ops):
             raise StorageBusy("no answer")
         return await publish(guard, ops)
 
     bus.engine.commit = commit  # type: ignore[method-assign]
+    return queue, bus, state
+
+
+async def work() -> int:
+    return 1
+
+
+async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -> None:
+    """Over several engines: a step is recorded, its event is not, the run is given back for later, and cancelled."""
+    untold = set[str]()
+    queue, bus, state = apart_but(untold)
 
     async def code(ctx: Any) -> Any:
-        nonlocal away
-        away = True
+        untold.add("step.completed")
         await ctx.step("work", work)
-
-    async def work() -> int:
-        return 1
 
     agents = Registry()
     agents.register(Agent("a", code))
@@ -53,7 +59,7 @@ async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -
     with pytest.raises(StorageBusy):
         await runner.run_once()
     assert await status(runner, run_id) == "pending"
-    away = False
+    untold.clear()
     assert await runner.cancel(run_id) is True
     told = [event.event_type for event in await bus.get_events(run_id)]
     assert told == ["run.started", "step.started", "step.completed", "run.cancelled"]
@@ -65,25 +71,12 @@ async def test_a_run_put_off_half_told_and_cancelled_then_has_all_its_events() -
 async def test_a_run_whose_end_was_recorded_and_not_told_has_one_end_when_it_is_cancelled(heard: bool) -> None:
     """Over several engines: the end is in the journal, the run is given back for later, and cancelled by somebody who
     hears of it, or who asks again."""
-    clock = VirtualClock()
-    queue, bus, state = InMemoryQueue(clock=clock), InMemoryEventBus(clock=clock), InMemoryStateStore(clock=clock)
-    away = ""
-    publish = bus.engine.commit
-
-    async def commit(guard: Any, ops: Any) -> list[Any]:
-        if away and any(away in str(op.args) for op in ops):
-            raise StorageBusy("no answer")
-        return await publish(guard, ops)
-
-    bus.engine.commit = commit  # type: ignore[method-assign]
+    untold = set[str]()
+    queue, bus, state = apart_but(untold)
 
     async def code(ctx: Any) -> Any:
-        nonlocal away
         await ctx.step("work", work)
-        away = "run.succeeded"
-
-    async def work() -> int:
-        return 1
+        untold.add("run.succeeded")
 
     agents = Registry()
     agents.register(Agent("a", code))
@@ -92,12 +85,12 @@ async def test_a_run_whose_end_was_recorded_and_not_told_has_one_end_when_it_is_
     with pytest.raises(StorageBusy):
         await runner.run_once()
     assert await status(runner, run_id) == "pending"
+    untold.clear()
     if not heard:
-        away, commits, state.engine.commit = "", state.engine.commit, unanswered  # type: ignore[method-assign]
+        commits, state.engine.commit = state.engine.commit, unanswered  # type: ignore[method-assign]
         with pytest.raises(StorageBusy):
             await runner.cancel(run_id)
         state.engine.commit = commits  # type: ignore[method-assign]
-    away = ""
     assert await runner.cancel(run_id) is heard
     told = [event.event_type for event in await bus.get_events(run_id)]
     assert told == ["run.started", "step.started", "step.completed", "run.cancelled"]
@@ -210,9 +203,6 @@ async def test_a_run_that_is_begun_anew_while_it_is_cancelled_goes_on_by_itself(
         inside.set()
         await go_on.wait()
         await ctx.step("second", work)
-
-    async def work() -> int:
-        return 1
 
     agents = Registry()
     agents.register(Agent("a", code))

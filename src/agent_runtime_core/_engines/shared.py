@@ -17,7 +17,7 @@ from .base import Engine
 
 
 class Process:
-    """This one; to ask the system for its number takes a fiftieth of a commit."""
+    """This one, known without asking the system, which each commit would do."""
 
     forks: ClassVar[int] = 0  # that lie between the first process and this one
 

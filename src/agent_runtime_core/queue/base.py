@@ -16,7 +16,7 @@ from .._engines.base import Backend, Guard, Op
 from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id, unbroken
 from .._json import digest, encode, mapped, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
-from .row import LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+from .row import FROM_OUTSIDE, LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
 
 CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
@@ -477,7 +477,7 @@ class RunQueue(Backend):
         key, now = stored_id(run_id), self.clock.wall()
         try:
             await self.commits.commit(
-                None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, "cancel"))]
+                None, [Op("queue.end", (key, ("pending", "waiting"), "cancelled", now, FROM_OUTSIDE))]
             )
         except Moved:
             status, _ = await self.post(key, "cancel", "", "null")

@@ -9,6 +9,7 @@ from ..errors import StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
 BEHIND, ASIDE = 1, 2  # see RunRow.held
+FROM_OUTSIDE = "cancel"  # the reason of a run that was cancelled under no claim
 
 
 class Moved(Exception):

@@ -13,12 +13,10 @@ from ..journal.record import ENDED, Record
 from ..ledger import BUSY_TRIES, missing
 from ..outcome import encode_result
 from ..queue.base import RunQueue
-from ..queue.row import LIVE, RunRow
+from ..queue.row import FROM_OUTSIDE, LIVE, RunRow
 from ..registry import Registry
 from ..status import RunStatus
 from .ending import Ending, said_at_end, tell_of_end
-
-FROM_OUTSIDE = "cancel"  # the reason in the row of a run that was cancelled under no claim
 
 
 class End(NamedTuple):
