@@ -24,7 +24,6 @@ from agent_runtime_core.errors import StorageBusy, StorageClosed
 from agent_runtime_core.journal.memory import CONCERN as JOURNAL
 from agent_runtime_core.journal.memory import append, applied
 from agent_runtime_core.journal.record import Record
-from agent_runtime_core.queue.base import Standing
 from agent_runtime_core.queue.memory import InMemoryQueue
 from agent_runtime_core.queue.row import ClaimRequest, RunRow
 from agent_runtime_core.queue.standing import StandingClaims
@@ -175,7 +174,7 @@ class SimRemoteQueue(InMemoryQueue):
 
     engine: Any
 
-    def standing(self, given: Callable[[list[RunRow]], None]) -> Standing | None:
+    def standing(self, given: Callable[[list[RunRow]], None]) -> StandingClaims | None:
         if not self.engine.world.stands:
             return None
         return StandingClaims(self, partial(SimLetters, self.engine), lambda rows: cast("list[RunRow]", rows), given)

@@ -8,7 +8,7 @@ import datetime as _dt
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from .._clock import SYSTEM, TOO_LATE, Clock, aware
@@ -17,6 +17,9 @@ from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stor
 from .._json import digest, encode, mapped, same_tree
 from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
 from .row import FROM_OUTSIDE, LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+
+if TYPE_CHECKING:
+    from .standing import StandingClaims
 
 CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
@@ -116,22 +119,6 @@ def _name(what: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {brief(value)}")
     return storable(what.partition(" ")[2], value)
-
-
-class Standing(Protocol):
-    """A worker's place for claims that found nothing: there they stand until a run comes."""
-
-    def ready(self) -> str | None:
-        """The name under which a claim can stand now; None where none can."""
-
-    def asked(self, tickets: Sequence[str]) -> None:
-        """A claim with these is on its way there."""
-
-    def answered(self, tickets: Sequence[str], *, stood: bool, got: bool) -> None:
-        """It came there, and `got` something or stands; `stood` says whether the one before did, to the last."""
-
-    async def close(self) -> None:
-        """No claim stands any more, and what was claimed and not told of is given back."""
 
 
 class RunQueue(Backend):
@@ -258,7 +245,7 @@ class RunQueue(Backend):
 
     # -- claiming
 
-    def standing(self, given: Callable[[list[RunRow]], None]) -> Standing | None:
+    def standing(self, given: Callable[[list[RunRow]], None]) -> StandingClaims | None:
         """Where claims of a worker can stand: `given`, on its loop, is told of runs that were claimed for it as they
         came. None where there are only bells."""
         return None
@@ -278,7 +265,7 @@ class RunQueue(Backend):
 
     async def claim_rows(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1,
-        standing: Standing | None = None, stands_for: float = 0.0,
+        standing: StandingClaims | None = None, stands_for: float = 0.0,
     ) -> list[RunRow]:  # fmt: skip
         """The next runs for this worker; where there is none, the claim may stand for so many seconds."""
         agents = _keys(agent_keys)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .._engines.base import Concern
 from .._engines.redis import OnRedis
 from .._engines.redis_script import Codec, RedisConcern, as_list, part
-from .base import RunQueue, Standing
+from .base import RunQueue
 from .row import ASIDE, BEHIND, Mail, Moved, News, RunFilter, RunRow, Settle
 from .rows import PLACE
 from .standing import Addressed, StandingClaims
@@ -185,7 +185,7 @@ class RedisQueue(OnRedis, RunQueue):
     def lease_now(self) -> float:
         return self.engine.lease_now()
 
-    def standing(self, given: Callable[[list[RunRow]], None]) -> Standing | None:
+    def standing(self, given: Callable[[list[RunRow]], None]) -> StandingClaims | None:
         # A lease that begins when the claim is given something is counted by the server's clock.
         if self.engine.place.tls or not self.engine.by_server:
             return None

@@ -58,6 +58,7 @@ class StandingClaims:
         self._open: list[Sequence[str]] = []
 
     def ready(self) -> str | None:
+        """The name under which a claim can stand now; None where none can."""
         if self._letters is not None:
             return self._name
         now = self._queue.clock.boot()
@@ -67,11 +68,13 @@ class StandingClaims:
         return None
 
     def asked(self, tickets: Sequence[str]) -> None:
+        """A claim with these is on its way to the store."""
         self._open.append(tickets)
         if len(self._open) > UNANSWERED:
             self._queue.unsure.update(self._open.pop(0))
 
     def answered(self, tickets: Sequence[str], *, stood: bool, got: bool) -> None:
+        """It came there, and `got` something or stands; `stood` says whether the one before did, to the last."""
         if tickets not in self._open:
             return  # it stood, and was given something, before the answer was read
         place = self._open.index(tickets)
@@ -114,6 +117,7 @@ class StandingClaims:
             self._given([])
 
     async def close(self) -> None:
+        """No claim stands any more, and what was claimed and not told of is given back."""
         self._closing = True
         if self._opening is not None:
             self._opening.cancel()

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
-from ..queue.base import Standing, whole
+from ..queue.base import whole
 from ..queue.row import ClaimRequest, RunRow
 from .drive import suspected
 
 if TYPE_CHECKING:
     from ..interfaces import AgentRuntime
+    from ..queue.standing import StandingClaims
     from .core import AgentRunner
     from .drive import Drive
 
@@ -51,7 +52,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over: Future[None] | None = None  # done when the loop has ended
         self._closed = False
-        self._standing: Standing | None = None  # where claims of the loop can stand
+        self._standing: StandingClaims | None = None  # where claims of the loop can stand
         self._poll = 1.0  # seconds between its looks, at most
 
     async def once(self) -> bool:
