@@ -306,7 +306,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 else:
                     if book.questions:
                         records = await book.last(records)
-                    await ledger.append(*records)
+                    await ledger.record(records)
                 book.done[work.name, work.key] = records[-1]
             except BaseException as error:  # noqa: BLE001 - raised there
                 await book.not_written(records, records[:-1], error, outer)

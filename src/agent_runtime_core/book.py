@@ -364,7 +364,7 @@ class Book(Uses):
         try:
             if self.questions:
                 records = await self.last(records)
-            await self.ledger.append(*records)
+            await self.ledger.record(records)
         except BaseException as error:  # noqa: BLE001 - raised there
             await self.not_written(records, waited, error, outer)
         else:
@@ -379,6 +379,12 @@ class Book(Uses):
         Where there was no answer it is a question, and the next use of their names is theirs. What was refused has not
         ended, and what had waited for it waits for another one.
         """
+        if isinstance(error, StorageBusy) and error.tries == 1 and self.ledger.is_newest(records):
+            try:
+                await self.ledger.append(*records)
+                return self.take(records)
+            except BaseException as later:  # noqa: BLE001 - raised below
+                error = later
         if not isinstance(error, UNHEARD):
             self.defer(waited)
             raise error

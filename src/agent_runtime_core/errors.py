@@ -428,6 +428,9 @@ class StorageError(AgentRuntimeError):
 class StorageBusy(StorageError, TimeoutError):
     """No answer before the deadline; whether the write landed is unknown, repeating it is safe."""
 
+    #: How often it was tried.
+    tries: int = 1
+
 
 class StorageFull(StorageError):
     """No space left; nothing acknowledged is lost."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from ._clock import Clock
@@ -209,7 +209,11 @@ class Ledger:
             except StorageBusy:
                 if not self.is_newest(_placed(ops)):
                     raise
-        return await target.commit(guard, ops)
+        try:
+            return await target.commit(guard, ops)
+        except StorageBusy as error:
+            error.tries = BUSY_TRIES + 1
+            raise
 
     def is_newest(self, records: Sequence[Record]) -> bool:
         """Whether no record has a place after these: a repeat would land behind it, out of its order."""
@@ -237,6 +241,13 @@ class Ledger:
                 for kind, payload in events:
                     self.told(kind, payload)
 
+    def record(self, records: Sequence[Record]) -> Awaitable[Any]:
+        """Make ends of steps durable: what to await, which each step does. Where it is one commit and no more, it is
+        tried once; `Book.not_written` says what is to be done after that."""
+        if self._one and not self._notes and self.told is None:
+            return self._state.commit(self.guard, self._appends(records))
+        return self.append(*records)
+
     async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
         """Make boundary records durable, with what must land in the queue together with them.
 
@@ -246,16 +257,8 @@ class Ledger:
         if not self._one:
             state, events = self._with_events(records)
             results = (await self.write(state, events, queue))[2]
-        elif queue or self._notes:
-            results = (await self._commit(self._state, [*self._appends(records), *queue]))[len(records) :]
         else:
-            ops = self._appends(records)
-            try:
-                await self._state.commit(self.guard, ops)
-            except StorageBusy:
-                if not self.is_newest(records):
-                    raise
-                await self._commit(self._state, ops)
+            results = (await self._commit(self._state, [*self._appends(records), *queue]))[len(records) :]
         if self.told is not None and not noted:
             self._tell(records)
         return results

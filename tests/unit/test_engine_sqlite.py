@@ -89,7 +89,7 @@ def held(engine: SQLiteEngine) -> Iterator[None]:
         standing.set()
         go.wait(30)
 
-    engine.writer.hand([wait])
+    engine.writer.do(wait)
     assert standing.wait(10)
     try:
         yield
@@ -728,7 +728,7 @@ async def test_a_job_that_fails_does_not_end_the_writer(engine: SQLiteEngine, mo
         patched.setattr(engine.log, "compact", fail)
         with pytest.raises(StorageError, match=r"a\.db: OSError.*No locks available"):
             await asyncio.wait_for(engine.compact(), 10)
-        engine.writer.hand([fail])
+        engine.writer.do(fail)
     await asyncio.wait_for(engine.compact(), 10)
     assert await asyncio.wait_for(engine.commit(None, [Op("put", ("a", 1))]), 10) == [1]
 

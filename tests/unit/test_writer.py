@@ -240,7 +240,7 @@ async def test_what_the_thread_has_is_not_overtaken(engine: SQLiteEngine) -> Non
         standing.set()
         go.wait(10)
 
-    engine.writer.hand([stand])
+    engine.writer.do(stand)
     assert standing.wait(10)
     engine.post(None, [Op("put", ("first",))])
     later = asyncio.ensure_future(where(engine, value="second"))
@@ -409,7 +409,8 @@ async def test_a_batch_larger_than_a_group_is_several(engine: SQLiteEngine) -> N
     def stand() -> None:
         go.wait(10)
 
-    engine.writer.hand([stand, *requests])
+    engine.writer.do(stand)
+    engine.writer.hand(requests)
     last = asyncio.ensure_future(where(engine))
     await asyncio.sleep(0)
     await asyncio.sleep(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
@@ -28,8 +28,8 @@ class Backed:
         # The base of the concern is next in line.
         super().__init__(**options)
 
-    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Coroutine[Any, Any, list[Any]]:
-        return self.engine.commit(guard, ops)
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await self.engine.commit(guard, ops)
 
     async def read(self, what: str, *args: Any) -> Any:
         return await self.engine.read(self.reads[what], *args)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, cast
 
@@ -74,7 +74,7 @@ def always(*args: Any) -> bool:
 class Commits(Protocol):
     """Anything that takes writes: an engine, or a third party's backend that is its own engine."""
 
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]: ...
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]: ...
 
 
 class Backend(ABC):
@@ -115,8 +115,8 @@ class Engine(ABC):
     holder: str = ""
 
     @abstractmethod
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        """Apply all of `ops` or none; returns their results in order, once they are durable.
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
+        """Apply all of `ops` or none; to be awaited at once, for their results in order when they are durable.
 
         Cancelling the caller never tears the transaction: the cancellation is raised after the
         outcome is known.

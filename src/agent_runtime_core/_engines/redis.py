@@ -49,10 +49,11 @@ class Desk(Waiting):
         self.ear: Ear = Ear(loop, line, pipe)
         self.turn: list[Call] = []
 
-    def add(self, call: Call) -> None:
+    def send(self, request: Request) -> None:
+        assert isinstance(request, Call)
         if not self.turn:
             self.loop.call_soon(self.flush)
-        self.turn.append(call)
+        self.turn.append(request)
         if len(self.turn) >= ENOUGH and self._pipe.idle:
             self.flush()
 
@@ -116,15 +117,16 @@ class RedisEngine(SharedEngine):
 
     # -- the callers' side
 
-    def _call(self, guard: Guard | None, ops: Sequence[Op]) -> Call:
+    def _call(self, guard: Guard | None, ops: Sequence[Op], desk: Desk | None = None) -> Call:
         self._usable()
-        return Call(guard, ops, packed(guard, ops, self._codecs))
+        return Call(guard, ops, packed(guard, ops, self._codecs), desk)
 
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        call = self._call(guard, ops)
-        call.loop = loop = asyncio.get_running_loop()
-        await self._desk(loop).outcome(call, self.submit)
-        return call.outcome()
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
+        desk = self._desk(asyncio.get_running_loop())
+        call = self._call(guard, ops, desk)
+        desk.expect(call)
+        self.submit(call)
+        return call
 
     def _desk(self, loop: asyncio.AbstractEventLoop) -> Desk:
         found = self._desks.get(loop)
@@ -146,17 +148,17 @@ class RedisEngine(SharedEngine):
     def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         call = self._call(guard, ops)
         with contextlib.suppress(RuntimeError):
-            self._desk(asyncio.get_running_loop()).add(call)
+            self._desk(asyncio.get_running_loop()).send(call)
             return
         self.submit(call)
 
-    def submit(self, call: Request) -> None:
+    def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out, after all that this caller passed on before."""
-        assert isinstance(call, Call)
-        if call.loop is not None:
-            self._desk(call.loop).add(call)
+        if request.callers is not None:
+            request.callers.send(request)
         else:
-            self._pipe.put([call])
+            assert isinstance(request, Call)
+            self._pipe.put([request])
 
     async def ask(self, what: str, *args: Any) -> Any:
         """The answer of one reading operation, which is asked for again if it gets lost."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,19 +18,22 @@ MOMENT = 0.001  # seconds that they may take together
 
 
 class Request:
-    """One commit on its way to be carried out and back."""
+    """One commit on its way to be carried out and back. Its caller awaits it for its results.
 
-    __slots__ = ("deadline", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
+    To be awaited itself costs a commit less than a coroutine around a future would.
+    """
 
-    def __init__(self, guard: Guard | None, ops: Sequence[Op]) -> None:
+    __slots__ = ("callers", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
+
+    def __init__(self, guard: Guard | None, ops: Sequence[Op], callers: Waiting | None = None) -> None:
         self.guard: Guard | None = guard
         self.ops: Sequence[Op] = ops
         self.result: list[Any] | None = None
         self.error: BaseException | None = None
-        self.loop: asyncio.AbstractEventLoop | None = None
+        self.callers: Waiting | None = callers
+        self.loop: asyncio.AbstractEventLoop | None = None if callers is None else callers.loop
         self.future: asyncio.Future[None] | None = None
         self.done: threading.Event | None = None
-        self.deadline: float = 0.0
         self.withdrawn: bool = False
         self.told: bool = False  # on its loop: the outcome is known, not only computed
 
@@ -38,6 +42,30 @@ class Request:
             raise self.error
         assert self.result is not None
         return self.result
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        """Wait until it is told; a cancellation is raised after that."""
+        callers = self.callers
+        assert callers is not None
+        if self.future is None:  # carried out before it was awaited
+            if callers.over:
+                yield  # the loop goes round, as for sleep(0)
+        else:
+            try:
+                yield from self.future
+            except asyncio.CancelledError:
+                yield from self._drain(callers.loop)
+                raise
+            finally:
+                callers.waiting.pop(self, None)
+        return self.outcome()
+
+    def _drain(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        """Wait for the outcome, through more cancellations."""
+        while not self.told:
+            self.future = loop.create_future()
+            with contextlib.suppress(asyncio.CancelledError):
+                yield from self.future
 
 
 def settle(requests: list[Request], at_once: int = AT_ONCE, since: float = 0.0) -> None:
@@ -85,54 +113,42 @@ def wait_in_thread(request: Request, send: Callable[[Request], None], what: str,
     return request.outcome()
 
 
-class Waiting:
-    """The callers of one event loop who wait for an outcome; `over` is called when there are none left."""
+class Waiting(ABC):
+    """The callers of one event loop who wait for an outcome; `all_told` is called when there are none left."""
 
-    __slots__ = ("_over", "_patience", "_what", "loop", "waiting", "watched")
+    __slots__ = ("_all_told", "_patience", "_what", "loop", "waiting", "watched")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float], over: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float], all_told: Callable[[], None]
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
-        self.waiting: dict[Request, None] = {}
+        self.waiting: dict[Request, float] = {}  # since when, by the time of the loop
         self.watched: bool = False
         self._what = what
         self._patience = patience
-        self._over = over
+        self._all_told = all_told
 
-    async def outcome(self, request: Request, send: Callable[[Request], None]) -> None:
-        """Send a request and wait until it is told; a cancellation is raised after that."""
+    @property
+    def over(self) -> bool:
+        """Whether whoever had a commit carried out at once has had the loop for long enough."""
+        return False
+
+    @abstractmethod
+    def send(self, request: Request) -> None:
+        """Pass a commit on to be carried out, behind all that these callers passed on before."""
+
+    def expect(self, request: Request) -> None:
+        """Have its caller wait, who is told in time whether it is answered or not: one timer for all of the loop."""
         request.future = self.loop.create_future()
-        self._expect(request)
-        send(request)
-        try:
-            await request.future
-        except asyncio.CancelledError:
-            await self._drain(request)
-            raise
-        finally:
-            self.waiting.pop(request, None)
-
-    async def _drain(self, request: Request) -> None:
-        """Wait for the outcome of a commit whose caller was cancelled, through more cancellations."""
-        while not request.told:
-            request.future = self.loop.create_future()
-            with contextlib.suppress(asyncio.CancelledError):
-                await request.future
-
-    def _expect(self, request: Request) -> None:
-        """One timer for all of the loop."""
-        self.waiting[request] = None
-        patience = self._patience()
-        request.deadline = self.loop.time() + patience
+        self.waiting[request] = self.loop.time()
         if not self.watched:
             self.watched = True
-            self.loop.call_later(patience / 4, self._watch)
+            self.loop.call_later(self._patience() / 4, self._watch)
 
     def _watch(self) -> None:
         now, patience = self.loop.time(), self._patience()
-        for request in list(self.waiting):
-            if request.deadline < now and request.error is None and request.result is None:
+        for request, since in tuple(self.waiting.items()):
+            if since + patience < now and request.error is None and request.result is None:
                 request.withdrawn = True
                 request.error = StorageBusy(
                     f"{self._what} did not answer within {patience:g} s; "
@@ -143,4 +159,4 @@ class Waiting:
         if self.watched:
             self.loop.call_later(patience / 4, self._watch)
         else:
-            self._over()
+            self._all_told()

@@ -14,8 +14,7 @@ import os
 import sqlite3
 import threading
 import traceback
-import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -141,17 +140,14 @@ class SQLiteEngine(SharedEngine):
 
     # -- writing
 
-    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+    def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
         self._usable()
-        request = Request(guard, ops)
-        request.loop = loop = asyncio.get_running_loop()
-        outbox = self.writer.outbox(loop)
-        if outbox.at_once(request):
-            if outbox.over:
-                await _give_up_turn()
-        else:
-            await outbox.outcome(request, self.submit)
-        return request.outcome()
+        outbox = self.writer.outbox(asyncio.get_running_loop())
+        request = Request(guard, ops, outbox)
+        if not outbox.at_once(request):
+            outbox.expect(request)
+            self.submit(request)
+        return request
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._usable()
@@ -163,8 +159,8 @@ class SQLiteEngine(SharedEngine):
 
     def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out; the simulator schedules it instead."""
-        if request.loop is not None:
-            self.writer.outbox(request.loop).send(request)
+        if request.callers is not None:
+            request.callers.send(request)
         elif request.done is not None:
             self.writer.hand([request])
         else:
@@ -276,7 +272,7 @@ class SQLiteEngine(SharedEngine):
             tell(_answer, done, None, error)
             tell(begun.set)
 
-        self.writer.hand([job])
+        self.writer.do(job)
         try:
             async with asyncio.timeout(patience):
                 await begun.wait()
@@ -336,12 +332,6 @@ def _made(directory: Path) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-@types.coroutine
-def _give_up_turn() -> Generator[None, None, None]:
-    """Let the loop go round, as `asyncio.sleep(0)` does."""
-    yield
 
 
 def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

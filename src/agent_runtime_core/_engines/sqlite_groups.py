@@ -81,6 +81,16 @@ class Groups:
                 self._wait_to_begin(tx)
                 self._transact(tx, [request], once)
 
+    def _has_once(self, batch: list[Request]) -> bool:
+        """Whether somebody's function is run by any of these, which must not be run twice."""
+        once = self.once
+        if once:
+            for request in batch:
+                for name, _ in request.ops:
+                    if name in once:
+                        return True
+        return False
+
     def _is_single(self, ops: Sequence[Op]) -> bool:
         if len(ops) != 1:
             return False

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -34,7 +33,7 @@ CROWD = 8  # turns of one caller alone until it is taken to be the only one
 ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
 OPS_ON_LOOP = 16  # operations in one of them
 SHORT_FLUSH = 0.001  # seconds a flush takes on average, at most, for a loop to wait for it
-_Item = Request | Callable[[], None]  # a commit, or a job that needs the connection
+_Job = Callable[[], None]  # something that needs the connection, and is no commit
 
 
 class Outbox(Waiting):
@@ -43,7 +42,7 @@ class Outbox(Waiting):
     __slots__ = ("_asked", "_asker", "_crowd", "_since", "_writer", "turn")
 
     def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, writer.path, lambda: writer.patience, self._all_told)
+        super().__init__(loop, writer.path, lambda: writer.patience, self._forgotten)
         self._writer = writer
         self.turn: list[Request] = []
         self._asker: asyncio.Task[Any] | None = None  # whose commits were carried out at once in this turn
@@ -67,7 +66,6 @@ class Outbox(Waiting):
 
     @property
     def over(self) -> bool:
-        """Whether that caller has had the loop for long enough."""
         return self.loop.time() - self._since > TURN
 
     def _next_turn(self) -> None:
@@ -77,7 +75,7 @@ class Outbox(Waiting):
         """Carry out the commit together with the others of this turn."""
         if self._asker is not None:
             self._crowd = CROWD
-        now = self.loop.time()
+        now = self.waiting[request]
         if not self.turn or now - self._asked > LOST:
             self._asked = now
             self.loop.call_soon(self.flush)
@@ -102,7 +100,7 @@ class Outbox(Waiting):
                 request.error = error
             settle(batch)
 
-    def _all_told(self) -> None:
+    def _forgotten(self) -> None:
         self._writer.outboxes.pop(self.loop, None)
 
 
@@ -118,7 +116,8 @@ class Writer(Groups):
         self.lengthy: dict[str, Callable[..., bool]] = {}
         self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
         #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
-        self.inbox: SimpleQueue[Sequence[_Item | None]] = SimpleQueue()
+        self.inbox: SimpleQueue[list[Request] | _Job | None] = SimpleQueue()
+        self._left: list[Request] = []  # by the thread, of an entry that was more than a group
         self._commit_lock = lock
         self._log = log
         self._ring = ring
@@ -142,15 +141,22 @@ class Writer(Groups):
             found = self.outboxes[loop] = Outbox(self, loop)
         return found
 
-    def hand(self, items: Sequence[_Item]) -> None:
-        """Have the thread carry out commits, or jobs that need the connection, in this order."""
+    def hand(self, requests: list[Request]) -> None:
+        """Have the thread carry out commits, behind all that it was handed before."""
+        self._pass_on(requests, len(requests))
+
+    def do(self, job: _Job) -> None:
+        """Have the thread do something that needs the connection."""
+        self._pass_on(job, 1)
+
+    def _pass_on(self, entry: list[Request] | _Job, count: int) -> None:
         with self._count:
             if self._closed:
                 raise StorageClosed(f"{self.path} was closed")
             if self._thread is None:
                 self._thread = started(self.run, "agent-runtime-writer")
-            self._handed += len(items)
-            self.inbox.put(items)
+            self._handed += count
+            self.inbox.put(entry)
 
     def post(self, request: Request) -> None:
         """A commit nobody waits for: behind those of this turn of the loop, if there are any."""
@@ -213,40 +219,40 @@ class Writer(Groups):
                 pass
         if grown:
             with contextlib.suppress(StorageError):
-                self.hand([self._tend])
+                self.do(self._tend)
         return True
 
     # -- the thread
 
     def run(self) -> None:
-        left: deque[_Item | None] = deque()
-        while not self._group_is_last(left):  # and holds nothing of one while it waits for the next
+        while not self._group_is_last():  # and holds nothing of one while it waits for the next
             pass
 
-    def _group_is_last(self, left: deque[_Item | None]) -> bool:
+    def _group_is_last(self) -> bool:
         """Carry out the next group; whether the thread is to end."""
-        batch, jobs, over = self._together(left)
+        batch, jobs, over = self._together()
         self.write(batch, jobs)
         return over
 
-    def _together(self, left: deque[_Item | None]) -> tuple[list[Request], int, bool]:
+    def _together(self) -> tuple[list[Request], int, bool]:
         """The next group, what is left of the last one first; how many jobs were done; whether it is the end."""
         batch: list[Request] = []
         jobs = 0
-        while len(batch) < GROUP:
-            if not left:
+        while (room := GROUP - len(batch)) > 0:
+            if not self._left:
                 if (batch or jobs) and self.inbox.empty():
                     break
-                left.extend(self.inbox.get())
-            item = left.popleft()
-            if item is None:
-                return batch, jobs, True
-            if isinstance(item, Request):
-                batch.append(item)
-            else:
-                jobs += 1
-                with contextlib.suppress(Exception):  # those who wait for it are told by itself
-                    item()
+                entry = self.inbox.get()
+                if entry is None:
+                    return batch, jobs, True
+                if not isinstance(entry, list):
+                    jobs += 1
+                    with contextlib.suppress(Exception):  # those who wait for it are told by itself
+                        entry()
+                    continue
+                self._left = entry
+            batch += self._left[:room]
+            self._left = self._left[room:]
         return batch, jobs, False
 
     def write(self, batch: list[Request], jobs: int = 0) -> None:
@@ -258,8 +264,7 @@ class Writer(Groups):
                     with self._commit_lock:
                         self._file.expect()
                         self._wait_to_begin(self._tx)
-                        once = self.once and any(name in self.once for request in going for name, _ in request.ops)
-                        if self.group(going, once=bool(once)):
+                        if self.group(going):
                             self._log.tend()
                     self._tell_others()
                 except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
@@ -273,7 +278,7 @@ class Writer(Groups):
         """Carry out what was handed over, end the thread, and keep the turn; False if somebody does not give it up."""
         with self._count:
             self._closed = True
-            self.inbox.put([None])
+            self.inbox.put(None)
         if self._thread is not None:
             self._thread.join(self.patience)
         return self._turn.acquire(timeout=self.patience)
@@ -288,9 +293,9 @@ class Writer(Groups):
         with self._turn, self._commit_lock:
             yield
 
-    def group(self, batch: list[Request], *, once: bool = False) -> bool:
+    def group(self, batch: list[Request]) -> bool:
         """Commit a group in the transaction that has begun; True where the log has to be tended."""
-        self._transact(self._tx, batch, once)
+        self._transact(self._tx, batch, self._has_once(batch))
         return self._log.grown()
 
     def _tell_others(self) -> None:

@@ -20,6 +20,35 @@ class Chain(Listed):
     """One pass of one list, in its order."""
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
+        await self._prepare(steps, initial_state, resume)
+        book, work, seal, cancelled = self.book, self.work, self._seal, self.ctx.cancelled
+        try:
+            if head := self._head():
+                self._skip(head)
+            # In here: each coroutine around a step is gone through whenever the step, or its commit, goes on.
+            for index, step in enumerate(islice(self.steps, len(head), None), len(head)):
+                if self.carried is None and (record := self._recorded(step)) is not None:
+                    self._skip({index: record})
+                    continue
+                if cancelled():
+                    raise StepCancelledError(step.name)
+                if self.skips:
+                    await self._flush_skips()
+                self._go_to(index, step)
+                try:
+                    result = await perform(book, work, seal)
+                except BaseException:
+                    self._new_state()  # what a step that failed has changed is not kept
+                    raise
+                self._performed(index, step, result)
+            await self._flush_skips()
+            await self._write_deferred()
+        finally:
+            if self.kept.custom_state is self.state:
+                self.kept.custom_state = dict(self.state)
+        return self.results
+
+    async def _prepare(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> None:
         await self.open(steps, resume)
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
@@ -29,35 +58,6 @@ class Chain(Listed):
         if self.placed:
             self._match()
         self._load(initial_state)
-        try:
-            await self._perform()
-        finally:
-            if self.kept.custom_state is self.state:
-                self.kept.custom_state = dict(self.state)
-        return self.results
-
-    async def _perform(self) -> None:
-        book, steps = self.book, self.steps
-        work, seal, cancelled = self.work, self._seal, self.ctx.cancelled
-        if head := self._head():
-            self._skip(head)
-        for index, step in enumerate(islice(steps, len(head), None), len(head)):
-            if self.carried is None and (record := self._recorded(step)) is not None:
-                self._skip({index: record})
-                continue
-            if cancelled():
-                raise StepCancelledError(step.name)
-            if self.skips:
-                await self._flush_skips()
-            self._go_to(index, step)
-            try:
-                result = await perform(book, work, seal)
-            except BaseException:
-                self._new_state()  # what a step that failed has changed is not kept
-                raise
-            self._performed(index, step, result)
-        await self._flush_skips()
-        await self._write_deferred()
 
     def _head(self) -> dict[int, Record]:
         """The records of the list's first steps, as far as all have one: on a resume, all that has been done."""

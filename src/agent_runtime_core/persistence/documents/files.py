@@ -62,18 +62,19 @@ class FileDocuments(DocumentStore):
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._open()
-        request = Request(guard, ops)
-        request.loop = loop = asyncio.get_running_loop()
-        await self._callers(loop).outcome(request, self._send)
-        return request.outcome()
+        callers = self._callers(asyncio.get_running_loop())
+        request = Request(guard, ops, callers)
+        callers.expect(request)
+        callers.send(request)
+        return await request
 
     def _callers(self, loop: asyncio.AbstractEventLoop) -> Waiting:
-        def over() -> None:
-            self._waiting.pop(loop, None)
-
         if loop not in self._waiting:
-            self._waiting[loop] = Waiting(loop, self.root, lambda: self.patience, over)
+            self._waiting[loop] = _Callers(loop, self)
         return self._waiting[loop]
+
+    def _all_told(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._waiting.pop(loop, None)
 
     def _send(self, request: Request) -> None:
         if self._thread is None:
@@ -95,6 +96,19 @@ class FileDocuments(DocumentStore):
         if self._thread is not None and self._pid == os.getpid():
             self._inbox.put(None)
             self._thread = None
+
+
+class _Callers(Waiting):
+    """Those of one event loop, whose commits go on to the thread of a store."""
+
+    __slots__ = ("_pass_on",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, store: FileDocuments) -> None:
+        super().__init__(loop, store.root, lambda: store.patience, lambda: store._all_told(loop))
+        self._pass_on = store._send
+
+    def send(self, request: Request) -> None:
+        self._pass_on(request)
 
 
 def _write(room: Room, inbox: SimpleQueue[Request | None]) -> None:
