@@ -110,7 +110,7 @@ class Book(Uses):
                 begun.pop(identity, None)
             if state is not None:
                 self._own_states[key, number] = record.seq, state
-            if key.startswith("s:") and not ran_beside(record):
+            if key[:2] == "s:" and not ran_beside(record):
                 ordered[identity] = record  # the last one: what nobody heard of may land behind another try
             # In a chain, the start is that of the step at the next place: no need to read it.
             if carrier is not None and (f'"pos":{pos},' not in start or key != of or number != among):
@@ -275,10 +275,13 @@ class Book(Uses):
     def listed(self, key: str) -> dict[str, list[Record]]:
         """What earlier claims recorded of the step lists under that key, by the number of the list."""
         if self._listed is None:  # looked at once, by the first list there is
-            self._listed = {}
+            self._listed, last, among = {}, ("", ""), list[Record]()
             for (_, of), record in self.done.items():
-                if of.startswith("x:") and record.digest is not None:
-                    self._listed.setdefault(of, {}).setdefault(record.digest, []).append(record)
+                if of[:2] != "x:" or (number := record.digest) is None:
+                    continue
+                if (of, number) != last:  # mostly it is that of the record before
+                    last, among = (of, number), self._listed.setdefault(of, {}).setdefault(number, [])
+                among.append(record)
         return self._listed.get(key, {})
 
     def unmatched(self, key: str) -> tuple[dict[str, str], set[str]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 from .journal.record import Record, is_copied
 from .uses import MARKED, Identity, mark_of
+
+_NAME = itemgetter(0)
 
 
 def used(record: Record) -> dict[str, Any]:
@@ -50,7 +53,7 @@ class Inside:
         """What loops inside these steps used, at any depth, each told once; those that ran under this claim count
         by themselves."""
         if self._inside is None:
-            self._inside = self._marked() if any(map(_may_be_inside, self._done)) else {}
+            self._inside = self._marked() if "model" in map(_NAME, self._done) else {}
         if not self._inside:
             return {}
         return total([self._used(record) for record in records if record.claim_id != claim_id])
@@ -71,7 +74,3 @@ class Inside:
                 usage.pop("turns", None)  # of another run
             found += [usage, self._used(each)]
         return total(found)
-
-
-def _may_be_inside(identity: Identity) -> bool:
-    return identity[0] == "model" and "@" in identity[1]

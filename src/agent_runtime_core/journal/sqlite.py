@@ -182,7 +182,7 @@ class _Numbers(dict[str, int]):
 def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
     """The records in these rows; StorageCorrupt for one that is not as it was written."""
     records: list[Record] = []
-    number = _Numbers()
+    number, new = _Numbers(), tuple.__new__
     of_run = crc32(f"{run_id}\0".encode())
     for seq, kind, name, result, body, ev, nev, crc in rows:
         if type(result) is str and len(result) < SHORTEST_PACKED:  # as _crc() has it, for most at once
@@ -200,7 +200,7 @@ def _read(run_id: str, rows: Iterable[tuple[Any, ...]]) -> list[Record]:
                 raise _damaged(run_id, seq, kind, name, "has a result that cannot be unpacked") from wrong
         attempt, claim_id, t, pos, total, tries, ms, error, state, info, next_, digest, key = body.split("\t", 12)
         # As a NamedTuple itself makes one, only faster.
-        record: Record = tuple.__new__(
+        record: Record = new(
             Record,
             (
                 seq, kind, name, key, number[attempt], claim_id, float(t), result, error or None, state or None,

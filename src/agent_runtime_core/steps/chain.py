@@ -20,10 +20,10 @@ class Chain(Listed):
     """One pass of one list, in its order."""
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
-        await self._prepare(steps, initial_state, resume)
+        head = await self._prepare(steps, initial_state, resume)
         book, work, seal, cancelled = self.book, self.work, self._seal, self.ctx.cancelled
         try:
-            if head := self._head():
+            if head:
                 self._skip(head)
             # In here: each coroutine around a step is gone through whenever the step, or its commit, goes on.
             for index, step in enumerate(islice(self.steps, len(head), None), len(head)):
@@ -48,36 +48,47 @@ class Chain(Listed):
                 self.kept.custom_state = dict(self.state)
         return self.results
 
-    async def _prepare(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> None:
+    async def _prepare(
+        self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool
+    ) -> Mapping[int, Record]:
+        """Know the list, and its state; the records of its first steps."""
         await self.open(steps, resume)
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
         self.work: Work = Work(
             "", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number, info=self.info
         )
-        if self.placed:
-            self._match()
+        head = self._head()
         self._load(initial_state)
+        return head
 
     def _head(self) -> dict[int, Record]:
-        """The records of the list's first steps, as far as all have one: on a resume, all that has been done."""
-        found: dict[int, Record] = {}
-        done, key = self.book.done, self.key
-        plain = not self.book.renames
-        for place, step in enumerate(self.steps):
-            record = done.get((step.name, key)) if plain else self._recorded(step)
-            if record is None:
+        """The records of the list's first steps, as far as all have one: on a resume, all that has been done.
+
+        JournalMismatch for a list that is not the one whose steps an earlier claim recorded at this place.
+        """
+        steps, book, key = self.steps, self.book, self.key
+        own = book.listed(key).get(self.number, ()) if self.placed else ()
+        same = 0  # mostly they are all the same
+        for step, record in zip(steps, own, strict=False):
+            if step.name != record.name or record.pos != same:
                 break
-            found[place] = record
+            same += 1
+        self._match(own[same:])
+        found = dict(enumerate(own[:same]))
+        for place in range(same, self.total):
+            if (there := self._recorded(steps[place])) is None:
+                break
+            found[place] = there
         return found
 
-    def _match(self) -> None:
-        """Refuse a list that is not the one whose steps an earlier claim recorded at this place."""
-        steps, total = self.steps, self.total
-        for record in self.book.listed(self.key).get(self.number, ()):
+    def _match(self, recorded: Sequence[Record]) -> None:
+        """Refuse these records of the list where it has other steps in their places."""
+        steps, total, renames = self.steps, self.total, self.book.renames
+        for record in recorded:
             name, place = record.name, record.pos
             found = steps[place].name if place < total else None
-            if found != name and self.book.renames.get(found or "") != name:
+            if found != name and renames.get(found or "") != name:
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {place} of this list, the code now has "
