@@ -369,7 +369,11 @@ async def test_closing_from_another_loop_waits_for_a_commit_that_is_carried_out(
         put(tx, key, 2)
 
     engine.add(dataclasses.replace(THINGS, ops={"wait": wait}))
-    other = threading.Thread(target=lambda: asyncio.run(engine.commit(None, [Op("wait", ("a",))])))
+
+    async def commit() -> None:
+        await engine.commit(None, [Op("wait", ("a",))])
+
+    other = threading.Thread(target=lambda: asyncio.run(commit()))
     other.start()
     await asyncio.to_thread(writing.wait, 10)
     end = asyncio.ensure_future(engine.close())

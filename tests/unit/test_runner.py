@@ -415,7 +415,7 @@ async def test_a_claim_that_is_refused_though_nobody_else_has_the_run_ends_execu
 
     async with Rig(place) as rig:
         with monkeypatch.context() as patched:
-            patched.setattr(Ledger, "append", refused)
+            patched.setattr(Ledger, "record", refused)
             with pytest.raises(StorageCorrupt, match=f"run {run_id}: .*nobody else"):
                 async with asyncio.timeout(20):
                     await rig.go(answer_in_a_step, run_id)

@@ -116,7 +116,7 @@ class Engine(ABC):
 
     @abstractmethod
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Awaitable[list[Any]]:
-        """Apply all of `ops` or none; to be awaited at once, for their results in order when they are durable.
+        """Apply all of `ops` or none; what to await for their results in order, once they are durable.
 
         Cancelling the caller never tears the transaction: the cancellation is raised after the
         outcome is known.

@@ -49,11 +49,10 @@ class Desk(Waiting):
         self.ear: Ear = Ear(loop, line, pipe)
         self.turn: list[Call] = []
 
-    def send(self, request: Request) -> None:
-        assert isinstance(request, Call)
+    def send(self, call: Call) -> None:
         if not self.turn:
             self.loop.call_soon(self.flush)
-        self.turn.append(request)
+        self.turn.append(call)
         if len(self.turn) >= ENOUGH and self._pipe.idle:
             self.flush()
 
@@ -117,16 +116,16 @@ class RedisEngine(SharedEngine):
 
     # -- the callers' side
 
-    def _call(self, guard: Guard | None, ops: Sequence[Op], desk: Desk | None = None) -> Call:
+    def _call(self, guard: Guard | None, ops: Sequence[Op]) -> Call:
         self._usable()
-        return Call(guard, ops, packed(guard, ops, self._codecs), desk)
+        return Call(guard, ops, packed(guard, ops, self._codecs), self)
 
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
-        desk = self._desk(asyncio.get_running_loop())
-        call = self._call(guard, ops, desk)
-        desk.expect(call)
-        self.submit(call)
-        return call
+        return self._call(guard, ops)
+
+    def callers(self, loop: asyncio.AbstractEventLoop) -> Desk:
+        self._usable()
+        return self._desk(loop)
 
     def _desk(self, loop: asyncio.AbstractEventLoop) -> Desk:
         found = self._desks.get(loop)
@@ -154,10 +153,10 @@ class RedisEngine(SharedEngine):
 
     def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out, after all that this caller passed on before."""
-        if request.callers is not None:
+        assert isinstance(request, Call)
+        if isinstance(request.callers, Desk):
             request.callers.send(request)
         else:
-            assert isinstance(request, Call)
             self._pipe.put([request])
 
     async def ask(self, what: str, *args: Any) -> Any:

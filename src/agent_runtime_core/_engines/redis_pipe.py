@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError, brief
 from .base import Guard, Op
 from .redis_line import Line, NotCarriedOut, Unanswered, Unsent, pause, refused
-from .requests import Request, Waiting, deliver
+from .requests import Carrier, Request, deliver
 from .threads import started
 
 BATCH = 64  # commits in one call of the script
@@ -38,8 +38,8 @@ class Call(Request):
 
     __slots__ = ("born", "sent", "text")
 
-    def __init__(self, guard: Guard | None, ops: Sequence[Op], text: str, callers: Waiting | None = None) -> None:
-        super().__init__(guard, ops, callers)
+    def __init__(self, guard: Guard | None, ops: Sequence[Op], text: str, carrier: Carrier | None = None) -> None:
+        super().__init__(guard, ops, carrier)
         self.text: str = text
         self.born: float = time.monotonic()
         self.sent: int = 0  # bytes, of the first of those that a loop sent in one call

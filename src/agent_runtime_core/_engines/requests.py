@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import StorageBusy
 from .base import Guard, Op
@@ -17,21 +16,35 @@ AT_ONCE, MOST = 8, 64  # callers told in one turn of their loop: at first, and w
 MOMENT = 0.001  # seconds that they may take together
 
 
-class Request:
-    """One commit on its way to be carried out and back. Its caller awaits it for its results.
+class Carrier(Protocol):
+    """What carries commits out: an engine, or a store that is its own."""
 
-    To be awaited itself costs a commit less than a coroutine around a future would.
+    def callers(self, loop: asyncio.AbstractEventLoop) -> Waiting:
+        """Those of that loop; StorageClosed where nothing is carried out any more."""
+
+    def submit(self, request: Request) -> None:
+        """Pass a commit on to be carried out, behind all that its callers passed on before."""
+
+
+class Request:
+    """One commit on its way to be carried out and back. To await it is to have it carried out, and gives its results.
+
+    A coroutine around a future around this would be two more objects for each commit that is under way, and two more
+    frames to go through when it is told.
     """
 
-    __slots__ = ("callers", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn")
+    __slots__ = (
+        "callers", "carrier", "done", "error", "future", "guard", "loop", "ops", "result", "told", "withdrawn",
+    )  # fmt: skip
 
-    def __init__(self, guard: Guard | None, ops: Sequence[Op], callers: Waiting | None = None) -> None:
+    def __init__(self, guard: Guard | None, ops: Sequence[Op], carrier: Carrier | None = None) -> None:
         self.guard: Guard | None = guard
         self.ops: Sequence[Op] = ops
+        self.carrier: Carrier | None = carrier
         self.result: list[Any] | None = None
         self.error: BaseException | None = None
-        self.callers: Waiting | None = callers
-        self.loop: asyncio.AbstractEventLoop | None = None if callers is None else callers.loop
+        self.callers: Waiting | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.future: asyncio.Future[None] | None = None
         self.done: threading.Event | None = None
         self.withdrawn: bool = False
@@ -44,28 +57,28 @@ class Request:
         return self.result
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
-        """Wait until it is told; a cancellation is raised after that."""
-        callers = self.callers
-        assert callers is not None
-        if self.future is None:  # carried out before it was awaited
+        """A cancellation is raised when the outcome is known."""
+        assert self.carrier is not None
+        self.loop = loop = asyncio.get_running_loop()
+        self.callers = callers = self.carrier.callers(loop)
+        if callers.at_once(self):
             if callers.over:
                 yield  # the loop goes round, as for sleep(0)
-        else:
-            try:
-                yield from self.future
-            except asyncio.CancelledError:
-                yield from self._drain(callers.loop)
-                raise
-            finally:
-                callers.waiting.pop(self, None)
+            return self.outcome()
+        self.future = loop.create_future()
+        try:
+            callers.expect(self)
+            self.carrier.submit(self)
+            yield from self.future
+        except asyncio.CancelledError:
+            while not self.told:  # through more cancellations
+                self.future = loop.create_future()
+                with contextlib.suppress(asyncio.CancelledError):
+                    yield from self.future
+            raise
+        finally:
+            callers.waiting.pop(self, None)
         return self.outcome()
-
-    def _drain(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
-        """Wait for the outcome, through more cancellations."""
-        while not self.told:
-            self.future = loop.create_future()
-            with contextlib.suppress(asyncio.CancelledError):
-                yield from self.future
 
 
 def settle(requests: list[Request], at_once: int = AT_ONCE, since: float = 0.0) -> None:
@@ -113,7 +126,7 @@ def wait_in_thread(request: Request, send: Callable[[Request], None], what: str,
     return request.outcome()
 
 
-class Waiting(ABC):
+class Waiting:
     """The callers of one event loop who wait for an outcome; `all_told` is called when there are none left."""
 
     __slots__ = ("_all_told", "_patience", "_what", "loop", "waiting", "watched")
@@ -128,18 +141,17 @@ class Waiting(ABC):
         self._patience = patience
         self._all_told = all_told
 
+    def at_once(self, request: Request) -> bool:
+        """Whether the commit was carried out here and now."""
+        return False
+
     @property
     def over(self) -> bool:
         """Whether whoever had a commit carried out at once has had the loop for long enough."""
         return False
 
-    @abstractmethod
-    def send(self, request: Request) -> None:
-        """Pass a commit on to be carried out, behind all that these callers passed on before."""
-
     def expect(self, request: Request) -> None:
-        """Have its caller wait, who is told in time whether it is answered or not: one timer for all of the loop."""
-        request.future = self.loop.create_future()
+        """Have its caller told in time, whether it is answered or not: one timer for all of the loop."""
         self.waiting[request] = self.loop.time()
         if not self.watched:
             self.watched = True

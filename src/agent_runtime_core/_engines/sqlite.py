@@ -32,7 +32,7 @@ from .sqlite_file import DatabaseFile, FileId, checked, file_id, look
 from .sqlite_groups import PATIENCE
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
-from .sqlite_writer import Writer
+from .sqlite_writer import Outbox, Writer
 from .threads import started
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -141,13 +141,11 @@ class SQLiteEngine(SharedEngine):
     # -- writing
 
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
+        return Request(guard, ops, self)
+
+    def callers(self, loop: asyncio.AbstractEventLoop) -> Outbox:
         self._usable()
-        outbox = self.writer.outbox(asyncio.get_running_loop())
-        request = Request(guard, ops, outbox)
-        if not outbox.at_once(request):
-            outbox.expect(request)
-            self.submit(request)
-        return request
+        return self.writer.outbox(loop)
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._usable()
@@ -159,7 +157,7 @@ class SQLiteEngine(SharedEngine):
 
     def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out; the simulator schedules it instead."""
-        if request.callers is not None:
+        if isinstance(request.callers, Outbox):
             request.callers.send(request)
         elif request.done is not None:
             self.writer.hand([request])

@@ -55,6 +55,9 @@ class _Finished(Ledger):
     async def checkpoint(self, text: str, mark: str, row: Any) -> None:
         return
 
+    def record(self, records: Sequence[Record]) -> Awaitable[Any]:
+        return self.append(*records)
+
     async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
         raise IllegalTransition(
             f"run {self.run_id} has succeeded, nothing can be added to it ({records[0].name!r}): use another run_id"

@@ -61,22 +61,18 @@ class FileDocuments(DocumentStore):
         return self._room
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        self._open()
-        callers = self._callers(asyncio.get_running_loop())
-        request = Request(guard, ops, callers)
-        callers.expect(request)
-        callers.send(request)
-        return await request
+        return await Request(guard, ops, self)
 
-    def _callers(self, loop: asyncio.AbstractEventLoop) -> Waiting:
+    def callers(self, loop: asyncio.AbstractEventLoop) -> Waiting:
+        def all_told() -> None:
+            self._waiting.pop(loop, None)
+
+        self._open()
         if loop not in self._waiting:
-            self._waiting[loop] = _Callers(loop, self)
+            self._waiting[loop] = Waiting(loop, self.root, lambda: self.patience, all_told)
         return self._waiting[loop]
 
-    def _all_told(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._waiting.pop(loop, None)
-
-    def _send(self, request: Request) -> None:
+    def submit(self, request: Request) -> None:
         if self._thread is None:
             arguments = (self._room, self._inbox)
             self._thread = threading.Thread(target=_write, args=arguments, name="agent-runtime-files", daemon=True)
@@ -96,19 +92,6 @@ class FileDocuments(DocumentStore):
         if self._thread is not None and self._pid == os.getpid():
             self._inbox.put(None)
             self._thread = None
-
-
-class _Callers(Waiting):
-    """Those of one event loop, whose commits go on to the thread of a store."""
-
-    __slots__ = ("_pass_on",)
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, store: FileDocuments) -> None:
-        super().__init__(loop, store.root, lambda: store.patience, lambda: store._all_told(loop))
-        self._pass_on = store._send
-
-    def send(self, request: Request) -> None:
-        self._pass_on(request)
 
 
 def _write(room: Room, inbox: SimpleQueue[Request | None]) -> None:
