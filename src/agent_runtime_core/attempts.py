@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-import logging
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
-from types import MethodType
-from typing import Any, cast
-from weakref import ReferenceType, ref
+from typing import Any
 
 from ._contexts import restore
-from ._forms import codec_for
-from ._hints import returns_of
-from ._json import MAX_BYTES, MAX_RESULT, decode, encode
-from ._refusals import is_number
+from ._json import MAX_BYTES, decode, encode
 from .book import BESIDE, Book
+from .callees import call, callee
 from .errors import (
     InvalidArgument,
-    JournalMismatch,
     LeaseLost,
-    NotSupported,
-    PortalMisuse,
     Postponed,
-    StepCancelledError,
     StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
@@ -33,162 +20,9 @@ from .errors import (
     text_of,
 )
 from .journal.record import FAILED, RETRYING, Record
-from .portal import in_thread
-from .retry import Delay, at_least_zero
-from .tools.deadline import left_in_thread, limited
-from .tools.schema import context_parameter, place_context
+from .policy import NEVER_RETRIED, Happened, Policy
+from .tools.deadline import limited
 from .uses import FRAME, Frame
-
-log: logging.Logger = logging.getLogger("agent_runtime_core")
-
-#: Trying these again would only do the same, or harm.
-NEVER_RETRIED = (
-    LeaseLost,
-    JournalMismatch,
-    InvalidArgument,
-    UnserialisableResult,
-    StepInDoubt,
-    StepCancelledError,
-    NotSupported,
-    PortalMisuse,
-)
-
-RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
-#: "retry", "fail", "review", or a function asked what became of the step.
-InDoubt = str | Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Happened:
-    """What a check function for a step in doubt answers when the effect is there: the step's result."""
-
-    result: Any = None
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Policy:
-    """How a step is tried: `retries` after the first try, seconds for `timeout` and `retry_delay`."""
-
-    retries: int = 0
-    retry_delay: float = 1.0
-    timeout: float | None = None
-    retry_on: RetryOn = Exception
-    backoff: Delay | None = None
-    on_in_doubt: InDoubt = "retry"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or not 0 <= self.retries < 2**31:
-            raise InvalidArgument(f"retries is a count of at least 0, not {brief(self.retries)}")
-        if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
-            raise InvalidArgument(
-                f"timeout is a number of seconds above 0, or None for no limit, not {brief(self.timeout)}"
-            )
-        at_least_zero("retry_delay", self.retry_delay)
-        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
-        if callable(self.retry_on) and not isinstance(self.retry_on, type):
-            kinds = ()  # a function that is asked
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-            raise InvalidArgument(
-                f"retry_on is a class of errors, a tuple of them or a function of the error, not {brief(self.retry_on)}"
-            )
-        if self.backoff is not None and not callable(self.backoff):
-            raise InvalidArgument(
-                f"backoff is Backoff(...) or a function of (attempt, random), not {brief(self.backoff)}"
-            )
-        if not callable(self.on_in_doubt) and self.on_in_doubt not in ("retry", "fail", "review"):
-            raise InvalidArgument(
-                f"on_in_doubt is 'retry', 'fail', 'review' or a check function, not {brief(self.on_in_doubt)}"
-            )
-
-    def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
-        """Seconds until the next try after `error` in try number `attempt`; None for no other try."""
-        if attempt > self.retries or isinstance(error, NEVER_RETRIED) or not self._retries_on(error):
-            return None
-        return self.retry_delay if self.backoff is None else self.backoff(attempt, random)
-
-    def _retries_on(self, error: BaseException) -> bool:
-        if isinstance(self.retry_on, (type, tuple)):
-            return isinstance(error, self.retry_on)
-        return bool(self.retry_on(error))
-
-
-PLAIN_POLICY = Policy()
-
-
-@dataclass(repr=False, eq=False)
-class Callee:
-    """How to call a step function: on the loop or in a thread, with the context where it asks for it."""
-
-    is_async: bool
-    encode: Callable[[object], str]
-    decode: Callable[[str], object]
-    #: None until `call` wants to know: the steps of a list get the context by place, and many are never called.
-    takes_context: bool | None = None
-
-    def asked(self, fn: Callable[..., Any]) -> bool:
-        """Whether `fn`, which this is of, has a parameter for the context."""
-        if self.takes_context is None:
-            self.takes_context = context_parameter(fn) is not None
-        return self.takes_context
-
-
-_callees: dict[ReferenceType[Any], Callee] = {}  # of functions, as long as they live
-
-
-def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = MAX_RESULT) -> Callee:
-    """How to call that function; with `returns`, or a size of its results, they are written and read so."""
-    how = known_callee(fn)
-    if returns is None and max_result_bytes == MAX_RESULT:
-        return how
-    to_text, from_text = codec_for(returns_of(fn) if returns is None else returns, max_result_bytes)
-    # Asked before, so that not each of the copies has to find out.
-    return replace(how, encode=to_text, decode=from_text, takes_context=how.asked(fn))
-
-
-def known_callee(fn: Callable[..., Any]) -> Callee:
-    """The same by its annotations alone, looked at once."""
-    key = fn.__func__ if type(fn) is MethodType else fn
-    try:
-        known = _callees.get(ref(key))
-        if known is None:
-            known = _callees[ref(key, _callees.pop)] = _inspect(fn)
-    except TypeError:  # nothing can refer to it weakly, or find it again
-        return _inspect(fn)
-    return known
-
-
-def _inspect(fn: Callable[..., Any]) -> Callee:
-    if not callable(fn):
-        raise InvalidArgument(
-            f"a step function is callable, not {brief(fn)}: pass the function and its arguments, as in "
-            "ctx.step('fetch', fetch, 1)"
-        )
-    is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-    to_text, from_text = codec_for(returns_of(fn))
-    return Callee(is_async, to_text, from_text)
-
-
-def call(fn: Callable[..., Any], how: Callee, args: Sequence[Any], ctx: Any) -> Awaitable[Any]:
-    """Call a step function once: what to await."""
-    if how.takes_context is not False and how.asked(fn):
-        args = place_context(fn, ctx, args)
-    if how.is_async:
-        return cast("Awaitable[Any]", fn(*args))
-    return threaded(fn, args)
-
-
-async def threaded(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    """Run a plain step function in a thread, and await what it gives if that is awaitable."""
-
-    def left() -> asyncio.Handle:
-        frame = FRAME.get()
-        return left_in_thread(f"{getattr(fn, '__qualname__', 'a step')}()" if frame is None else f"step {frame.name!r}")
-
-    result = await in_thread(fn, *args, left=left)
-    return await result if inspect.isawaitable(result) else result
-
-
-# -- performing
 
 
 class Work:

@@ -12,8 +12,9 @@ from weakref import ref
 from ._clock import Clock, aware
 from ._ids import known_uuid, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
-from .attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, Work, call, callee, perform
+from .attempts import Work, perform
 from .book import BESIDE, Book, ran_beside
+from .callees import Callee, call, callee
 from .errors import (
     InvalidArgument,
     JournalMismatch,
@@ -28,11 +29,13 @@ from .interfaces import AgentRuntime, RunResult
 from .journal.record import FAILED, SKIPPED, Record
 from .ledger import UNHEARD, Question
 from .limits import Budget, RunLimits
+from .place import Place, Services
+from .policy import PLAIN_POLICY, InDoubt, Policy, RetryOn
 from .queue.row import RunRow
 from .retry import Delay
 from .tools.registry import ToolRegistry
 from .uses import FRAME, Frame
-from .waits import Place, Services, Waits
+from .waits import Waits
 
 if TYPE_CHECKING:
     from .persistence.manager import PersistenceManager

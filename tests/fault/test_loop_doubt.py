@@ -13,11 +13,11 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core.attempts import Happened
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
 from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.loop import run_turn_loop
+from agent_runtime_core.policy import Happened
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock

@@ -31,6 +31,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import TraceSink
 from agent_runtime_core.persistence import PersistenceManager
+from agent_runtime_core.place import Place
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
@@ -42,7 +43,6 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import register_type
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tracing.tracer import Tracer
-from agent_runtime_core.waits import Place
 from tests.contract.third_party.their_queue import TheirQueue
 from tests.unit.rig import Rig, Script, no_thread, soon, until
 

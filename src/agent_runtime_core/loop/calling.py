@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any, cast
 
 from .._json import MAX_PARSED, encode, strictly
-from ..attempts import PLAIN_POLICY, Policy
 from ..context import Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
 from ..keyed import UNRECORDED
 from ..limits import RunLimits
+from ..policy import PLAIN_POLICY, Policy
 from ..tools.arguments import BadArguments, check_arguments, read_arguments
 from ..tools.calls import BAD_ARGUMENTS, FAILED, UNKNOWN_TOOL, ToolAnswer, answer_call, answer_read
 from ..tools.tool import Tool

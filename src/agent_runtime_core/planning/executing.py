@@ -11,7 +11,6 @@ from .._ids import step_id
 from .._json import MAX_BYTES, MAX_RESULT, arguments_digest
 from .._load import load
 from .._refusals import is_number
-from ..attempts import InDoubt
 from ..book import Book
 from ..errors import (
     InvalidArgument,
@@ -32,6 +31,7 @@ from ..errors import (
 from ..event_types import EventType
 from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
+from ..policy import InDoubt
 from ..retry import Backoff
 from ..steps.dag import Dag
 from ..steps.executor import StepExecutor

@@ -9,8 +9,9 @@ from ..config import get_config
 
 if TYPE_CHECKING:
     from .._engines.base import Guard, NotApplied, Op
-    from .base import QueuedRun, RunQueue
+    from .base import RunQueue
     from .memory import InMemoryQueue
+    from .queued import QueuedRun
     from .redis import RedisQueue
     from .row import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
     from .rows import Rows, operations, replays
@@ -43,7 +44,7 @@ BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", 
 
 _LAZY = (
     {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
-    | {name: f".base:{name}" for name in ("QueuedRun", "RunQueue")}
+    | {"QueuedRun": ".queued:QueuedRun", "RunQueue": ".base:RunQueue"}
     | {name: f".row:{name}" for name in ("ClaimRequest", "Mail", "Moved", "News", "RunFilter", "RunRow", "Settle")}
     | {name: f".rows:{name}" for name in ("Rows", "operations", "replays")}
     | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}

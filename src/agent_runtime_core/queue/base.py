@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import datetime as _dt
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from .._clock import SYSTEM, TOO_LATE, Clock, aware
+from .._clock import SYSTEM, Clock
 from .._engines.base import Backend, Guard, Op
-from .._ids import HALF, known_uuid, new_ulid, next_id, run_uuid, storable, stored_id, unbroken
-from .._json import digest, encode, mapped, same_tree
-from ..errors import AgentRuntimeError, IdempotencyConflict, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
-from .row import FROM_OUTSIDE, LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
+from .._ids import HALF, new_ulid, next_id, run_uuid, stored_id, unbroken
+from .._json import digest, encode
+from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
+from .given import deadline_at, keys_of, mapping, named, seconds, whole
+from .queued import QueuedRun
+from .row import FROM_OUTSIDE, LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle, same_input, same_run
 
 if TYPE_CHECKING:
     from .standing import StandingClaims
@@ -33,92 +34,6 @@ class _Unasked(int):
 
 
 MAX_RETRIES: int = _Unasked(3)
-
-
-@dataclass
-class QueuedRun:
-    """A run as it is handed to a worker: `attempt` counts from 1 and takes failures and crashes in."""
-
-    run_id: UUID
-    agent_key: str
-    input: dict[str, Any]
-    metadata: dict[str, Any] = field(default_factory=dict)
-    priority: int = 0
-    attempt: int = 1
-    created_at: _dt.datetime = field(default_factory=lambda: aware(SYSTEM.wall()))
-    scheduled_at: _dt.datetime | None = None
-    claim_id: str = ""
-    row: RunRow | None = field(default=None, repr=False, compare=False)
-
-    @classmethod
-    def of(cls, row: RunRow) -> QueuedRun:
-        run = cls(
-            run_id=row.told("run_id", known_uuid),
-            agent_key=row.agent,
-            input={},
-            priority=row.priority,
-            attempt=row.attempt,
-            created_at=row.told("created_at", aware),
-            scheduled_at=row.told("due_at", aware) if row.due_at > 0 else None,
-            claim_id=row.claim_id,
-            row=row,
-        )
-        # Decoded when they are asked for: a run that cannot be read here must not lose those that are claimed with it.
-        del run.input, run.metadata
-        return run
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            row = self.__dict__.get("row")
-            if row is None or name not in ("input", "metadata"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            value = row.told(name, mapped)
-            setattr(self, name, value)
-            return value
-
-
-def seconds(name: str, value: float, *, least: float = 0.0) -> float:
-    """A number of seconds of at least `least`, and that no calendar is too short for, or InvalidArgument naming it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < TOO_LATE:
-        raise InvalidArgument(
-            f"{name} is a number of seconds of at least {least:g} and below {TOO_LATE:g}, not {brief(value)}"
-        )
-    return float(value)
-
-
-def whole(name: str, value: object, *, least: int = 1) -> int:
-    """A whole number of at least `least`, or InvalidArgument naming it."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidArgument(f"{name} is a whole number of at least {least}, not {brief(value)}")
-    return value
-
-
-def mapping(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A copy of a mapping, empty for None, or InvalidArgument, which says that of `what`."""
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidArgument(f"{what} is a dict, not {type(value).__name__}: {brief(value)}")
-    return {**(value or {})}
-
-
-def _keys(agent_keys: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The agents that a claim is for; a text alone would be read as its characters."""
-    if agent_keys is None:
-        return None
-    if isinstance(agent_keys, str) or not isinstance(agent_keys, Iterable):
-        raise InvalidArgument(f"agent_keys is a list of agent keys, or None for all of them, not {brief(agent_keys)}")
-    keys = list(agent_keys)
-    if not all(isinstance(each, str) for each in keys):
-        raise InvalidArgument(f"agent_keys is a list of agent keys, which are texts, not {brief(keys)}")
-    # No store keeps half a character, nor can be asked for it.
-    return tuple(dict.fromkeys([each for each in keys if each.isascii() or HALF.search(each) is None]))
-
-
-def _name(what: str, value: object) -> str:
-    """A text that every store keeps and finds again, or InvalidArgument, which says that of `what`."""
-    if not isinstance(value, str) or not value:
-        raise InvalidArgument(f"{what} is a text of 1 to 512 characters, not {brief(value)}")
-    return storable(what.partition(" ")[2], value)
 
 
 class RunQueue(Backend):
@@ -193,14 +108,14 @@ class RunQueue(Backend):
         origin: str = "",
     ) -> RunRow:
         """The row of a new run, checked and encoded; nothing is stored yet."""
-        agent = _name("an agent key", agent_key)
+        agent = named("an agent key", agent_key)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
             raise InvalidArgument(f"priority is an integer of 32 bits, not {brief(priority)}")
         if not isinstance(input, Mapping):
             raise InvalidArgument(f"the input of a run is a dict, not {type(input).__name__}: {brief(input)}")
         about = mapping("the metadata of a run", metadata)
-        idem_key = None if idempotency_key is None else _name("an idempotency key", idempotency_key)
-        lane = None if concurrency_key in (None, "") else _name("a concurrency key", concurrency_key)
+        idem_key = None if idempotency_key is None else named("an idempotency key", idempotency_key)
+        lane = None if concurrency_key in (None, "") else named("a concurrency key", concurrency_key)
         uid, run_key = run_uuid(run_id, self.clock)
         now = self.clock.wall()
         text = encode(dict(input))
@@ -215,7 +130,7 @@ class RunQueue(Backend):
             updated_at=now,
             due_at=now + seconds("delay", delay) if delay else 0.0,
             expires_at=None if expires_in is None else now + seconds("expires_in", expires_in),
-            deadline=_deadline(deadline),
+            deadline=deadline_at(deadline),
             run_key=run_key,
             idem_key=idem_key,
             parent_id=None if parent_run_id is None else str(run_uuid(parent_run_id, self.clock)[0]),
@@ -268,11 +183,11 @@ class RunQueue(Backend):
         standing: StandingClaims | None = None, stands_for: float = 0.0,
     ) -> list[RunRow]:  # fmt: skip
         """The next runs for this worker; where there is none, the claim may stand for so many seconds."""
-        agents = _keys(agent_keys)
+        agents = keys_of(agent_keys)
         count = min(whole("limit", limit), MOST_AT_ONCE)
         name = None if standing is None else standing.ready()
         want = self.want(
-            _name("a worker id", worker_id), lease_seconds, agents, count, standing=name, stands_for=stands_for
+            named("a worker id", worker_id), lease_seconds, agents, count, standing=name, stands_for=stands_for
         )
         if agents == ():
             return []
@@ -356,7 +271,7 @@ class RunQueue(Backend):
 
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
         key = stored_id(run_id)
-        token = claim_id or self._handed.get((key, _name("a worker id", worker_id)))
+        token = claim_id or self._handed.get((key, named("a worker id", worker_id)))
         if token is None:
             raise LeaseLost(key, f"of {brief(worker_id)}")
         return key, token
@@ -517,49 +432,3 @@ class RunQueue(Backend):
         """The wall time at which the next delayed or waiting run becomes ready."""
         due: float | None = await self.read("next_due")
         return due
-
-
-_THIS_CENTURY = 978_307_200.0
-_YEAR_10000 = 253_402_300_800.0
-
-
-def same_run(asked: RunRow, stored: RunRow) -> None:
-    """Refuse a stored run of another agent or input under the same id or key."""
-    if same_input(asked, stored):
-        return
-    from_key = asked.run_id != stored.run_id
-    what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
-    differs = (
-        f"agent {stored.agent!r}, now {asked.agent!r}"
-        if asked.agent != stored.agent
-        else f"input {stored.input:.80}, now {asked.input:.80}"
-    )
-    raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
-
-
-def same_input(asked: RunRow, stored: RunRow) -> bool:
-    """Whether two runs are of one agent and one input; the order of its keys is none of it, but part of the digest."""
-    if asked.digest == stored.digest:
-        return True
-    return asked.agent == stored.agent and same_tree(asked.input, stored.input)
-
-
-def instant(name: str, value: _dt.datetime | float | None) -> float | None:
-    """A point in time as wall seconds, or InvalidArgument naming it."""
-    if value is None:
-        return None
-    if isinstance(value, _dt.datetime):
-        if value.tzinfo is None:
-            raise InvalidArgument(f"{name} {brief(value)} names no time zone: give an aware datetime")
-        found = value.timestamp()
-        if found >= _YEAR_10000:  # by UTC, or rounded up to it as that of datetime.max is
-            raise InvalidArgument(f"{name} {brief(value)} is later than any date of UTC: give an earlier one, or None")
-        return found
-    return seconds(name, value)
-
-
-def _deadline(deadline: _dt.datetime | float | None) -> float | None:
-    when = instant("deadline", deadline)
-    if when is not None and when < _THIS_CENTURY:
-        raise InvalidArgument(f"deadline {brief(deadline)} is a point in time, in seconds since 1970, and no duration")
-    return when

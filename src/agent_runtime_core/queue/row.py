@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import StorageCorrupt, UnserialisableResult, brief
+from .._json import same_tree
+from ..errors import IdempotencyConflict, StorageCorrupt, UnserialisableResult, brief
 
 LIVE = ("pending", "running", "waiting")
 BEHIND, ASIDE = 1, 2  # see RunRow.held
@@ -214,3 +215,24 @@ def settled(row: RunRow, how: Settle) -> RunRow:
         crashes=how.crashes, stalls=how.stalls, mark=how.mark, output=how.output, error=how.error,
         ended_at=ended, updated_at=how.now, lease_until=row.lease_until if how.status == "running" else 0.0,
     )  # fmt: skip
+
+
+def same_run(asked: RunRow, stored: RunRow) -> None:
+    """Refuse a stored run of another agent or input under the same id or key."""
+    if same_input(asked, stored):
+        return
+    from_key = asked.run_id != stored.run_id
+    what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
+    differs = (
+        f"agent {stored.agent!r}, now {asked.agent!r}"
+        if asked.agent != stored.agent
+        else f"input {stored.input:.80}, now {asked.input:.80}"
+    )
+    raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
+
+
+def same_input(asked: RunRow, stored: RunRow) -> bool:
+    """Whether two runs are of one agent and one input; the order of its keys is none of it, but part of the digest."""
+    if asked.digest == stored.digest:
+        return True
+    return asked.agent == stored.agent and same_tree(asked.input, stored.input)

@@ -20,9 +20,9 @@ from ..journal.record import ENDED, Record
 from ..ledger import Ledger
 from ..outcome import Before, decode_result, encode_result
 from ..persistence.claim import CLAIM, Claim
+from ..place import Chronicle, Place, Services
 from ..queue.row import LIVE, ClaimRequest, Moved, RunRow, Settle
 from ..status import RunStatus
-from ..waits import Chronicle, Place, Services
 from .ending import Ending, said_at_end, tell_of_end
 from .heart import Heart, Held
 from .settings import RunnerConfig

@@ -20,14 +20,15 @@ from ..errors import InvalidArgument, RunBusy, StorageClosed, StorageCorrupt, Un
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
+from ..place import Services
 from ..portal import call, in_thread
-from ..queue.base import RunQueue, mapping, same_run
-from ..queue.row import RunRow
+from ..queue.base import RunQueue
+from ..queue.given import mapping
+from ..queue.row import RunRow, same_run
 from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from ..waits import Services
 from .drive import TURNS, Drive
 from .heart import Heart
 from .settings import RunnerConfig

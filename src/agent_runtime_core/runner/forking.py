@@ -23,8 +23,7 @@ from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, Unserialis
 from ..events.base import Event, payload_of
 from ..journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
-from ..queue.base import same_input
-from ..queue.row import RunRow
+from ..queue.row import RunRow, same_input
 
 After = str | tuple[str, str | int] | None
 

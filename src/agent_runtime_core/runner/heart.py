@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from .._engines.base import Op
+from ..place import Place
 from ..queue.base import RunQueue
 from ..queue.row import RunRow
-from ..waits import Place
 from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")

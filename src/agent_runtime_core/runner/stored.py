@@ -16,15 +16,17 @@ from ..backends import Backends
 from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
 from ..events.base import Event, EventBus
 from ..interfaces import ErrorInfo, RunResult
+from ..mailbox import answer_id, answered
 from ..outcome import before_of, decode_result
+from ..place import Chronicle
 from ..portal import call
-from ..queue.base import RunQueue, instant, seconds, whole
+from ..queue.base import RunQueue
+from ..queue.given import instant, seconds, whole
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
 from ..registry import Registry
 from ..schema import misfit
 from ..state.base import StateStore
 from ..status import TERMINAL, RunStatus
-from ..waits import Chronicle, answer_id, answered
 from .cancelling import cancel_tree, cancelled_whole
 from .flow import Flow
 from .forking import fork

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
-from ..queue.base import whole
+from ..queue.given import whole
 from ..queue.row import ClaimRequest, RunRow
 from .drive import suspected
 

@@ -9,9 +9,11 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from .._json import decode, encode
-from ..attempts import PLAIN_POLICY, Callee, Work, perform, threaded
+from ..attempts import Work, perform
+from ..callees import Callee, threaded
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import Record
+from ..policy import PLAIN_POLICY
 from .listed import Listed
 from .model import State, Step
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, cast
 
 from .._json import decode, encode
-from ..attempts import Work, perform, threaded
+from ..attempts import Work, perform
+from ..callees import threaded
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import SKIPPED, Record
 from .crew import Crew, Next

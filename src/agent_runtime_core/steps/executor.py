@@ -9,9 +9,9 @@ from typing import Any
 from .._ids import unbroken
 from .._json import MAX_RESULT
 from .._refusals import is_number
-from ..attempts import InDoubt, Policy, RetryOn
 from ..book import Book
 from ..errors import InvalidArgument, brief
+from ..policy import InDoubt, Policy, RetryOn
 from ..retry import Delay
 from .chain import Chain
 from .dag import Dag

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
-from ..attempts import Callee, Policy, Work, call, callee, perform
+from ..attempts import Work, perform
 from ..book import BESIDE, Book
+from ..callees import Callee, call, callee
 from ..errors import InvalidArgument, StepCancelledError, brief
 from ..journal.record import SKIPPED, Record
+from ..policy import Policy
 from ..uses import FRAME
 from .listed import recorded_results
 

@@ -15,8 +15,9 @@ from .._forms import codec_for
 from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT
 from .._tags import stored_as_dict
-from ..attempts import PLAIN_POLICY, Callee, InDoubt, Policy, RetryOn, callee, known_callee
+from ..callees import Callee, callee, known_callee
 from ..errors import InvalidArgument, brief
+from ..policy import PLAIN_POLICY, InDoubt, Policy, RetryOn
 from ..retry import Delay
 from ..status import StepStatus
 

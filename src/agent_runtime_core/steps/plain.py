@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
 from .._json import decode, encode, plain_text
-from ..attempts import NEVER_RETRIED, Callee, Policy, call, callee, refused_of, threaded
+from ..attempts import refused_of
+from ..callees import Callee, call, callee, threaded
 from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, UnserialisableResult, brief, text_of
 from ..event_types import EventType
+from ..policy import NEVER_RETRIED, Policy
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph

@@ -18,7 +18,7 @@ from ..interfaces import AgentRuntime, RunResult
 from ..journal.record import Record
 from ..persistence.manager import PersistenceManager
 from ..portal import in_thread
-from ..queue.base import mapping, seconds, whole
+from ..queue.given import mapping, seconds, whole
 from ..queue.row import RunFilter
 from ..registry import Registry, key_of
 from ..runner.core import AgentRunner

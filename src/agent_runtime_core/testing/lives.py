@@ -18,6 +18,7 @@ from ..errors import UnknownAgent, WaitTimeout
 from ..events.memory import InMemoryEventBus
 from ..interfaces import AgentRuntime
 from ..persistence.manager import PersistenceConfig, PersistenceManager
+from ..place import Services
 from ..portal import AROUND, in_thread
 from ..queue.memory import InMemoryQueue
 from ..queue.row import LIVE, RunFilter, RunRow
@@ -26,7 +27,6 @@ from ..runner.core import AgentRunner
 from ..runner.settings import RunnerConfig
 from ..state.memory import InMemoryStateStore
 from ..tools.registry import ToolRegistry
-from ..waits import Services
 from .clock import RunClock, VirtualClock
 from .killing import Blow, Front, Killed, Watch
 

@@ -16,9 +16,9 @@ from agent_runtime_core.book import Book
 from agent_runtime_core.context import Context
 from agent_runtime_core.journal.record import ENDED, Record
 from agent_runtime_core.ledger import Ledger
+from agent_runtime_core.place import Place
 from agent_runtime_core.queue.row import RunRow, Settle
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.waits import Place
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say
 

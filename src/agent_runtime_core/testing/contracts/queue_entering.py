@@ -10,7 +10,7 @@ from uuid import UUID
 
 from ..._ids import new_ulid
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
-from ...queue.base import QueuedRun
+from ...queue.queued import QueuedRun
 from ...queue.row import Moved
 from .checks import Cases, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from ...queue.base import QueuedRun, RunQueue
+from ...queue.base import RunQueue
+from ...queue.queued import QueuedRun
 from ...queue.row import RunRow
 from ..clock import VirtualClock
 from .checks import PATIENCE, same

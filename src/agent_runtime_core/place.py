@@ -1,0 +1,119 @@
+"""What a run's context and the runner that drives it have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ._clock import Clock
+from .interfaces import AgentRuntime, RunResult
+from .limits import RunLimits
+from .outcome import Before
+from .persistence.claim import Claim
+from .queue.row import RunRow
+from .tools.registry import ToolRegistry
+from .tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from .persistence.manager import PersistenceManager
+
+
+class Chronicle(Protocol):
+    """Keeps what outlives a run: its part of a conversation, and what is to be audited."""
+
+    async def fence(self, claim: Claim) -> None:
+        """Have the claims before this one refused by the stores."""
+
+    async def load(self, ctx: Any) -> None:
+        """Give the run what was said before."""
+
+    async def keep(self, result: RunResult) -> None:
+        """Append what the run said; it has not ended yet, and may come here again."""
+
+    def before(self, result: RunResult) -> Before | None:
+        """The messages of a result that need not be recorded."""
+
+    async def recall(self, text: str) -> RunResult:
+        """A recorded result, with the messages that it names."""
+
+    async def tell(self, result: RunResult | None) -> None:
+        """Write what happened; `result` is that of a run that has ended."""
+
+
+@dataclass(repr=False, eq=False)
+class Services:
+    """What a runner lends to the contexts it makes."""
+
+    clock: Clock
+    tools: ToolRegistry
+    #: Seconds a wait stays in place before the run is parked; None: always in place.
+    park_after: float | None = None
+    #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`); None: workers do.
+    call_agent: Callable[[AgentRuntime | str, str, dict[str, Any], str, str], Awaitable[RunResult]] | None = None
+    #: RunLimits that no agent loop of these runs may go beyond.
+    limits: RunLimits | None = None
+    #: Where traces of these runs go, if anywhere.
+    tracer: Tracer | None = None
+    #: Gives the stores that `ctx.persistence` is; it is asked when they are needed.
+    persistence: Callable[[], PersistenceManager] | None = None
+    #: What a run says to its conversation and to an audit store, where the runner was given stores for that.
+    chronicle: Callable[[RunRow], Chronicle] | None = None
+    #: Entered while a run waits in place, so that its worker can do something else.
+    idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.
+    told: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
+
+
+@dataclass(repr=False, eq=False)
+class Place:
+    """What a context shares with the runner that drives it."""
+
+    cancelled: bool = False
+    parked: bool = False
+    sealed: bool = False
+    refusal: Callable[[], Exception] | None = None  # of a block of somebody's own, which nobody ends once it is sealed
+    mail: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[Any] | None = None
+    stopped: bool = False  # the task was told to stop
+    waited: float = 0.0  # seconds spent waiting in place
+    waiting_since: float | None = None
+    _awake: bool = False
+    _waker: asyncio.Future[None] | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the present task is the one that the run began in."""
+        return self.task is None or asyncio.current_task() is self.task
+
+    async def unsealed(self) -> None:
+        """Nothing gets past a park or an end: what is called then is refused or never returns, and writes nothing."""
+        if self.sealed:
+            await self.refuse()
+
+    async def refuse(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal()
+        await asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """Cancel the task, and wake whoever waits for it: it may not listen."""
+        self.stopped = True
+        self.wake()
+        if self.task is not None:
+            self.task.cancel()
+
+    def wake(self) -> None:
+        """Have the runner look at its task."""
+        self._awake = True
+        if self._waker is not None and not self._waker.done():
+            self._waker.set_result(None)
+
+    async def woken(self) -> None:
+        """Wait for the next `wake`, or one since the last time."""
+        if not self._awake:
+            self._waker = asyncio.get_running_loop().create_future()
+            await self._waker
+        self._awake = False
