@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
     {"pen", "place"},
     {"uses"},
     {"spent", "callees"},
+    {"recorded"},
     {"book"},
     {"attempts", "mailbox"},
     {"waits"},

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._contexts import restore
 from ._json import MAX_BYTES, decode, encode
-from .book import BESIDE, Book
+from .book import Book
 from .callees import call, callee
 from .errors import (
     InvalidArgument,
@@ -21,6 +21,7 @@ from .errors import (
 )
 from .journal.record import FAILED, RETRYING, Record
 from .policy import NEVER_RETRIED, Happened, Policy
+from .recorded import BESIDE
 from .tools.deadline import limited
 from .uses import FRAME, Frame
 

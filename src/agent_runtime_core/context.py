@@ -13,7 +13,7 @@ from ._clock import Clock, aware
 from ._ids import known_uuid, trace_id, unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, digest, encode
 from .attempts import Work, perform
-from .book import BESIDE, Book, ran_beside
+from .book import Book
 from .callees import Callee, call, callee
 from .errors import (
     InvalidArgument,
@@ -32,6 +32,7 @@ from .limits import Budget, RunLimits
 from .place import Place, Services
 from .policy import PLAIN_POLICY, InDoubt, Policy, RetryOn
 from .queue.row import RunRow
+from .recorded import BESIDE, ran_beside
 from .retry import Delay
 from .tools.registry import ToolRegistry
 from .uses import FRAME, Frame

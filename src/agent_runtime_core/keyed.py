@@ -16,12 +16,12 @@ from typing import Any
 from ._ids import step_id
 from ._json import decode
 from .attempts import Work, perform
-from .book import BESIDE
 from .context import Context
 from .errors import CircuitOpen, ProviderError, StepCancelledError, StepExecutionError
 from .event_types import EventType
 from .journal.record import Record, is_copied
 from .policy import PLAIN_POLICY, Policy
+from .recorded import BESIDE
 
 _PLAIN = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, ConnectionError, TimeoutError)
 

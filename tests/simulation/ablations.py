@@ -19,8 +19,10 @@ from agent_runtime_core.queue.memory import MemoryRows
 from agent_runtime_core.queue.row import ClaimRequest, RunRow, Settle
 from agent_runtime_core.queue.rows import Rows
 from agent_runtime_core.queue.sqlite import SQLiteRows
+from agent_runtime_core.recorded import Recorded
 from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.steps.graph import Graph
+from agent_runtime_core.uses import Uses
 
 Patch = tuple[Any, str, Any]
 
@@ -57,7 +59,7 @@ def _match() -> list[Patch]:
     def match(self: Book, name: str, record: Record | None) -> None:
         self._next += 1
 
-    return [(Book, "recorded", recorded), (Book, "match", match)]
+    return [(Recorded, "recorded", recorded), (Book, "match", match)]
 
 
 def _count() -> list[Patch]:
@@ -87,7 +89,7 @@ def _rollback() -> list[Patch]:
 
 def _resume() -> list[Patch]:
     """Records are written and never looked up."""
-    return [(Book, "recorded", lambda self, name, key: None), (Book, "match", lambda self, name, record: None)]
+    return [(Recorded, "recorded", lambda self, name, key: None), (Book, "match", lambda self, name, record: None)]
 
 
 def _once() -> list[Patch]:
@@ -183,12 +185,12 @@ def _alone() -> list[Patch]:
 def _inside() -> list[Patch]:
     """What happens inside a step is counted over the whole run."""
 
-    def occurrence(self: Book, space: str, name: str) -> str:
+    def occurrence(self: Uses, space: str, name: str, mark: str | None = None) -> str:
         count = self._counts.get((space, name), 0)
         self._counts[space, name] = count + 1
         return f"{space}:{count}"
 
-    return [(Book, "occurrence", occurrence)]
+    return [(Uses, "occurrence", occurrence)]
 
 
 def _in_the_double() -> list[Patch]:

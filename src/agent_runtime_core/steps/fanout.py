@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
 from ..attempts import Work, perform
-from ..book import BESIDE, Book
+from ..book import Book
 from ..callees import Callee, call, callee
 from ..errors import InvalidArgument, StepCancelledError, brief
 from ..journal.record import SKIPPED, Record
 from ..policy import Policy
+from ..recorded import BESIDE
 from ..uses import FRAME
 from .listed import recorded_results
 

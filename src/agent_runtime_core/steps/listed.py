@@ -7,8 +7,9 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, cast
 
 from .._json import decode, decode_all, encode
-from ..book import APART, BESIDE, Book
+from ..book import Book
 from ..journal.record import RESET, SKIPPED, Record
+from ..recorded import APART, BESIDE
 from .model import ExecutionState, Step, name_of
 
 if TYPE_CHECKING:
