@@ -280,3 +280,8 @@ def played(scenario: Scenario) -> Outcome:
 def wrong_ones(seeds: Sequence[int], ablated: Sequence[str] = ()) -> list[Outcome]:
     """Those of the seeds in which something was wrong."""
     return [outcome for seed in seeds if (outcome := play(seed, ablated)).problems]
+
+
+def first_without(safeguard: str, seeds: int = 2000) -> int | None:
+    """The first of so many seeds in which something is wrong without that safeguard; None where none is."""
+    return next((seed for seed in range(seeds) if play(seed, (safeguard,)).problems), None)
