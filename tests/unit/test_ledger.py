@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
+from agent_runtime_core.book import Book
 from agent_runtime_core.errors import LeaseLost, StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.journal.record import Record
@@ -145,8 +146,31 @@ async def test_an_unanswered_write_is_repeated_and_lands_once(apart: bool) -> No
     assert [each.name for each in await backends.state.records(ledger.run_id)] == ["a"]
     assert await backends.kinds() == ["step.completed"]
     backends.busy = 99
-    with pytest.raises(StorageBusy):
+    with pytest.raises(StorageBusy) as told:
         await ledger.append(record(ledger, name="b"))
+    assert told.value.tries == BUSY_TRIES + 1
+    backends.busy = 0
+
+
+async def test_the_end_of_a_step_is_repeated_too_and_lands_once(apart: bool) -> None:
+    backends = Watched(apart)
+    ledger = await backends.claimed()
+    book = Book(ledger, await ledger.open())
+    end = record(ledger)
+
+    def asked() -> int:
+        return sum(name != "bus" and "journal.append" in ops for name, ops in backends.seen)
+
+    backends.busy = 2
+    await book.write((end,), (), None)
+    assert book.done[end.name, end.key] == end
+    assert (asked(), await backends.kinds()) == (3, ["step.completed"])
+    backends.seen.clear()
+    backends.busy = 99
+    with pytest.raises(StorageBusy) as told:
+        await book.write((record(ledger, name="b"),), (), None)
+    assert told.value.tries == BUSY_TRIES + 1
+    assert asked() == (BUSY_TRIES + 1 if apart else BUSY_TRIES + 2)
     backends.busy = 0
 
 
