@@ -34,7 +34,7 @@ LAYERS: list[set[str]] = [
     {"recorded"},
     {"book"},
     {"attempts", "mailbox"},
-    {"waits"},
+    {"waits", "imperative"},
     {"steps", "context"},
     {"outputs", "keyed"},
     {"loop", "planning"},
