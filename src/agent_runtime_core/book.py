@@ -167,6 +167,8 @@ class Book(Recorded):
                 await self.ledger.append(*records)
                 return self.take(records)
             except BaseException as later:  # noqa: BLE001 - raised below
+                if isinstance(later, StorageBusy):
+                    later.tries += error.tries
                 error = later
         if not isinstance(error, UNHEARD):
             self.defer(waited)

@@ -428,7 +428,7 @@ class StorageError(AgentRuntimeError):
 class StorageBusy(StorageError, TimeoutError):
     """No answer before the deadline; whether the write landed is unknown, repeating it is safe."""
 
-    #: How often it was tried.
+    #: How often the write of a run was tried before this was said.
     tries: int = 1
 
 

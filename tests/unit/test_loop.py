@@ -393,7 +393,7 @@ async def test_tools_that_outlive_their_run_are_collected_without_a_word(monkeyp
             await asyncio.get_running_loop().create_future()
 
         client = Scripted(asks(call("hang", {}, "1"), call("hang", {}, "2")))
-        asyncio.ensure_future(run_turn_loop(ctx, client, registry(hang)))  # noqa: RUF006
+        _ = asyncio.ensure_future(run_turn_loop(ctx, client, registry(hang)))  # noqa: RUF006
         await begun.wait()
         await asyncio.sleep(0)
     del ctx, hang, client

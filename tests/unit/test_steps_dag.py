@@ -872,7 +872,7 @@ async def test_a_graph_that_outlives_its_run_is_collected_without_a_word(monkeyp
 
         async def go(ctx: Any, state: Any) -> None: ...
 
-        asyncio.ensure_future(StepExecutor(ctx).run([Step("a", hang), Step("b", go, depends_on=["a"])]))  # noqa: RUF006
+        _ = asyncio.ensure_future(StepExecutor(ctx).run([Step("a", hang), Step("b", go, depends_on=["a"])]))  # noqa: RUF006
         await begun.wait()
 
     async with Rig() as rig:

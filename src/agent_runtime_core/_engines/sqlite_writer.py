@@ -42,7 +42,7 @@ class Outbox(Waiting):
     __slots__ = ("_asked", "_asker", "_crowd", "_since", "_writer", "turn")
 
     def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, writer.path, lambda: writer.patience, self._forgotten)
+        super().__init__(loop, writer.path, lambda: writer.patience, self._forget)
         self._writer = writer
         self.turn: list[Request] = []
         self._asker: asyncio.Task[Any] | None = None  # whose commits were carried out at once in this turn
@@ -100,7 +100,7 @@ class Outbox(Waiting):
                 request.error = error
             settle(batch)
 
-    def _forgotten(self) -> None:
+    def _forget(self) -> None:
         self._writer.outboxes.pop(self.loop, None)
 
 
@@ -264,7 +264,7 @@ class Writer(Groups):
                     with self._commit_lock:
                         self._file.expect()
                         self._wait_to_begin(self._tx)
-                        if self.group(going):
+                        if self.group(going, once=self._has_once(going)):
                             self._log.tend()
                     self._tell_others()
                 except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on for the others
@@ -293,9 +293,9 @@ class Writer(Groups):
         with self._turn, self._commit_lock:
             yield
 
-    def group(self, batch: list[Request]) -> bool:
+    def group(self, batch: list[Request], *, once: bool = False) -> bool:
         """Commit a group in the transaction that has begun; True where the log has to be tended."""
-        self._transact(self._tx, batch, self._has_once(batch))
+        self._transact(self._tx, batch, once)
         return self._log.grown()
 
     def _tell_others(self) -> None:

@@ -101,7 +101,7 @@ class Worker:
         for row in rows:
             if self._stopping or self._busy >= self._slots:
                 drive = self._drive(row)
-                self._follow(asyncio.ensure_future(drive.put_back()), drive)
+                _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
             else:
                 self._start_all([row])
         if not rows:
@@ -183,7 +183,7 @@ class Worker:
         self._met = self._met or suspected(drive.row)
         if task.cancelled() and not drive.entered:
             # Its loop ends, say, and not a line of it ran that could have given the run back.
-            self._follow(asyncio.ensure_future(drive.put_back()), drive)
+            _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
         self._ring()
