@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"interfaces"},
     {"_engines"},
     {"journal"},
-    {"queue", "events", "state", "persistence", "llm", "tracing"},
+    {"queue", "events", "state", "persistence", "llm", "tracing", "notes"},
     {"ledger", "outcome"},
     {"pen", "place"},
     {"uses"},

@@ -8,20 +8,17 @@ deterministic, so that the next claim can publish what a crash in between left o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 from ._clock import Clock
-from ._engines.base import INSTALL, Commits, Engine, Guard, Op, behind
+from ._engines.base import INSTALL, Commits, Guard, Op, behind
 from ._json import decode, encode
-from .errors import LeaseLost, StorageBusy, StorageClosed, UnserialisableResult
+from .errors import LeaseLost, StorageBusy, UnserialisableResult
 from .events.base import EventBus
 from .journal.record import (
-    ATTEMPT,
     ENDED,
     LOOKED,
-    RESUMED,
     STARTED,
     Record,
     as_stored,
@@ -29,8 +26,8 @@ from .journal.record import (
     count_events,
     event_id,
     expand,
-    with_beginning,
 )
+from .notes import Notes, records_of
 from .queue.base import RunQueue
 from .queue.row import LIVE, RunRow, Settle
 from .state.base import StateStore
@@ -69,40 +66,29 @@ async def missing(bus: EventBus, run_id: str, records: Sequence[Record]) -> list
     return [row for record in records for row in told(run_id, record) if row[0] not in published]
 
 
-def _records(ops: Sequence[Op]) -> list[Record]:
-    return [op.args[1] for op in ops if op.name == "journal.append"]
-
-
 def _placed(ops: Sequence[Op]) -> list[Record]:
     """The records that these append, those of transactions as they were placed."""
-    return _records(ops) + [op.args[3] for op in ops if op.name == "journal.transact"]
+    return records_of(ops) + [op.args[3] for op in ops if op.name == "journal.transact"]
 
 
-class Ledger:
+class Ledger(Notes):
     """What a claim writes, guarded by it everywhere; `open` before the first read."""
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
-        self.run_id: str = row.run_id
-        self.claim_id: str = row.claim_id
-        self.clock: Clock = clock
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
         self.state: StateStore = state
-        self.guard: Guard = Guard(row.run_id, row.claim_id)
-        self._state, self._bus, self._queue = state.commits, bus.commits, queue.commits
-        self._derives = bus.derives and self._bus is self._state
-        self._one = self._derives and self._state is self._queue
-        #: Notes wait this long for a commit to travel with: a flush of their own would hold up the next one.
-        self.linger: float = getattr(self._state, "linger", 0.0) if self._one else 0.0
+        self._bus, self._queue = bus.commits, queue.commits
+        self._derives = bus.derives and self._bus is state.commits
+        self._one = self._derives and state.commits is self._queue
+        linger = getattr(state.commits, "linger", 0.0) if self._one else 0.0
+        super().__init__(row.run_id, row.claim_id, state.commits, clock, linger)
         #: Hears of every event that this claim has written: its kind and its payload.
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._before = 0  # events with a lower number were told by an earlier claim
-        self._notes: list[Op] = []
         #: Commits of which nobody has heard, in their order.
         self.questions: list[Question] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
-        self._lingers = False  # whether an alarm is set for the notes
-        self._seq = 0
         self._torn = False  # a write was broken off when it was through on some of its engines
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
@@ -128,11 +114,6 @@ class Ledger:
         rows = await missing(self.bus, self.run_id, records)
         if rows:
             await self._commit(self._bus, [self._publish(rows)])
-
-    def next_seq(self) -> int:
-        seq = self._seq
-        self._seq = seq + 1
-        return seq
 
     def retire(self) -> None:
         """Have every later write refused: another attempt goes on."""
@@ -183,23 +164,12 @@ class Ledger:
         except LeaseLost:
             raise  # no later one lands either
         except UNHEARD:  # they may have landed with it
-            noted = _records(notes)
+            noted = records_of(notes)
             self.questions += [Question(noted, noted=True)] if noted else []
             raise
         except Exception:
             self._put_back(notes, seq)
             raise
-
-    def _put_back(self, notes: Sequence[Op], seq: int) -> None:
-        """Have notes wait again: the commit that they went with was refused, and the run goes on."""
-        if self._seq != seq:  # behind what was written since
-            notes = [
-                Op(op.name, (self.run_id, op.args[1]._replace(seq=self.next_seq())))
-                if op.name == "journal.append" else op
-                for op in notes
-            ]  # fmt: skip
-        later, self._notes = self._notes, [*notes]
-        self._linger(later)
 
     async def _repeated(self, target: Commits, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Commit, and again where there was no answer in time, as long as that keeps the order of the journal."""
@@ -214,10 +184,6 @@ class Ledger:
         except StorageBusy as error:
             error.tries = BUSY_TRIES + 1
             raise
-
-    def is_newest(self, records: Sequence[Record]) -> bool:
-        """Whether no record has a place after these: a repeat would land behind it, out of its order."""
-        return not records or max(record.seq for record in records) + 1 == self._seq
 
     def _appends(self, records: Sequence[Record]) -> list[Op]:
         ops: list[Op] = []
@@ -294,33 +260,6 @@ class Ledger:
             self._posted += [row for record in records for row in self._rows(record)]
             await self._post(self._bus, events)
 
-    def take_back(self, record: Record) -> bool:
-        """Leave out a record that was noted, if it still waits: another one will stand for it."""
-        notes = self._notes
-        for place in range(len(notes) - 1, -1, -1):
-            op = notes[place]
-            if op.name == "journal.append" and op.args[1] is record:
-                del notes[place]
-                if record.seq + 1 == self._seq:
-                    self._seq = record.seq
-                return True
-        return False
-
-    def whole(self, end: Record) -> Record:
-        """The end of an attempt, standing for its beginning as well where that still waits: nothing came between."""
-        notes = self._notes
-        if len(notes) != 2 or notes[0].name != "journal.append" or notes[1].name != "state.status":
-            return end
-        began: Record = notes[0].args[1]
-        # Its event gets this record's time: not where that is far from the truth.
-        if began.kind not in (ATTEMPT, RESUMED) or end.t - began.t > self.linger:
-            return end
-        if self._seq != end.seq + 1 or end.seq != began.seq + 1:
-            return end
-        del notes[0]
-        self._seq = end.seq
-        return with_beginning(end, began)
-
     async def _post(self, target: Commits, ops: Sequence[Op]) -> None:
         if self.linger:
             self._linger(ops)
@@ -331,26 +270,11 @@ class Ledger:
         else:
             await self._commit(target, ops)
 
-    def _linger(self, ops: Sequence[Op]) -> None:
-        self._notes += ops
-        if not self._lingers:
-            self._lingers = True
-            self.clock.alarms.set(self, self.linger, self._flush)
-
     def told_alive(self, now: float, payload: str) -> None:
         """Queue a heartbeat event, where events can be queued; nobody waits for one."""
         post = getattr(self._bus, "post", None)
         if post is not None:
             post(self.guard, [self._publish([(f"beat:{self.claim_id}:{now}", "run.heartbeat", payload, now)])])
-
-    def _flush(self) -> None:
-        if self._lingers:
-            self._lingers = False
-            self.clock.alarms.drop(self)
-        if self._notes:
-            notes, self._notes = self._notes, []
-            with contextlib.suppress(StorageClosed):
-                cast(Engine, self._state).post(self.guard, notes)
 
     async def emit(self, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
         """Publish events; their sequence numbers, once they are durable."""

@@ -16,7 +16,7 @@ from uuid import UUID
 from .._json import decode
 from ..backends import configured, open_url, traced
 from ..config import get_config
-from ..errors import InvalidArgument, RunBusy, StorageClosed, StorageCorrupt, UnknownAgent, UnknownRun, brief
+from ..errors import InvalidArgument, StorageClosed, StorageCorrupt, UnknownAgent, UnknownRun, brief
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
@@ -30,6 +30,7 @@ from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
 from .drive import TURNS, Drive
+from .given import a_backend, busy, check_messages, lane_of
 from .heart import Heart
 from .settings import RunnerConfig
 from .stored import StoredRuns
@@ -44,45 +45,6 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 REFUSALS = 3  # claims of a run in a row whose writes are refused though nobody else has it
 
 _warned: set[str] = set()
-
-
-def _listed(input: Any) -> None:
-    """InvalidArgument for an input whose messages are no list."""
-    messages = input.get("messages") if isinstance(input, Mapping) else None
-    if messages is not None and not isinstance(messages, (list, tuple)):
-        raise InvalidArgument(
-            "the messages of an input are a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
-            f"not {brief(messages)}"
-        )
-
-
-def _lane(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
-    """The concurrency key of a run: as given, else that of its conversation.
-
-    A child has none: its parent, which waits for it, may have the turn.
-    """
-    if key is not None or parent is not None or not isinstance(input, Mapping):
-        return key
-    conversation = input.get("conversation_id")
-    if conversation is None or conversation == "":
-        return None
-    with contextlib.suppress(ValueError):
-        conversation = UUID(str(conversation))
-    return f"conversation:{conversation}"
-
-
-def _a_backend(kind: type) -> str:
-    brings = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
-    return f"a {kind.__name__} (one of your own extends {kind.__name__} and brings {brings})"
-
-
-def busy(outcome: str, there: RunRow) -> RunBusy:
-    """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
-    worker = there.worker if there.status == "running" else None
-    return RunBusy(
-        there.run_key or there.run_id, worker, there.claimed_at if worker else None,
-        there.lane if outcome == "behind" else None,
-    )  # fmt: skip
 
 
 class AgentRunner(StoredRuns):
@@ -121,7 +83,7 @@ class AgentRunner(StoredRuns):
             ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
-                raise InvalidArgument(f"{what} is {_a_backend(kind)}, not {brief(given)}")
+                raise InvalidArgument(f"{what} is {a_backend(kind)}, not {brief(given)}")
         config = config or RunnerConfig.of(settings)
         if queue is not None and queue.limits_retries:
             config = replace(config, max_retries=min(config.max_retries, queue.max_retries))
@@ -243,10 +205,10 @@ class AgentRunner(StoredRuns):
             raise InvalidArgument(f"recover is 'inline' or 'worker', not {brief(recover)}")
         runtime = self.agent(agent)
         input_ = mapping("input_data", input_data)
-        _listed(input_)
+        check_messages(input_)
         if more := mapping("params", params):
             input_["params"] = {**mapping("input_data['params']", input_.get("params")), **more}
-        lane = _lane(concurrency_key, input_, parent_run_id)
+        lane = lane_of(concurrency_key, input_, parent_run_id)
         if lane and isinstance(lane, str) and (mine := await self._around(lane)) is not None:
             if concurrency_key:
                 raise busy("behind", mine)
@@ -380,11 +342,11 @@ class AgentRunner(StoredRuns):
         self._refuse_closed()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
         input = {} if input is None else input
-        _listed(input)
+        check_messages(input)
         run = await self.queue.enqueue(
             run_id, key, input, metadata, priority, delay=delay, idempotency_key=idempotency_key,
             expires_in=expires_in, deadline=deadline, parent_run_id=parent_run_id,
-            concurrency_key=_lane(concurrency_key, input, parent_run_id),
+            concurrency_key=lane_of(concurrency_key, input, parent_run_id),
         )  # fmt: skip
         return run.run_id
 

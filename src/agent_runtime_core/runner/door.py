@@ -21,8 +21,10 @@ from ..persistence.claim import CLAIM, Claim
 from ..portal import call
 from ..queue.row import RunRow
 from ..status import RunStatus
-from .core import AgentRunner, busy
-from .drive import Drive, describe, used
+from .core import AgentRunner
+from .drive import Drive
+from .ends import describe, used
+from .given import busy
 from .settings import RunnerConfig
 
 P = ParamSpec("P")

@@ -6,61 +6,36 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
 from typing import Any, cast
 
 from .._ids import known_uuid
-from .._json import decode_known, encode
+from .._json import decode_known
 from ..book import Book
 from ..context import Context
 from ..errors import (
     AgentRuntimeError,
-    IdempotencyConflict,
     InvalidArgument,
-    JournalMismatch,
     LeaseLost,
-    LimitExceeded,
-    MissingDependency,
-    NotSupported,
-    OutputMismatch,
-    Postponed,
-    ProviderError,
-    RateLimited,
-    StepCancelledError,
-    StepInDoubt,
     StorageBusy,
     StorageFull,
-    UnknownPrice,
     UnserialisableResult,
     brief,
-    shortened,
-    text_of,
 )
 from ..interfaces import ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, RESUMED
 from ..outcome import error_payload
 from ..persistence.claim import CLAIM
 from ..queue.row import Moved, RunRow
-from ..retry import run_backoff
 from ..status import RunStatus
 from ..tools.deadline import let_go
-from .claimed import Claimed
+from .ends import Again, Ends, Outcome, describe
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _RUNNING = RunStatus.RUNNING.value
 POISON = 3  # crashes in a row without a new record, after which a run is dead
-#: The run goes on when they are over.
-OUTAGES = (LeaseLost, StorageBusy, StorageFull)
-#: Another attempt would only fail the same way.
-FINAL_ERRORS = (
-    JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
-    OutputMismatch, MissingDependency, IdempotencyConflict,
-)  # fmt: skip
-
-
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
 TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
 
@@ -70,7 +45,7 @@ def suspected(row: RunRow) -> bool:
     return row.stalls == POISON - 1
 
 
-class Drive(Claimed):
+class Drive(Ends):
     """The attempts that are made under one claim, and what comes of them."""
 
     tracing: bool = False
@@ -143,9 +118,8 @@ class Drive(Claimed):
                 return early
             await self._begin(book)
             outcome = await self._attempt(book)
-            if outcome is not _AGAIN:
-                result: RunResult | None = outcome
-                return result
+            if not isinstance(outcome, Again):
+                return outcome
 
     async def _before(self, book: Book) -> RunResult | None:
         """How the run ends without running any code, if it does."""
@@ -165,9 +139,6 @@ class Drive(Claimed):
         if row.deadline is not None and now >= row.deadline:
             return await self._past_deadline(row.deadline)
         return None
-
-    async def _past_deadline(self, deadline: float, ctx: Context | None = None) -> RunResult:
-        return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline}, ctx)
 
     async def _poisoned(self, recorded: int) -> bool:
         """Count a crash as one more in a row, or as the first since the run got further; a wake-up is none."""
@@ -200,7 +171,7 @@ class Drive(Claimed):
         record = book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
         await self.ledger.status(_RUNNING, record)
 
-    async def _attempt(self, book: Book) -> Any:
+    async def _attempt(self, book: Book) -> Outcome:
         """One attempt of the agent's `run`, and what came of it."""
         try:
             ctx = Context(self.row, book, self.services, self.place)
@@ -264,22 +235,6 @@ class Drive(Claimed):
         finally:
             self.place.wake()  # a turn of the loop before the callbacks of the task
 
-    async def _stored(self, doing: Awaitable[None]) -> Exception | None:
-        """Have stores do something under the claim of this run; what is wrong with it, if anything is.
-
-        That a store is away, or the claim lost, is no fault of the run, and raised.
-        """
-        token = CLAIM.set(self._claim())
-        try:
-            await doing
-        except OUTAGES:
-            raise
-        except Exception as error:  # noqa: BLE001 - somebody else's store may raise anything
-            return error
-        finally:
-            CLAIM.reset(token)
-        return None
-
     async def _not_on_time(self, ctx: Context, task: asyncio.Task[Any]) -> RunResult | None:
         place = self.place
         if place.cancelled:
@@ -295,10 +250,6 @@ class Drive(Claimed):
             return await self._past_deadline(self.row.deadline, ctx)
         limit = self.config.run_timeout_seconds
         return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit}, ctx)
-
-    @property
-    def _what(self) -> str:
-        return f"run {self.row.run_id} of agent {self.row.agent!r}"
 
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
@@ -325,148 +276,3 @@ class Drive(Claimed):
             if place.stopped:
                 # Told to stop and still there: it gets a grace, then it is left to itself.
                 return await let_go(task, self._what)
-
-    # -- ends
-
-    async def _returned(self, ctx: Context, result: Any) -> Any:
-        if self.place.cancelled:  # it looked, and ended by itself
-            return await self._cancelled(ctx)
-        if not isinstance(result, RunResult):
-            error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
-            return await self._raised(ctx, error)
-        if result.error is not None:
-            if not isinstance(result.error, ErrorInfo):
-                said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
-                return await self._raised(ctx, InvalidArgument(said))
-            return await self._failed(result, result.error)
-        if self.chronicle is not None and (refusal := await self._stored(self.chronicle.keep(result))) is not None:
-            return await self._raised(ctx, refusal)
-        try:
-            return await self._end(RunStatus.SUCCEEDED, result)
-        except UnserialisableResult as error:
-            return await self._raised(ctx, error)
-
-    async def _stopped(self, ctx: Context) -> Any:
-        """The task was cancelled, by one of us or by the agent's own code."""
-        if self.place.cancelled:
-            return await self._cancelled(ctx)
-        if self.handing_back:
-            await self._give_back()
-            return None
-        error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
-        return await self._failed(used(ctx), error)
-
-    async def _cancelled(self, ctx: Context) -> RunResult:
-        hook: Callable[[Context], Any] | None = getattr(self.agent, "cancel", None)
-        if hook is not None:
-            try:
-                await hook(ctx)
-            except Exception:  # a hook that fails does not keep a run from being cancelled
-                log.exception("cancel() of agent %r failed", self.row.agent)
-        return await self._end(RunStatus.CANCELLED, used(ctx), {})
-
-    async def _late(self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None) -> RunResult:
-        result = RunResult() if ctx is None else used(ctx)
-        result.error = ErrorInfo(kind, message, retriable=False)
-        return await self._end(RunStatus.TIMED_OUT, result, info)
-
-    async def _raised(self, ctx: Context, error: BaseException) -> Any:
-        if isinstance(error, StepCancelledError) and self.place.cancelled:
-            return await self._cancelled(ctx)
-        if isinstance(error, Postponed):
-            return await self._postponed(error, error.after)
-        if isinstance(error, RateLimited) and error.retriable:
-            # Asked for longer than any attempt is waited for, it is a failure: `execute` would wait in its place.
-            after = error.retry_after or 0.0
-            if 0 < after <= self.config.retry_backoff_max:
-                return await self._postponed(error, after)
-        info: ErrorInfo | None = None
-        hook = getattr(self.agent, "on_error", None)
-        if hook is not None:
-            try:
-                info = await hook(ctx, error)
-            except Exception:  # a hook that fails must not hide the error it was asked about
-                log.exception("on_error() of agent %r failed", self.row.agent)
-        if info is not None and not isinstance(info, ErrorInfo):
-            log.error("on_error() of agent %r gave %.80r, not an ErrorInfo or None", self.row.agent, info)
-            info = None
-        if info is None:
-            info = describe(error)
-        if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProviderError) and not error.retriable):
-            info.retriable = False
-        partial = error.result if isinstance(error, LimitExceeded | OutputMismatch) else None
-        return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
-
-    async def _postponed(self, error: BaseException, seconds: float) -> Any:
-        """Take the run up again later, as if this attempt had never been."""
-        after = self._spread(seconds)
-        log.info("%s is taken up again in %g s: %s", self._what, after, error)
-        if self.inline:
-            await self._renew(stalls=self.row.stalls)
-            await self._pause(after)
-            self._see(parked=1, reason=type(error).__name__)
-            return _AGAIN
-        how = self._settle(
-            "pending", due_at=self.clock.wall() + after, parked=1, stalls=self.row.stalls, reason=type(error).__name__
-        )
-        await self._leave(how)
-        return None
-
-    async def _failed(self, result: RunResult, error: ErrorInfo) -> Any:
-        error = recordable(error)
-        if not error.retriable or self.row.failures + 1 >= self.config.max_retries:
-            result.error = error
-            try:
-                return await self._end(RunStatus.FAILED, result, error_payload(error) or {})
-            except UnserialisableResult as refusal:  # what it gave besides; that it failed is told all the same
-                error.details = {**error.details, "left_out": str(refusal)}
-                return await self._end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
-        delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
-        log.info("attempt %d of %s failed (%s); again in %g s", self.row.attempt, self._what, error.message, delay)
-        text = encode(error_payload(error))
-        if self.inline:
-            await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
-            self._next_attempt()
-            await self._pause(delay)
-            return _AGAIN
-        how = self._settle("pending")._replace(
-            due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
-        )
-        await self._leave(how)
-        return None
-
-    async def _pause(self, seconds: float) -> None:
-        """Sleep, unless told to stop."""
-        sleep = asyncio.ensure_future(self.clock.sleep(seconds))
-        sleep.add_done_callback(lambda _: self.place.wake())
-        try:
-            while not sleep.done() and not self.place.stopped:
-                await self.place.woken()
-        finally:
-            sleep.cancel()
-
-
-def recordable(error: ErrorInfo) -> ErrorInfo:
-    """The error as a record can hold it: what has no JSON form, or is too long, is left out."""
-    try:
-        encode(error_payload(error))
-    except UnserialisableResult as refusal:
-        kind, message, stack = (shortened(str(each)) for each in (error.type, error.message, error.stack))
-        return ErrorInfo(kind, message, stack, bool(error.retriable), {"left_out": str(refusal)})
-    return error
-
-
-def used(ctx: Context) -> RunResult:
-    """The result of a run that has none, with what its agent loops used."""
-    return RunResult(usage=ctx.used)
-
-
-def describe(error: BaseException) -> ErrorInfo:
-    return ErrorInfo(type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(error))))
-
-
-class _Again:
-    """Another attempt follows here."""
-
-
-_AGAIN = _Again()

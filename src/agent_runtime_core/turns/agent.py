@@ -8,8 +8,8 @@ from .._engines.base import Op
 from ..context import Context
 from ..errors import NotConfigured, PlanningError, ProviderError, StepExecutionError, ToolFailed, UnknownTool
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
-from ..runner.drive import FINAL_ERRORS
 from ..runner.ending import Ending
+from ..runner.ends import FINAL_ERRORS
 from ..runner.settings import RunInfo
 from ..status import RunStatus
 from .attempt import Attempt

@@ -1,0 +1,50 @@
+"""What a runner is given, checked, and what it says of a run that it cannot have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from ..errors import InvalidArgument, RunBusy, brief
+from ..queue.row import RunRow
+
+
+def check_messages(input: Any) -> None:
+    """InvalidArgument for an input whose messages are no list."""
+    messages = input.get("messages") if isinstance(input, Mapping) else None
+    if messages is not None and not isinstance(messages, (list, tuple)):
+        raise InvalidArgument(
+            "the messages of an input are a list of dicts, as [{'role': 'user', 'content': 'Hello!'}], "
+            f"not {brief(messages)}"
+        )
+
+
+def lane_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None) -> str | None:
+    """The concurrency key of a run: as given, else that of its conversation.
+
+    A child has none: its parent, which waits for it, may have the turn.
+    """
+    if key is not None or parent is not None or not isinstance(input, Mapping):
+        return key
+    conversation = input.get("conversation_id")
+    if conversation is None or conversation == "":
+        return None
+    with contextlib.suppress(ValueError):
+        conversation = UUID(str(conversation))
+    return f"conversation:{conversation}"
+
+
+def a_backend(kind: type) -> str:
+    brings = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+    return f"a {kind.__name__} (one of your own extends {kind.__name__} and brings {brings})"
+
+
+def busy(outcome: str, there: RunRow) -> RunBusy:
+    """What a `take` that got no claim means: the run is held, or the one in front of it has its lane."""
+    worker = there.worker if there.status == "running" else None
+    return RunBusy(
+        there.run_key or there.run_id, worker, there.claimed_at if worker else None,
+        there.lane if outcome == "behind" else None,
+    )  # fmt: skip
