@@ -107,7 +107,8 @@ def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
         return UUID(value), None
     if not value:
         raise InvalidArgument("a run id is not empty: pass None for a fresh one")
-    return uuid5(_RUN_KEYS, storable("run id", value)), value
+    run_key = storable("run id", value)
+    return uuid5(_RUN_KEYS, run_key), run_key
 
 
 def stored_id(value: str | UUID) -> str:
@@ -138,9 +139,9 @@ def path_text(value: object) -> str | None:
 
 
 def unbroken(what: str, value: object) -> str:
-    """The text itself, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
+    """The plain text, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
     if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
-        return value
+        return plain(value)
     if isinstance(value, str) and value:
         raise InvalidArgument(
             f"{what} {value!a:.80} holds half a character, a lone surrogate, which stores cannot keep"
@@ -148,8 +149,13 @@ def unbroken(what: str, value: object) -> str:
     raise InvalidArgument(f"{what} is a text that is not empty, not {brief(value)}")
 
 
+def plain(value: str) -> str:
+    """The text of a member of an Enum that is a text, or of another kind of text: what a store makes of it."""
+    return value if type(value) is str else str.__str__(value)
+
+
 def storable(what: str, value: str) -> str:
-    """The text itself, if every store can keep it; else InvalidArgument, which says that of `what`."""
+    """The plain text, if every store can keep it; else InvalidArgument, which says that of `what`."""
     if len(value) > _MAX_KEY:
         raise InvalidArgument(
             f"the {what} {_shown(value)} has {len(value)} characters, at most {_MAX_KEY} are kept: pass a hash of it"
@@ -160,7 +166,7 @@ def storable(what: str, value: str) -> str:
             f"the {what} {_shown(value)} holds {found[0]!a} at {found.start()}, which stores cannot keep: "
             "leave out control characters and lone surrogates"
         )
-    return value
+    return plain(value)
 
 
 def _uuid7(clock: Clock) -> UUID:

@@ -73,6 +73,8 @@ def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
 
     StepExecutionError after the last try, StepInDoubt where the policy says so.
     """
+    if book.ledger.refusal is not None:
+        raise book.ledger.refusal(work.name)
     start = book.begun.pop((work.name, work.key), None) if book.begun and not work.begun else None
     if start is not None and work.policy.on_in_doubt != "retry":
         return _resolved(book, work, seal, start)
@@ -248,7 +250,7 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
             work.name, "it was begun by an earlier process and its end was not recorded (on_in_doubt='fail')", 1
         )
     if policy == "review":
-        answer = await book.review(work.name, work.key, start)
+        answer = await book.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
     else:
         assert callable(policy)
         book.running += 1

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from ._engines.base import Op
+from ._ids import unbroken
 from .errors import JournalMismatch, StorageBusy
 from .journal.record import DONE, FAILED, RETRYING, STARTED, Record
 from .ledger import UNHEARD, Ledger, Question
@@ -45,12 +46,12 @@ class Book(Recorded):
         #: collector.
         self.owner: Callable[[], Any] = _nobody
 
-    async def review(self, name: str, key: str, start: int) -> Any:
-        """What people say of a step in doubt since the record `start`."""
+    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> Any:
+        """What people say of a step in doubt since the record `start`; `read` makes its result of what they give."""
         owner = self.owner()
         if owner is None:
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
-        return await owner.waits.review(name, key, start)
+        return await owner.waits.review(name, key, start, read)
 
     def step_left(self) -> None:
         """A step is no longer in flight."""
@@ -74,6 +75,12 @@ class Book(Recorded):
         went on."""
         owner = self.owner()
         return owner is not None and not owner.place.is_here
+
+    def turn(self, space: str, name: str, key: str | None, mark: str | None = None) -> str:
+        """The key of a use of `name`: its caller's own, or by its turn."""
+        if key is not None:
+            return f"k:{unbroken(f'the key of {name!r}', key)}"
+        return self.occurrence(space, name, mark)
 
     # -- what is recorded
 

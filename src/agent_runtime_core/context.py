@@ -8,11 +8,12 @@ from uuid import UUID
 from weakref import ref
 
 from ._clock import Clock
-from ._ids import known_uuid, trace_id, unbroken
+from ._ids import known_uuid, trace_id
 from ._json import decode, digest, encode
 from .book import Book
 from .errors import InvalidArgument, NotSupported, brief
 from .event_types import EventType
+from .events.base import printable
 from .imperative import Imperative
 from .interfaces import AgentRuntime, RunResult
 from .limits import Budget, RunLimits
@@ -144,11 +145,7 @@ class Context(Imperative):
         """
         if self.place.sealed:
             await self.place.refuse()
-        if not isinstance(event_type, str):
-            unbroken("an event's type", event_type)
-        kind = event_type.value if isinstance(event_type, EventType) else str(event_type)
-        if not (kind and kind.isascii()):
-            unbroken("an event's type", event_type)
+        kind = printable("event_type", event_type)
         if payload is not None and not isinstance(payload, dict):
             raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
         row = self._event(kind, payload or {})
@@ -204,15 +201,16 @@ class Context(Imperative):
 
     # -- waiting
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait; a crash or a park in between does not begin the wait anew."""
+    async def sleep(self, seconds: float, *, key: str | None = None) -> None:
+        """Wait; a crash or a park in between does not begin the wait anew. Those that go on side by side need a `key`
+        each."""
         await self.place.unsealed()
-        await self.waits.sleep(seconds)
+        await self.waits.sleep(seconds, key)
 
-    async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
-        """The payload of the next signal of that name; WaitTimeout after `timeout` seconds."""
+    async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
+        """The payload of the next signal of that name; WaitTimeout after `timeout` seconds. `key` as for `sleep`."""
         await self.place.unsealed()
-        return await self.waits.signal(name, timeout)
+        return await self.waits.signal(name, timeout, key)
 
     async def approve(
         self,

@@ -11,22 +11,25 @@ from uuid import UUID
 from ._clock import Clock, aware
 from ._ids import unbroken
 from ._json import MAX_RESULT, arguments_digest, decode, encode
-from .attempts import Work, perform
+from .attempts import Work, perform, refused_of
 from .book import Book
 from .callees import Callee, call, callee
 from .errors import (
     InvalidArgument,
     JournalMismatch,
     NotSupported,
+    Postponed,
     StepCancelledError,
     StepExecutionError,
+    StorageError,
+    UnserialisableResult,
     brief,
     text_of,
 )
 from .journal.record import FAILED, SKIPPED, Record
 from .ledger import UNHEARD, Question
 from .place import Place
-from .policy import PLAIN_POLICY, InDoubt, Policy, RetryOn
+from .policy import NEVER_RETRIED, PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
 from .recorded import BESIDE, ran_beside
 from .retry import Delay
 from .uses import FRAME, Frame
@@ -82,12 +85,14 @@ class Imperative:
         if self.place.sealed:
             await self.place.refuse()
         policy = PLAIN_POLICY
-        if retries or timeout is not None or on_in_doubt != "retry" or retry_delay != 1.0:
-            policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        given = (retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
+        if given != PLAIN:
+            policy = Policy(*given)
         if on_changed_input not in ("use", "raise"):
             raise InvalidArgument(f"on_changed_input is 'use' or 'raise', not {brief(on_changed_input)}")
         how = callee(fn, returns, max_result_bytes)
         mark, _ = arguments_digest(args, {})
+        name = unbroken("a step's name", name)
         place, record = self._identify(name, key, mark)
         asked = (name, place, fn, args, how, policy, mark, description)
         if record is None and (key is not None or self._frame is not None):
@@ -107,8 +112,7 @@ class Imperative:
         mark: str | None, description: str | None,
     ) -> Any:  # fmt: skip
         """The result of a step that has no record yet."""
-        if self.place.cancelled:
-            raise StepCancelledError(name)
+        self._may_begin(name)
         book = self.book
         work = Work(
             book.former(name, place), place, lambda attempt: call(fn, how, args, self), policy,
@@ -123,18 +127,20 @@ class Imperative:
         book.passed()
         return value
 
-    def _identify(self, name: str, key: str | None, mark: str | None, space: str = "s") -> tuple[str, Record | None]:
+    def _may_begin(self, name: str) -> None:
+        if self.place.cancelled:
+            raise StepCancelledError(name)
+
+    def _identify(self, name: str, key: str | None, mark: str | None) -> tuple[str, Record | None]:
         """The key of the next step of that name, and its record if there is one."""
-        unbroken("a step's name", name)
         if key is not None:
-            unbroken(f"the key of step {name!r}", key)
-            record = self.book.recorded(name, place := f"k:{key}")
+            record = self.book.recorded(name, place := f"k:{unbroken(f'the key of step {name!r}', key)}")
         else:
-            place = self.book.occurrence(space, name, mark)
+            place = self.book.occurrence("s", name, mark)
             record = self.book.recorded(name, place)
         if record is None:
             self.book.fail_again(name, place)
-        if key is None and space == "s":
+        if key is None:
             self.book.match(name, record)
         if record is not None:
             self.book.passed(record)
@@ -187,11 +193,13 @@ class Imperative:
         if how.is_async:
             raise InvalidArgument(f"transaction {brief(name)}: fn runs on the writer thread and cannot be a coroutine")
         mark, _ = arguments_digest(args, {})
+        name = unbroken("a step's name", name)
         place, record = self._identify(name, None, mark)
         if record is None:
             name = self.book.former(name, place)
             record = await self._settled(name, place)
         if record is None:
+            self._may_begin(name)
             pos = self.book.take_pos()
 
             # Its place is taken here: the writer thread only fills in the result.
@@ -205,9 +213,11 @@ class Imperative:
                 self.book.questions.append(Question((record,), whole=False))
                 self.book.ask_again(name, place, mark, FRAME.get())
                 raise
+            except UnserialisableResult as error:
+                raise refused_of(name, error) from None
+            except (*NEVER_RETRIED, StorageError, Postponed):
+                raise
             except Exception as error:
-                if type(error).__module__.startswith("agent_runtime_core"):
-                    raise
                 message = text_of(error)
                 await self._transaction_failed(name, place, pos, message, type(error).__name__)
                 raise StepExecutionError(name, message, 1) from error
@@ -236,10 +246,10 @@ class Imperative:
 
     # -- recorded chance and time
 
-    async def pinned(self, name: str, make: Callable[[], Awaitable[Any]]) -> Any:
+    async def pinned(self, name: str, make: Callable[[], Awaitable[Any]], key: str | None = None) -> Any:
         """What `make()` gave when this run first came here."""
         await self.place.unsealed()
-        place = self.book.occurrence("v", name)
+        place = self.book.turn("v", name, key)
         record = self.book.recorded(name, place)
         if record is None:
             record = await self._settled(name, place)
@@ -254,26 +264,27 @@ class Imperative:
         self.book.passed()
         return value
 
-    async def _recorded(self, name: str, make: Callable[[], Any]) -> Any:
+    async def _recorded(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
         async def made() -> Any:
             return make()
 
-        return await self.pinned(name, made)
+        return await self.pinned(name, made, key)
 
-    async def now(self) -> _dt.datetime:
-        """The time in UTC, the same again when the run is resumed."""
-        return cast(_dt.datetime, await self._recorded("now", lambda: aware(self._clock.wall())))
+    async def now(self, *, key: str | None = None) -> _dt.datetime:
+        """The time in UTC, the same again when the run is resumed; `key` as for `step`."""
+        return cast(_dt.datetime, await self._recorded("now", lambda: aware(self._clock.wall()), key))
 
-    async def random(self) -> float:
-        """A number in [0, 1), the same again when the run is resumed."""
-        return cast(float, await self._recorded("random", self._clock.random.random))
+    async def random(self, *, key: str | None = None) -> float:
+        """A number in [0, 1), the same again when the run is resumed; `key` as for `step`."""
+        return cast(float, await self._recorded("random", self._clock.random.random, key))
 
-    async def uuid4(self) -> UUID:
-        """A fresh UUID, the same again when the run is resumed."""
-        return cast(
-            UUID,
-            await self._recorded("uuid4", lambda: UUID(int=self._clock.random.getrandbits(128), version=4)),
-        )
+    async def uuid4(self, *, key: str | None = None) -> UUID:
+        """A fresh UUID, the same again when the run is resumed; `key` as for `step`."""
+
+        def made() -> UUID:
+            return UUID(int=self._clock.random.getrandbits(128), version=4)
+
+        return cast(UUID, await self._recorded("uuid4", made, key))
 
 
 def _sealing(record: Record, to_text: Callable[[object], str]) -> Callable[[object], Record]:

@@ -86,6 +86,8 @@ class Ledger(Notes):
         #: Hears of every event that this claim has written: its kind and its payload.
         self.told: Callable[[str, dict[str, Any]], None] | None = None
         self._before = 0  # events with a lower number were told by an earlier claim
+        #: Why a step of that name cannot begin; None while steps can.
+        self.refusal: Callable[[str], Exception] | None = None
         #: Commits of which nobody has heard, in their order.
         self.questions: list[Question] = []
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
@@ -119,6 +121,7 @@ class Ledger(Notes):
         """Have every later write refused: another attempt goes on."""
         self._flush()
         self.guard = Guard(self.run_id, "")
+        self.refusal = lambda _: LeaseLost(self.run_id, self.claim_id)
 
     # -- writing
 

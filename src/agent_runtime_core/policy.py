@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from .errors import (
     brief,
 )
 from .retry import Delay, at_least_zero
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Trying these again would only do the same, or harm.
 NEVER_RETRIED = (
@@ -82,9 +85,17 @@ class Policy:
 
     def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
         """Seconds until the next try after `error` in try number `attempt`; None for no other try."""
-        if attempt > self.retries or isinstance(error, NEVER_RETRIED) or not self._retries_on(error):
+        if attempt > self.retries or isinstance(error, NEVER_RETRIED):
             return None
-        return self.retry_delay if self.backoff is None else self.backoff(attempt, random)
+        try:
+            if not self._retries_on(error):
+                return None
+            if self.backoff is None:
+                return self.retry_delay
+            return at_least_zero("what backoff gives", self.backoff(attempt, random))
+        except Exception:  # a mistake in what was to help must not take the place of the step's own error
+            log.exception("retry_on or backoff failed after %s: no other try", type(error).__name__)
+            return None
 
     def _retries_on(self, error: BaseException) -> bool:
         if isinstance(self.retry_on, (type, tuple)):
@@ -92,4 +103,5 @@ class Policy:
         return bool(self.retry_on(error))
 
 
+PLAIN = (0, 1.0, None, Exception, None, "retry")  # the fields of a step of which nothing is said
 PLAIN_POLICY = Policy()

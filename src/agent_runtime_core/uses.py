@@ -58,9 +58,10 @@ def _next_use(counts: dict[tuple[str, str], int], space: str, name: str) -> int:
 class Only:
     """Inside the block, nobody else is inside one of that identity."""
 
-    __slots__ = ("_alone", "_entered", "_identity")
+    __slots__ = ("_alone", "_entered", "_identity", "_uses")
 
-    def __init__(self, alone: dict[Identity, asyncio.Event | None], identity: Identity) -> None:
+    def __init__(self, uses: Uses, alone: dict[Identity, asyncio.Event | None], identity: Identity) -> None:
+        self._uses = uses
         self._alone: dict[Identity, asyncio.Event | None] = alone
         self._identity: Identity = identity
         self._entered = False
@@ -68,7 +69,7 @@ class Only:
     async def __aenter__(self) -> None:
         alone, identity, frame = self._alone, self._identity, FRAME.get()
         while frame is not None:
-            if (frame.name, frame.key) == identity:
+            if frame.book is self._uses and (frame.name, frame.key) == identity:
                 return  # it calls itself
             frame = frame.outer
         while identity in alone:
@@ -134,7 +135,7 @@ class Uses(Pen):
 
     def only(self, name: str, key: str) -> Only:
         """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
-        return Only(self._alone, (name, key))
+        return Only(self, self._alone, (name, key))
 
     def within(self) -> str:
         """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""

@@ -13,7 +13,7 @@ from ._clock import TOO_LATE
 from ._engines.base import Op
 from ._ids import child_run_id, step_id, unbroken
 from ._json import arguments_digest, decode, encode
-from .errors import InvalidArgument, LeaseLost, RunFailed, WaitTimeout, brief
+from .errors import InvalidArgument, LeaseLost, RunFailed, UnserialisableResult, WaitTimeout, brief
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
 from .mailbox import LATE, Mailbox, answered
@@ -29,13 +29,26 @@ log: logging.Logger = logging.getLogger("agent_runtime_core")
 ADOPTION = 5.0  # seconds that a child is held to be given to workers
 
 
+def _reviewed(answer: Any, read: Callable[[Any], Any]) -> tuple[str, Any]:
+    """What an answer says became of a step in doubt, and its result if it was done."""
+    outcome = answer.get("outcome") if isinstance(answer, dict) else answer
+    if outcome == "done" and isinstance(answer, dict):
+        return outcome, read(answer.get("result"))
+    if outcome in ("retry", "failed"):
+        return outcome, None
+    raise InvalidArgument(
+        f"""{brief(answer)} is none of {{"outcome": "done", "result": …}}, {{"outcome": "retry"}}, """
+        """{"outcome": "failed"}"""
+    )
+
+
 class Waits(Mailbox):
     """The waits of one context."""
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float, known_by: str | None = None) -> None:
         if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < TOO_LATE:
             raise InvalidArgument(f"a sleep is a number of seconds of at least 0, not {brief(seconds)}")
-        name, key = "sleep", self._book.occurrence("w", "sleep")
+        name, key = "sleep", self._book.turn("w", "sleep", known_by)
         async with self._book.only(name, key):
             if await self._replayed(name, key) is not None:
                 return
@@ -44,14 +57,14 @@ class Waits(Mailbox):
             await self._wait(lambda: None, until, "sleep")
             await self._end(name, key, None)
 
-    async def signal(self, name: str, timeout: float | None) -> Any:
-        unbroken("a signal's name", name)
-        return await self._message("signal", name, timeout, f"signal {name}")
+    async def signal(self, name: str, timeout: float | None, known_by: str | None = None) -> Any:
+        name = unbroken("a signal's name", name)
+        return await self._message(name, timeout, f"signal {name}", known_by=known_by)
 
     async def approve(
         self, name: str, details: Any, schema: dict[str, Any] | None, timeout: float | None, known_by: str | None
     ) -> Any:
-        unbroken("a signal's name", name)
+        name = unbroken("a signal's name", name)
         request = {**self._book.owner().where(), "name": name, "details": details, "schema": schema}
 
         def ask(wait: str) -> Awaitable[Any]:
@@ -63,32 +76,42 @@ class Waits(Mailbox):
             if (meant := answered(mail.msg_id)) is not None:
                 return meant == wait
             wrong = misfit(decode(mail.payload), schema or {})  # it came by another way, or before the question
-            if wrong is not None and mail.seq not in self._unfit:
-                self._unfit.add(mail.seq)
-                log.warning("what came for approval %.100r does not fit, and is no answer: %s", name, wrong)
+            if wrong is not None:
+                self._ignore(mail, f"approval {name!r}", wrong)
             return wrong is None
 
-        return await self._message("signal", name, timeout, f"approval {name}", ask, known_by, answers)
+        return await self._message(name, timeout, f"approval {name}", ask, known_by, answers)
 
-    async def review(self, name: str, key: str, start: int) -> Happened | None:
+    async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> Happened | None:
         """Park until somebody says what became of a step in doubt; the answer is about that start and no other."""
+
+        def answers(mail: Mail, wait: str) -> bool:
+            try:
+                _reviewed(decode(mail.payload), read)
+            except (InvalidArgument, UnserialisableResult) as wrong:
+                self._ignore(mail, f"step {name!r} in doubt", wrong)
+                return False
+            return True
+
         step = step_id(self._row.run_id, name, key)
         request = {"step_name": name, "step_id": step, "signal": f"in_doubt:{name}"}
         # Known by the start, and told also where records lie ahead: a step beside it may have ended since.
         row = (f"doubt:{step}:{start}", "step.in_doubt", encode(request), self._clock.wall())
         answer = await self._message(
-            "signal", f"in_doubt:{name}", None, "in_doubt", lambda _: self._ledger.emit([row]), f"{step}:{start}"
+            f"in_doubt:{name}", None, "in_doubt", lambda _: self._ledger.emit([row]), f"{step}:{start}", answers
         )
-        outcome = answer.get("outcome") if isinstance(answer, dict) else answer
-        if outcome == "retry":
-            return None
-        if outcome == "done" and isinstance(answer, dict):
-            return Happened(answer.get("result"))
-        raise RunFailed(f"step {name!r} was reviewed as failed", "failed", answer)
+        outcome, result = _reviewed(answer, read)
+        if outcome == "failed":
+            raise RunFailed(f"step {name!r} was reviewed as failed", "failed", answer)
+        return None if outcome == "retry" else Happened(result)
+
+    def _ignore(self, mail: Mail, what: str, why: object) -> None:
+        if mail.seq not in self._unfit:
+            self._unfit.add(mail.seq)
+            log.warning("what came for %.120s does not fit, and is no answer: %s", what, why)
 
     async def _message(
         self,
-        kind: str,
         wanted: str,
         timeout: float | None,
         reason: str,
@@ -98,8 +121,8 @@ class Waits(Mailbox):
     ) -> Any:
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
-        name = f"{kind}:{wanted}"
-        key = self._book.occurrence("w", name) if known_by is None else f"k:{known_by}"
+        name = f"signal:{wanted}"
+        key = self._book.turn("w", name, known_by)
         async with self._book.only(name, key):
             record = await self._replayed(name, key)
             if record is None:
@@ -108,7 +131,7 @@ class Waits(Mailbox):
                     await ask(wait)
                 until = await self._begin(name, key, timeout)
                 mail = await self._wait(
-                    lambda: self._find(kind, wanted, lambda mail: answers(mail, wait)), until, reason
+                    lambda: self._find("signal", wanted, lambda mail: answers(mail, wait)), until, reason
                 )
                 if mail is LATE:
                     record = await self._end(name, key, None, late=True)
@@ -128,7 +151,7 @@ class Waits(Mailbox):
         book = self._book
         name = f"call:{agent_key}"
         mark, _ = arguments_digest((input,), {})
-        place = f"k:{key}" if key is not None else book.occurrence("c", name, mark)
+        place = book.turn("c", name, key, mark)
         async with book.only(name, place):
             record = await self._replayed(name, place)
             if record is None:

@@ -170,7 +170,8 @@ async def test_a_called_run_that_was_not_waited_for_and_is_called_again_is_that_
         await rig.runner.signal(there.run_id, "go")
         return (await ctx.call("child", {"params": {"n": 1}})).final_output["value"]
 
-    async with Rig(place, park_after=60) as rig, asyncio.timeout(20):
+    # A lease of more than the sleep that the clock takes along: else the other slot would take the run over.
+    async with Rig(place, park_after=60, lease_ttl_seconds=6000) as rig, asyncio.timeout(20):
         rig.register(parent)
         rig.register(child, "child")
         run_id = await rig.runner.submit("script", run_id="r")

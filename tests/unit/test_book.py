@@ -206,4 +206,4 @@ def test_a_step_of_ones_own_that_is_called_model_used_nothing() -> None:
 
 async def test_without_a_context_nobody_is_asked_about_doubt() -> None:
     with pytest.raises(JournalMismatch, match="'pay' is in doubt"):
-        await book().review("pay", "s:0", 1)
+        await book().review("pay", "s:0", 1, str)

@@ -14,11 +14,10 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Backend, Guard, Op
-from .._ids import next_id, run_uuid
+from .._ids import next_id, plain, run_uuid
 from .._json import encode, mapped
 from .._refusals import is_number
 from ..errors import InvalidArgument, StorageClosed, StorageCorrupt, UnserialisableResult, brief
-from ..event_types import EventType
 from ..journal.record import Record, as_stored, expand
 from .feed import Hub
 
@@ -244,8 +243,8 @@ class EventBus(Backend):
         self._usable()
         run, text = _known(run_id)
         t = self.clock.wall()
-        id_ = _name("event_id", event_id) if event_id else next_id(self.clock, t)
-        row = (id_, _name("event_type", event_type), _text(payload), t)
+        id_ = printable("event_id", event_id) if event_id else next_id(self.clock, t)
+        row = (id_, printable("event_type", event_type), _text(payload), t)
         guard = Guard(text, claim) if claim is not None else None
         # As a NamedTuple itself makes one, only faster.
         op: Op = tuple.__new__(Op, (PUBLISH, (text, (row,))))
@@ -256,7 +255,8 @@ class EventBus(Backend):
         """The write of (event id, type, payload) triples as a value, for a commit together with others."""
         t = self.clock.wall()
         rows = tuple(
-            (_name("event_id", id_), _name("event_type", type_), _text(payload), t) for id_, type_, payload in events
+            (printable("event_id", id_), printable("event_type", type_), _text(payload), t)
+            for id_, type_, payload in events
         )
         return Op(PUBLISH, (_known(run_id)[1], rows))
 
@@ -370,13 +370,13 @@ def _read_id(run_id: str | UUID) -> tuple[UUID, str]:
     return run, str(run)
 
 
-def _name(what: str, value: object) -> str:
+def printable(what: str, value: object) -> str:
+    """The plain text of an event's type or id, or InvalidArgument, which says that of `what`."""
     if type(value) is str and 0 < len(value) <= _LONGEST_NAME and value.isprintable():
         return value
-    name = value.value if isinstance(value, EventType) else value
-    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME or not value.isprintable():
         raise InvalidArgument(f"{what}={brief(value)} must be a text of 1 to {_LONGEST_NAME} printable characters")
-    return name
+    return plain(value)
 
 
 def _text(payload: object) -> str:

@@ -57,7 +57,8 @@ def applied(tx: MemoryTx, run_id: str, record: Record) -> int:
 
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["journal"], run_id)
-    tx.drop(tx.tables["head"], run_id)
+    if run_id not in tx.tables.get("events", {}):  # which keep their numbers
+        tx.drop(tx.tables["head"], run_id)
 
 
 def records(tx: MemoryTx, run_id: str, after: int = -1) -> list[Record]:

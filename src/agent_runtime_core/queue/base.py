@@ -305,7 +305,8 @@ class RunQueue(Backend):
     async def _settled(self, key: str, worker_id: str, how: Settle) -> None:
         try:
             await self.settle(key, how)
-        except Moved:
+        except (LeaseLost, Moved):
+            self._handed.pop((key, worker_id), None)
             raise LeaseLost(key, how.claim_id) from None
         if how.status != "running":
             self._handed.pop((key, worker_id), None)
@@ -327,6 +328,8 @@ class RunQueue(Backend):
         except LeaseLost:
             return False
         held: bool = (await self.commits.commit(None, [Op("queue.beat", ((claim,), until))]))[0][0][0]
+        if not held:
+            self._handed.pop((claim[0], worker_id), None)
         return held
 
     async def requeue_for_retry(

@@ -218,16 +218,20 @@ def settled(row: RunRow, how: Settle) -> RunRow:
 
 
 def same_run(asked: RunRow, stored: RunRow) -> None:
-    """Refuse a stored run of another agent or input under the same id or key."""
-    if same_input(asked, stored):
-        return
+    """Refuse a stored run of another agent or input under the same id or key, or of another key under that id."""
     from_key = asked.run_id != stored.run_id
+    if not same_input(asked, stored):
+        differs = (
+            f"agent {stored.agent!r}, now {asked.agent!r}"
+            if asked.agent != stored.agent
+            else f"input {stored.input:.80}, now {asked.input:.80}"
+        )
+    elif asked.idem_key not in (None, stored.idem_key) and not from_key:
+        # The key would stand for nothing: whoever came with it alone would get another run.
+        differs = f"idempotency key {stored.idem_key!r}, now {asked.idem_key!r}"
+    else:
+        return
     what = f"idempotency key {asked.idem_key!r}" if from_key else f"run id {asked.run_key or asked.run_id}"
-    differs = (
-        f"agent {stored.agent!r}, now {asked.agent!r}"
-        if asked.agent != stored.agent
-        else f"input {stored.input:.80}, now {asked.input:.80}"
-    )
     raise IdempotencyConflict(f"{what} was used before with {differs}; use another one for another run")
 
 

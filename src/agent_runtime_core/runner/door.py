@@ -14,7 +14,7 @@ from ..book import Book
 from ..context import Context
 from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed
 from ..interfaces import AgentRuntime, RunContext, RunResult
-from ..journal.record import Record
+from ..journal.record import STARTED, Record
 from ..ledger import Ledger
 from ..outcome import error_payload
 from ..persistence.claim import CLAIM, Claim
@@ -46,10 +46,18 @@ class _Finished(Ledger):
     """The ledger of a run that has succeeded: what is recorded answers, nothing is added."""
 
     async def open(self, *, fresh: bool = False) -> list[Record]:
+        self.refusal = self._full
         return await self.state.records(self.run_id)
 
+    def _full(self, name: str) -> IllegalTransition:
+        return IllegalTransition(
+            f"run {self.run_id} has succeeded, nothing can be added to it ({name!r}): use another run_id"
+        )
+
     async def note(self, *records: Record) -> None:
-        return
+        for record in records:
+            if record.kind == STARTED:  # of a wait, or a child
+                raise self._full(record.name)
 
     async def emit(self, rows: Sequence[Any]) -> list[int]:
         return [0 for _ in rows]
@@ -61,12 +69,10 @@ class _Finished(Ledger):
         return self.append(*records)
 
     async def append(self, *records: Record, queue: Sequence[Op] = (), noted: bool = False) -> list[Any]:
-        raise IllegalTransition(
-            f"run {self.run_id} has succeeded, nothing can be added to it ({records[0].name!r}): use another run_id"
-        )
+        raise self._full(records[0].name)
 
     async def transact(self, fn: Any, args: tuple[Any, ...], place: Record, seal: Any) -> str | None:
-        raise IllegalTransition(f"run {self.run_id} has succeeded, nothing can be added to it: use another run_id")
+        raise self._full(place.name)
 
 
 class _Door(Drive):

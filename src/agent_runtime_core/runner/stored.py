@@ -205,9 +205,9 @@ class StoredRuns:
 
         The same `message_id` is delivered once.
         """
-        unbroken("a signal's name", name)
+        name = unbroken("a signal's name", name)
         if message_id:
-            unbroken("a message_id", message_id)
+            message_id = unbroken("a message_id", message_id)
         key = self._key(run_id)
         status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
         if status == "unknown":

@@ -13,7 +13,6 @@ from .._ids import stored_id, unbroken
 from .._json import decode, encode
 from ..errors import InvalidArgument, brief
 from ..journal.record import Record
-from ..status import RunStatus
 
 
 class StateRow(NamedTuple):
@@ -74,8 +73,7 @@ class StateStore(Backend):
 
     async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
         """Say where the run stands; with `claim`, only while that claim holds."""
-        text = status.value if isinstance(status, RunStatus) else status
-        unbroken("a status", text)
+        text = unbroken("a status", status)
         key = stored_id(run_id)
         guard = None if claim is None else Guard(key, claim)
         await self.commits.commit(guard, [Op("state.status", (key, text, self.clock.wall()))])

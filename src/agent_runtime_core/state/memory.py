@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._engines.backed import OnMemory
-from .._engines.base import Concern, NotApplied
+from .._engines.base import Concern, NotApplied, Op
 from .._engines.memory import MemoryTx
 from ..journal import memory as journal
 from .base import StateRow, StateStore
+
+_CLEAR = "state.clear"
 
 
 def checkpoint(tx: MemoryTx, run_id: str, text: str, mark: str | None, now: float) -> None:
@@ -39,6 +41,11 @@ def delete(tx: MemoryTx, run_id: str) -> None:
     journal.delete(tx, run_id)
 
 
+def clear(tx: MemoryTx) -> None:
+    for run_id in tx.tables["state"].keys() | tx.tables["journal"].keys():
+        delete(tx, run_id)
+
+
 def _state(tx: MemoryTx, run_id: str) -> StateRow:
     row: StateRow = tx.tables["state"].get(run_id, StateRow())
     return row
@@ -46,7 +53,7 @@ def _state(tx: MemoryTx, run_id: str) -> StateRow:
 
 CONCERN = Concern(
     "state",
-    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
+    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, _CLEAR: clear},
     {"state.checkpoint": checkpointed, "state.status": stated},
     tables=("state",),
 )
@@ -64,5 +71,4 @@ class InMemoryStateStore(OnMemory, StateStore):
 
     def clear(self) -> None:
         """Forget every run."""
-        for table in ("state", "journal", "head"):
-            self.engine.tables[table].clear()
+        self.engine.apply(None, [Op(_CLEAR)])

@@ -68,10 +68,13 @@ class StepExecutor:
         self._state.custom_state.update(values)
         self.added.update(values)
 
-    @property
-    def _book(self) -> Book | None:
+    async def _open_book(self) -> Book | None:
+        """That of the run, where the context is ours; nothing runs on one whose run has ended here."""
         book = getattr(self.ctx, "book", None)
-        return book if isinstance(book, Book) else None
+        if not isinstance(book, Book):
+            return None
+        await self.ctx.place.unsealed()
+        return book
 
     @property
     def _scope(self) -> str:
@@ -96,7 +99,7 @@ class StepExecutor:
             raise InvalidArgument(
                 f"initial_state is a dict, not {type(initial_state).__name__}: {brief(initial_state)}"
             )
-        book = self._book
+        book = await self._open_book()
         graph = Graph(steps) if is_graph(steps) else None
         if book is None:
             if graph is not None:
@@ -132,7 +135,7 @@ class StepExecutor:
         those in flight are finished and recorded, and then its error is raised.
         """
         policy = Policy(retries, retry_delay, timeout, retry_on, backoff, on_in_doubt)
-        unbroken("the name of a map", name)
+        name = unbroken("the name of a map", name)
         try:
             walk = iter(items)
         except TypeError:
@@ -147,7 +150,7 @@ class StepExecutor:
         if len(set(keys)) != len(keys):
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
-        book = self._book
+        book = await self._open_book()
         if book is None:
             return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)
         fan_out = FanOut(self, book, self._scope)

@@ -17,7 +17,7 @@ from .._json import MAX_RESULT
 from .._tags import stored_as_dict
 from ..callees import Callee, callee, known_callee
 from ..errors import InvalidArgument, brief
-from ..policy import PLAIN_POLICY, InDoubt, Policy, RetryOn
+from ..policy import PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
 from ..retry import Delay
 from ..status import StepStatus
 
@@ -56,7 +56,7 @@ class Step:
     _policy: ClassVar[tuple[Any, Policy] | None] = None
 
     def __post_init__(self) -> None:
-        unbroken("a step's name", self.name)
+        self.name = unbroken("a step's name", self.name)
         if not callable(self.fn):
             raise InvalidArgument(f"step {brief(self.name)}: fn is a function of (ctx, state), not {brief(self.fn)}")
         if type(self.depends_on) is not tuple or self.depends_on:
@@ -86,15 +86,12 @@ class Step:
     def policy(self) -> Policy:
         """How this step is tried, as a checked value."""
         given = (self.retries, self.retry_delay, self.timeout, self.retry_on, self.backoff, self.on_in_doubt)
-        if given == _PLAIN:
+        if given == PLAIN:
             return PLAIN_POLICY
         known = self._policy
         if known is None or known[0] != given:
             known = self._policy = (given, Policy(*given))  # type: ignore[misc]
         return known[1]
-
-
-_PLAIN = (0, 1.0, None, Exception, None, "retry")
 
 
 @dataclass

@@ -18,6 +18,7 @@ from .._json import MAX_RESULT, decode, encode
 from .._refusals import MAX_DEPTH
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief
 from ..event_types import EventType
+from ..events.base import printable
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..llm import _used, use_llm_client
@@ -134,10 +135,10 @@ class MockRunContext:
     def renamed(self, old: str, new: str) -> None:
         """Nothing is recorded here that could have another name."""
 
-    async def sleep(self, seconds: float) -> None:
+    async def sleep(self, seconds: float, *, key: str | None = None) -> None:
         self.sleeps.append(seconds)
 
-    async def wait_for_signal(self, name: str, *, timeout: float | None = None) -> Any:
+    async def wait_for_signal(self, name: str, *, timeout: float | None = None, key: str | None = None) -> Any:
         """The payload of the earliest `signal` of that name not yet taken; WaitTimeout if there is none."""
         waiting = self._signals.get(unbroken("a signal's name", name))
         if not waiting:
@@ -185,13 +186,13 @@ class MockRunContext:
     async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
         raise NotSupported("MockRunContext has no database: test a transaction with a runner on a SQLite file")
 
-    async def now(self) -> datetime:
+    async def now(self, *, key: str | None = None) -> datetime:
         return aware(self._clock.wall())
 
-    async def random(self) -> float:
+    async def random(self, *, key: str | None = None) -> float:
         return self._clock.random.random()
 
-    async def uuid4(self) -> UUID:
+    async def uuid4(self, *, key: str | None = None) -> UUID:
         return UUID(int=self._clock.random.getrandbits(128), version=4)
 
     def get_events(self, type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
@@ -332,4 +333,4 @@ def _copied(value: T) -> T:
 
 
 def _text(event_type: EventType | str) -> str:
-    return event_type.value if isinstance(event_type, EventType) else unbroken("an event's type", event_type)
+    return printable("event_type", event_type)
