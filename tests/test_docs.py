@@ -19,10 +19,12 @@ import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import cast
+from types import CodeType, FunctionType, ModuleType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
+
+from agent_runtime_core import events, queue, state
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -243,6 +245,37 @@ def test_the_promises_name_tests() -> None:
 @pytest.mark.parametrize("page", LINKED, ids=_id)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert dead_links(page, page.read_text("utf-8")) == []
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    targets = {found["target"].partition("#")[0] for found in _LINK.finditer(index.read_text("utf-8"))}
+    linked = {(index.parent / target).resolve() for target in targets if "://" not in target}
+    pages = {page for page in PAGES if page.is_relative_to(index.parent) and page != index}
+    assert sorted(map(_id, pages - linked)) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(state.Op, state.Guard, queue.RunRow, queue.RunFilter, queue.ClaimRequest, queue.Mail, queue.News),
+        *(events.StoredEvent, state.Record, state.StateRow),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_the_fields_of_rows_are_those_of_the_classes(kind: type[Any]) -> None:
+    page = (ROOT / "docs" / "reference" / "rows.md").read_text("utf-8")
+    section = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    [mine] = [each for each in section if each.startswith(f"{kind.__name__}\n")]
+    said = re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", mine, re.MULTILINE)
+    assert said == [(name, _plainly(hint)) for name, hint in get_type_hints(kind).items()]
+
+
+def _plainly(hint: Any) -> str:
+    """A type as that page says it."""
+    words = {str: "text", float: "number", int: "whole", bool: "whether", tuple: "tuple", type(None): "None"}
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    return " or ".join(words[get_origin(each) or each] for each in kinds)
 
 
 def test_the_readme_has_blocks() -> None:
