@@ -14,15 +14,19 @@ import ast
 import asyncio
 import importlib
 import importlib.util
+import pkgutil
 import re
 import sys
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
-from typing import cast
+from types import CodeType, FunctionType, ModuleType, UnionType
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
+
+import agent_runtime_core
+from agent_runtime_core import events, queue, state
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -243,6 +247,72 @@ def test_the_promises_name_tests() -> None:
 @pytest.mark.parametrize("page", LINKED, ids=_id)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert dead_links(page, page.read_text("utf-8")) == []
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    targets = {found["target"].partition("#")[0] for found in _LINK.finditer(index.read_text("utf-8"))}
+    linked = {(index.parent / target).resolve() for target in targets if "://" not in target}
+    pages = {page for page in PAGES if page.is_relative_to(index.parent) and page != index}
+    assert sorted(map(_id, pages - linked)) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(state.Op, state.Guard, queue.RunRow, queue.RunFilter, queue.ClaimRequest, queue.Mail, queue.News),
+        *(events.StoredEvent, state.Record, state.StateRow),
+    ],
+    ids=lambda kind: kind.__name__,
+)
+def test_the_fields_of_rows_are_those_of_the_classes(kind: type[Any]) -> None:
+    page = (ROOT / "docs" / "reference" / "rows.md").read_text("utf-8")
+    section = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    [mine] = [each for each in section if each.startswith(f"{kind.__name__}\n")]
+    said = re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", mine, re.MULTILINE)
+    assert said == [(name, _plainly(hint)) for name, hint in get_type_hints(kind).items()]
+
+
+def _plainly(hint: Any) -> str:
+    """A type as that page says it."""
+    words = {str: "text", float: "number", int: "whole", bool: "whether", tuple: "tuple", type(None): "None"}
+    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    return " or ".join(words[get_origin(each) or each] for each in kinds)
+
+
+NAMES = ROOT / "docs" / "reference" / "names.md"
+
+
+def _named() -> dict[str, list[str]]:
+    """The names of each package, "" for the one at the top, as the page of names has them."""
+    sections = re.split(r"^## (?:agent_runtime_core$)?", NAMES.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    rows = {each.partition("\n")[0]: re.findall(r"^\| (`.*?`)(?: \*)? \|", each, re.MULTILINE) for each in sections}
+    return {package: re.findall(r"`(\w+)`", ", ".join(cells)) for package, cells in rows.items()}
+
+
+def _package(name: str) -> ModuleType:
+    return importlib.import_module(f"agent_runtime_core.{name}".rstrip("."))
+
+
+def test_every_public_name_has_its_line_on_the_page_of_names() -> None:
+    said = _named()
+    packages = {each.name for each in pkgutil.iter_modules(agent_runtime_core.__path__) if each.name[0] != "_"}
+    assert said.keys() <= {"", *packages}
+    for name in sorted({"", *packages}):
+        public = sorted(getattr(_package(name), "__all__", ()))
+        if name in said:
+            assert (name, sorted(said[name])) == (name, public)
+        else:  # it is all at the top
+            assert set(public) <= set(said[""]), name
+
+
+def test_a_star_marks_the_names_that_mean_something_of_their_own() -> None:
+    starred = set(re.findall(r"^\| .*?`(\w+)` \* \|", NAMES.read_text("utf-8"), re.MULTILINE))
+    things: dict[str, set[int]] = {}
+    for name, names in _named().items():
+        for each in names:
+            things.setdefault(each, set()).add(id(getattr(_package(name), each)))
+    assert starred == {each for each, found in things.items() if len(found) > 1}
 
 
 def test_the_readme_has_blocks() -> None:

@@ -51,7 +51,7 @@ def callee(fn: Callable[..., Any], returns: Any = None, max_result_bytes: int = 
 
 
 def known_callee(fn: Callable[..., Any]) -> Callee:
-    """The same by its annotations alone, looked at once."""
+    """`callee(fn)` without overrides, looked at once for each function."""
     key = fn.__func__ if type(fn) is MethodType else fn
     try:
         known = _callees.get(ref(key))

@@ -177,8 +177,9 @@ class RunContext(Protocol):
     @property
     def tools(self) -> ToolRegistry: ...
     @property
-    # 1, and one more for each failure or crash before.
-    def attempt(self) -> int: ...
+    def attempt(self) -> int:
+        """1, and one more for each failure or crash before."""
+
     @property
     def trace_id(self) -> str: ...
     @property
@@ -238,16 +239,20 @@ class RunContext(Protocol):
     ) -> Any:
         """Ask for a decision and wait for its answer, which fits `schema`."""
 
-    # Runs another agent as a child of this run.
-    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult: ...
+    async def call(self, agent: AgentRuntime | str, input: dict[str, Any], *, key: str | None = None) -> RunResult:
+        """Run another agent as a child of this run, and wait for its result; RunFailed unless it succeeds."""
 
-    # A step whose `fn(conn, *args)` commits together with its own record.
-    async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T: ...
+    async def transaction(self, name: str, fn: Callable[..., T], *args: Any) -> T:
+        """A step whose plain `fn(conn, *args)` commits together with its own record, on SQLite; else NotSupported."""
 
-    # Time in UTC and chance, recorded: a resumed run gets the same answers again.
-    async def now(self, *, key: str | None = None) -> datetime: ...
-    async def random(self, *, key: str | None = None) -> float: ...
-    async def uuid4(self, *, key: str | None = None) -> UUID: ...
+    async def now(self, *, key: str | None = None) -> datetime:
+        """The time in UTC, recorded: a resumed run gets the same answer again."""
+
+    async def random(self, *, key: str | None = None) -> float:
+        """A number from 0 up to 1, recorded: a resumed run gets the same answer again."""
+
+    async def uuid4(self, *, key: str | None = None) -> UUID:
+        """A random UUID, recorded: a resumed run gets the same answer again."""
 
 
 class AgentRuntime(ABC):

@@ -27,7 +27,7 @@ class Performed(Protocol):
 
 
 class Pen:
-    """Makes them, each with the next place in the journal."""
+    """Builds the journal records of one claim and numbers them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger

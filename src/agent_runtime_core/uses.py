@@ -1,4 +1,4 @@
-"""Which step a use of a name is: the steps that code is in, how often each name was used, and who is inside one."""
+"""Tells repeated uses of one step name apart, and keeps two of one identity from running at once."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core import __version__
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.target import agents_of
@@ -373,6 +374,10 @@ def test_what_is_not_said_is_true_for_an_approval_and_null_for_a_signal(run: Run
         return (await runner.wait("plain")).final_output
 
     assert on(url, finish) == {"value": [None, True]}
+
+
+def test_the_version_needs_no_command(run: Run) -> None:
+    assert run("--version") == (0, f"agent-runtime {__version__}\n", "")
 
 
 @pytest.mark.parametrize("text", ["yes", "{'ok': 1}", "NaN", "[" * 100_000])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +55,12 @@ def test_the_message_names_the_way_out() -> None:
 def test_the_table_has_a_row_for_each_status_and_no_free_way_out_of_an_end() -> None:
     assert set(TRANSITIONS) == set(RunStatus)
     assert not any(explicit is False for status in TERMINAL for explicit in TRANSITIONS[status].values())
+
+
+def test_the_picture_shows_every_way_out_of_a_live_status() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "statuses.md"
+    drawn = re.findall(r"^ +(\w+) --> (\w+)", page.read_text("utf-8"), re.MULTILINE)
+    assert sorted(drawn) == sorted({*FREE, ("waiting", "running")})
 
 
 def test_values_are_their_names_in_lower_case() -> None:

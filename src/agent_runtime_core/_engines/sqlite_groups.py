@@ -82,7 +82,7 @@ class Groups:
                 self._transact(tx, [request], once)
 
     def _has_once(self, batch: list[Request]) -> bool:
-        """Whether somebody's function is run by any of these, which must not be run twice."""
+        """Whether somebody's function is run by any of these, which is not run again without need."""
         once = self.once
         if once:
             for request in batch:

@@ -15,6 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
 from .._json import strictly
+from .._load import load
 from ..config import redacted
 from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
@@ -36,6 +37,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """All commands; `command` is the coroutine function that a call names."""
     top = _Parser(prog="agent-runtime", description="Work off, look at and repair durable agent runs.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {load('agent_runtime_core:__version__')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--url", help="where runs are kept: agents.db, sqlite:///agents.db, redis://localhost:6379/0; "

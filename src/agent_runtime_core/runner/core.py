@@ -170,7 +170,7 @@ class AgentRunner(StoredRuns):
             near = difflib.get_close_matches(agent, self.registry.keys(), n=1, cutoff=0.3)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownAgent(
-                f"no agent {brief(agent)} is registered in this process: register_runtime(…) it first{hint}"
+                f"no agent {brief(agent)} is registered in this process; register it first: register_runtime(…){hint}"
             )
         return found
 
@@ -333,11 +333,11 @@ class AgentRunner(StoredRuns):
     ) -> UUID:
         """Store a run for a worker, and give its id once it is durable.
 
-        Greater `priority` first; `delay` and `expires_in` are seconds from now (a run not begun by then is
-        not begun), `deadline` a wall time at which it is stopped. The same id or idempotency key gives
-        the run there is. An agent nobody here registered stays queued for a worker that knows it.
-        Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that is the
-        conversation of an input with a `conversation_id`, but not for a child run; "" is none.
+        `priority` is a whole number of 32 bits, and greater ones go first. `delay` and `expires_in` are seconds
+        from now (a run not begun by then is not begun), `deadline` a wall time at which it is stopped. The same
+        id or idempotency key gives the run there is. An agent nobody here registered stays queued for a worker
+        that knows it. Runs of one `concurrency_key` (1 to 512 characters) execute one at a time. By default that
+        is the conversation of an input with a `conversation_id`, but not for a child run; "" is none.
         """
         self._refuse_closed()
         key = agent_key if isinstance(agent_key, str) else key_of(agent_key)
