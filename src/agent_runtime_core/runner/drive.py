@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Mapping
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, cast
 
 from .._ids import known_uuid
@@ -19,6 +20,7 @@ from ..errors import (
     InvalidArgument,
     LeaseLost,
     StorageBusy,
+    StorageClosed,
     StorageFull,
     UnserialisableResult,
     brief,
@@ -38,6 +40,10 @@ _RUNNING = RunStatus.RUNNING.value
 POISON = 3  # crashes in a row without a new record, after which a run is dead
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
 TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
+
+
+def _over(run: str) -> StorageClosed:
+    return StorageClosed(f"run {run} has ended: await what it began before it returns, and call its context in it")
 
 
 def suspected(row: RunRow) -> bool:
@@ -69,6 +75,8 @@ class Drive(Ends):
             raise
         finally:
             self.place.sealed = True
+            if self.ended is not None:
+                self.place.refusal = partial(_over, self.row.run_key or self.row.run_id)
             self.place.task = None  # which knows this place: else each run would wait for the garbage collector
             self.heart.drop(self.row.run_id, self.row.claim_id)
             self._trace_end()
