@@ -274,6 +274,16 @@ async def test_an_attempt_that_takes_too_long_is_timed_out_for_good(place: Path 
         assert len(await rig.told("run.started")) == 1
 
 
+async def test_no_pause_between_attempts_goes_beyond_the_deadline(place: Path | None) -> None:
+    async with Rig(place, max_retries=3, retry_backoff_base=60) as rig:
+        begun, deadline = rig.clock.wall(), rig.clock.wall() + 10.1
+        await rig.runner.submit("script", run_id="r", deadline=deadline)
+        result = await rig.runner.execute(Script(breaks), "r")
+        assert (result.status, result.error and result.error.type) == (RunStatus.TIMED_OUT, "DeadlineExceeded")
+        assert rig.clock.wall() - begun == pytest.approx(10.1)
+        assert len(await rig.told("run.started")) == 1
+
+
 async def test_a_deadline_stops_a_run_before_and_while_it_runs(place: Path | None) -> None:
     clock = Clock()
     async with Rig(place, clock) as rig:

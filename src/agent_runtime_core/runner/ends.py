@@ -173,7 +173,9 @@ class Ends(Claimed):
         return None
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, unless told to stop."""
+        """Sleep, unless told to stop, and until the run's deadline at most."""
+        if (deadline := self.row.deadline) is not None:
+            seconds = min(seconds, deadline - self.clock.wall())
         sleep = asyncio.ensure_future(self.clock.sleep(seconds))
         sleep.add_done_callback(lambda _: self.place.wake())
         try:
