@@ -240,6 +240,57 @@ async def test_a_result_that_is_a_failure_ends_the_run(place: Path | None, resul
         assert (await rig.runner.get_run("r")).status == RunStatus.FAILED
 
 
+def cancelled_with(given: Any) -> Callable[[Any], Any]:
+    async def body(ctx: Any) -> Any:
+        while not ctx.is_cancelled():  # noqa: ASYNC110 - what the guide says
+            await asyncio.sleep(0)
+        return given
+
+    return body
+
+
+HALF = RunResult({"so_far": 7}, [{"role": "assistant", "content": "half"}], {"total_tokens": 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (HALF, HALF),
+        (RunResult({"so_far": 7}, error=ErrorInfo("Own", "stopped")), RunResult({"so_far": 7})),
+        (RunResult({"x": object()}), RunResult()),
+        (RunResult(final_messages=5), RunResult()),  # type: ignore[arg-type]
+        (None, RunResult({"value": None})),
+    ],
+)
+async def test_what_an_agent_gives_when_it_sees_the_cancel_is_kept(
+    place: Path | None, given: Any, kept: RunResult
+) -> None:
+    async with Rig(place) as rig:
+        task = asyncio.ensure_future(rig.runner.execute(Script(cancelled_with(given)), "r"))
+        await rig.begun()
+        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
+        result = await task
+        assert (result.status, result.error) == (RunStatus.CANCELLED, None)
+        for told in (result, await rig.another().wait("r")):
+            assert (told.final_output, told.final_messages) == (kept.final_output, kept.final_messages)
+            assert (told.status, told.usage) == (RunStatus.CANCELLED, kept.usage)
+        assert await rig.told("run.cancelled") == [("run.cancelled", {})]
+
+
+async def test_what_is_no_result_is_nothing_to_keep_of_a_cancelled_run() -> None:
+    class Wrong(AgentRuntime):
+        key = "wrong"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            return await cancelled_with(7)(ctx)  # type: ignore[no-any-return]
+
+    async with Rig() as rig:
+        task = asyncio.ensure_future(rig.runner.execute(Wrong(), "r"))
+        await rig.begun()
+        await rig.runner.cancel("r", wait=True)
+        assert ((await task).status, (await task).final_output) == (RunStatus.CANCELLED, {})
+
+
 async def test_an_agent_that_is_no_coroutine_function_fails_its_run(place: Path | None) -> None:
     class Sync(Echo):
         def run(self, ctx: RunContext) -> RunResult:  # type: ignore[override]

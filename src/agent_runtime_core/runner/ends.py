@@ -6,6 +6,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any
 
 from .._json import encode
@@ -67,7 +68,7 @@ class Ends(Claimed):
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:
         if self.place.cancelled:  # it looked, and ended by itself
-            return await self._cancelled(ctx)
+            return await self._cancelled(ctx, result)
         if not isinstance(result, RunResult):
             error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
             return await self._raised(ctx, error)
@@ -93,13 +94,21 @@ class Ends(Claimed):
         error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
         return await self._failed(used(ctx), error)
 
-    async def _cancelled(self, ctx: Context) -> RunResult:
+    async def _cancelled(self, ctx: Context, given: Any = None) -> RunResult:
+        """End the run as cancelled, with what the agent has `given` where it ended by itself."""
         hook: Callable[[Context], Any] | None = getattr(self.agent, "cancel", None)
         if hook is not None:
             try:
                 await hook(ctx)
             except Exception:  # a hook that fails does not keep a run from being cancelled
                 log.exception("cancel() of agent %r failed", self.row.agent)
+        if isinstance(given, RunResult) and isinstance(given.final_messages, list):
+            given = copy(given)
+            given.usage, given.error = given.usage or ctx.used, None
+            try:
+                return await self._end(RunStatus.CANCELLED, given, {})
+            except UnserialisableResult as refusal:
+                log.warning("what %s gave when it was cancelled is left out: %s", self._what, refusal)
         return await self._end(RunStatus.CANCELLED, used(ctx), {})
 
     async def _late(self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None) -> RunResult:
