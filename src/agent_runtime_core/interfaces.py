@@ -272,10 +272,13 @@ class AgentRuntime(ABC):
         """Do the work of one run; called again from the top when the run is resumed."""
 
     async def cancel(self, ctx: RunContext) -> None:  # noqa: B027
-        """Called when the run is cancelled; does nothing unless overridden."""
+        """Called when the run is cancelled, and waited for as long as the grace; does nothing unless overridden."""
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
-        """What to record of an error that `run` raised, and whether a retry makes sense; None keeps the default."""
+        """What to record of an error that `run` raised, and whether a retry makes sense; None keeps the default.
+
+        It has what is left of the attempt's time, and no more than the grace once the run is to stop.
+        """
         return ErrorInfo(
             type=type(error).__name__,
             message=text_of(error),

@@ -74,7 +74,7 @@ class Place:
     cancelled: bool = False
     parked: bool = False
     sealed: bool = False
-    refusal: Callable[[], Exception] | None = None  # of a block of somebody's own, which nobody ends once it is sealed
+    refusal: Callable[[], Exception] | None = None  # of a run that has ended, or of a block of somebody's own
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
     stopped: bool = False  # the task was told to stop

@@ -20,6 +20,7 @@ from agent_runtime_core.errors import (
     StepCancelledError,
     StepExecutionError,
     StepInDoubt,
+    StorageClosed,
     UnserialisableResult,
 )
 from agent_runtime_core.interfaces import ErrorInfo, LLMResponse, RunContext, RunResult
@@ -444,24 +445,30 @@ async def test_from_thread_works_only_inside_a_plain_step_function() -> None:
         assert await rig.told("x") != []
 
 
-async def test_a_sealed_context_never_returns_and_writes_nothing() -> None:
-    async with Rig() as rig:
+def _late(ctx: Any) -> list[asyncio.Future[Any]]:
+    return [
+        asyncio.ensure_future(each)
+        for each in (
+            ctx.emit("late", {}), ctx.checkpoint({}), ctx.get_state(), ctx.step("a", str), ctx.now(), ctx.random(),
+            ctx.uuid4(), ctx.sleep(0), ctx.wait_for_signal("a"), ctx.approve("a"), ctx.call("a", {}),
+            ctx.transaction("t", str), StepExecutor(ctx).run([Step("a", lambda ctx, state: None)]),
+        )
+    ]  # fmt: skip
+
+
+async def test_a_context_whose_run_goes_on_elsewhere_never_returns_and_writes_nothing() -> None:
+    async with Rig(max_retries=2) as rig:
         kept: list[Any] = []
 
         async def body(ctx: Any) -> None:
             kept.append(ctx)
+            raise ValueError("again")
 
-        await rig.value(body)
-        ctx = kept[0]
+        rig.register(body)
+        await rig.runner.submit("script", run_id="r")
+        assert await rig.runner.run_once()
         before = len(await rig.told())
-        late = [
-            asyncio.ensure_future(each)
-            for each in (
-                ctx.emit("late", {}), ctx.checkpoint({}), ctx.get_state(), ctx.step("a", str), ctx.now(), ctx.random(),
-                ctx.uuid4(), ctx.sleep(0), ctx.wait_for_signal("a"), ctx.approve("a"), ctx.call("a", {}),
-                ctx.transaction("t", str), StepExecutor(ctx).run([Step("a", lambda ctx, state: None)]),
-            )
-        ]  # fmt: skip
+        late = _late(kept[0])
         for _ in range(20):
             await asyncio.sleep(0)
         for task in late[:-1]:
@@ -469,6 +476,22 @@ async def test_a_sealed_context_never_returns_and_writes_nothing() -> None:
         for task in late:
             task.cancel()
         await asyncio.wait(late)
+        assert len(await rig.told()) == before
+
+
+async def test_a_context_whose_run_has_ended_is_refused_and_writes_nothing(place: Path | None) -> None:
+    async with Rig(place) as rig:
+        kept: list[Any] = []
+
+        async def body(ctx: Any) -> None:
+            kept.append(ctx)
+
+        await rig.value(body)
+        before = len(await rig.told())
+        async with asyncio.timeout(10):
+            for task in _late(kept[0])[:-1]:
+                with pytest.raises(StorageClosed, match="run r has ended"):
+                    await task
         assert len(await rig.told()) == before
 
 

@@ -240,6 +240,57 @@ async def test_a_result_that_is_a_failure_ends_the_run(place: Path | None, resul
         assert (await rig.runner.get_run("r")).status == RunStatus.FAILED
 
 
+def cancelled_with(given: Any) -> Callable[[Any], Any]:
+    async def body(ctx: Any) -> Any:
+        while not ctx.is_cancelled():  # noqa: ASYNC110 - what the guide says
+            await asyncio.sleep(0)
+        return given
+
+    return body
+
+
+HALF = RunResult({"so_far": 7}, [{"role": "assistant", "content": "half"}], {"total_tokens": 3})
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (HALF, HALF),
+        (RunResult({"so_far": 7}, error=ErrorInfo("Own", "stopped")), RunResult({"so_far": 7})),
+        (RunResult({"x": object()}), RunResult()),
+        (RunResult(final_messages=5), RunResult()),  # type: ignore[arg-type]
+        (None, RunResult({"value": None})),
+    ],
+)
+async def test_what_an_agent_gives_when_it_sees_the_cancel_is_kept(
+    place: Path | None, given: Any, kept: RunResult
+) -> None:
+    async with Rig(place) as rig:
+        task = asyncio.ensure_future(rig.runner.execute(Script(cancelled_with(given)), "r"))
+        await rig.begun()
+        assert await rig.runner.cancel("r", wait=True) is RunStatus.CANCELLED
+        result = await task
+        assert (result.status, result.error) == (RunStatus.CANCELLED, None)
+        for told in (result, await rig.another().wait("r")):
+            assert (told.final_output, told.final_messages) == (kept.final_output, kept.final_messages)
+            assert (told.status, told.usage) == (RunStatus.CANCELLED, kept.usage)
+        assert await rig.told("run.cancelled") == [("run.cancelled", {})]
+
+
+async def test_what_is_no_result_is_nothing_to_keep_of_a_cancelled_run() -> None:
+    class Wrong(AgentRuntime):
+        key = "wrong"
+
+        async def run(self, ctx: RunContext) -> RunResult:
+            return await cancelled_with(7)(ctx)  # type: ignore[no-any-return]
+
+    async with Rig() as rig:
+        task = asyncio.ensure_future(rig.runner.execute(Wrong(), "r"))
+        await rig.begun()
+        await rig.runner.cancel("r", wait=True)
+        assert ((await task).status, (await task).final_output) == (RunStatus.CANCELLED, {})
+
+
 async def test_an_agent_that_is_no_coroutine_function_fails_its_run(place: Path | None) -> None:
     class Sync(Echo):
         def run(self, ctx: RunContext) -> RunResult:  # type: ignore[override]
@@ -271,6 +322,16 @@ async def test_an_attempt_that_takes_too_long_is_timed_out_for_good(place: Path 
         result = await rig.go(stays)
         assert result.status == RunStatus.TIMED_OUT
         assert await rig.told("run.timed") == [("run.timed_out", {"timeout_seconds": 0.06})]
+        assert len(await rig.told("run.started")) == 1
+
+
+async def test_no_pause_between_attempts_goes_beyond_the_deadline(place: Path | None) -> None:
+    async with Rig(place, max_retries=3, retry_backoff_base=60) as rig:
+        begun, deadline = rig.clock.wall(), rig.clock.wall() + 10.1
+        await rig.runner.submit("script", run_id="r", deadline=deadline)
+        result = await rig.runner.execute(Script(breaks), "r")
+        assert (result.status, result.error and result.error.type) == (RunStatus.TIMED_OUT, "DeadlineExceeded")
+        assert rig.clock.wall() - begun == pytest.approx(10.1)
         assert len(await rig.told("run.started")) == 1
 
 

@@ -29,7 +29,8 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .drive import TURNS, Drive
+from .asides import TURNS
+from .drive import Drive
 from .given import a_backend, busy, check_messages, lane_of
 from .heart import Heart
 from .settings import RunnerConfig

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Mapping
-from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import Any, cast
 
 from .._ids import known_uuid
@@ -19,6 +18,7 @@ from ..errors import (
     InvalidArgument,
     LeaseLost,
     StorageBusy,
+    StorageClosed,
     StorageFull,
     UnserialisableResult,
     brief,
@@ -26,18 +26,20 @@ from ..errors import (
 from ..interfaces import ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, RESUMED
 from ..outcome import error_payload
-from ..persistence.claim import CLAIM
 from ..queue.row import Moved, RunRow
 from ..status import RunStatus
 from ..tools.deadline import let_go
+from .asides import SHORTEST
 from .ends import Again, Ends, Outcome, describe
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 _RUNNING = RunStatus.RUNNING.value
 POISON = 3  # crashes in a row without a new record, after which a run is dead
-#: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
-TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
+
+
+def _over(run: str) -> StorageClosed:
+    return StorageClosed(f"run {run} has ended: await what it began before it returns, and call its context in it")
 
 
 def suspected(row: RunRow) -> bool:
@@ -69,11 +71,13 @@ class Drive(Ends):
             raise
         finally:
             self.place.sealed = True
+            if self.ended is not None:
+                self.place.refusal = partial(_over, self.row.run_key or self.row.run_id)
             self.place.task = None  # which knows this place: else each run would wait for the garbage collector
             self.heart.drop(self.row.run_id, self.row.claim_id)
             self._trace_end()
-            if self.chronicle is not None and not self.lost:
-                await self.chronicle.tell(self.ended)
+            if not self.lost:
+                await self._audited()
 
     def _trace_start(self) -> None:
         tracer, row = self.services.tracer, self.row
@@ -173,6 +177,7 @@ class Drive(Ends):
 
     async def _attempt(self, book: Book) -> Outcome:
         """One attempt of the agent's `run`, and what came of it."""
+        self.ends_at = self.clock.boot() + self.config.run_timeout_seconds - self.place.waited
         try:
             ctx = Context(self.row, book, self.services, self.place)
         except UnserialisableResult as unknown:
@@ -212,12 +217,7 @@ class Drive(Ends):
         return await self._raised(ctx, error)
 
     def _enter(self, ctx: Context) -> asyncio.Task[Any]:
-        """The task of the agent's code, which knows whose claim it writes under and whose turn it is part of."""
-        around = copy_context()
-        around.run(CLAIM.set, self._claim())
-        if self.row.lane is not None:
-            around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
-        return asyncio.get_running_loop().create_task(self._entered(ctx), context=around)
+        return asyncio.get_running_loop().create_task(self._entered(ctx), context=self._around())
 
     async def _entered(self, ctx: Context) -> Any:
         try:
@@ -246,27 +246,18 @@ class Drive(Ends):
         await let_go(task, self._what)
         if place.cancelled:
             return await self._cancelled(ctx)
-        if self.row.deadline is not None and self.clock.wall() >= self.row.deadline:
-            return await self._past_deadline(self.row.deadline, ctx)
-        limit = self.config.run_timeout_seconds
-        return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit}, ctx)
+        return await self._timed_out(ctx)
 
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
-        boot, place, deadline = self.clock.boot, self.place, self.row.deadline
-        alarms, ends = self.clock.alarms, boot() + self.config.run_timeout_seconds - place.waited
+        alarms, place = self.clock.alarms, self.place
         task.add_done_callback(lambda _: place.wake())  # it may never have begun
         while True:
-            waited = place.waited + (boot() - place.waiting_since if place.waiting_since is not None else 0.0)
-            left = ends + waited - boot()
-            if left <= 0 and place.waiting_since is None:
+            left = self._time_left()
+            if left <= 0:
                 return False
-            if deadline is not None:
-                left = min(left, deadline - self.clock.wall())
-                if deadline <= self.clock.wall():
-                    return False
             # One future and one alarm: asyncio.wait would cost a run more than all else here.
-            alarms.set(self, max(left, 0.05), place.wake)
+            alarms.set(self, max(left, SHORTEST), place.wake)
             try:
                 await place.woken()
             finally:

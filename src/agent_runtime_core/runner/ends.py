@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
+from copy import copy
 from typing import Any
 
 from .._json import encode
@@ -34,10 +36,9 @@ from ..errors import (
 )
 from ..interfaces import ErrorInfo, RunResult
 from ..outcome import error_payload
-from ..persistence.claim import CLAIM
 from ..retry import run_backoff
 from ..status import RunStatus
-from .claimed import Claimed
+from .asides import Asides, Cut
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -58,16 +59,12 @@ class Again:
 Outcome = RunResult | Again | None
 
 
-class Ends(Claimed):
+class Ends(Asides):
     """What an attempt came to, told to the store."""
-
-    @property
-    def _what(self) -> str:
-        return f"run {self.row.run_id} of agent {self.row.agent!r}"
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:
         if self.place.cancelled:  # it looked, and ended by itself
-            return await self._cancelled(ctx)
+            return await self._cancelled(ctx, result)
         if not isinstance(result, RunResult):
             error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
             return await self._raised(ctx, error)
@@ -93,14 +90,35 @@ class Ends(Claimed):
         error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
         return await self._failed(used(ctx), error)
 
-    async def _cancelled(self, ctx: Context) -> RunResult:
-        hook: Callable[[Context], Any] | None = getattr(self.agent, "cancel", None)
-        if hook is not None:
+    async def _cancelled(self, ctx: Context, given: Any = None) -> RunResult:
+        """End the run as cancelled, with what the agent has `given` where it ended by itself."""
+        with contextlib.suppress(Cut):
+            await self._asked("cancel", ctx, within=False)
+        if isinstance(given, RunResult) and isinstance(given.final_messages, list):
+            given = copy(given)
+            given.usage, given.error = given.usage or ctx.used, None
             try:
-                await hook(ctx)
-            except Exception:  # a hook that fails does not keep a run from being cancelled
-                log.exception("cancel() of agent %r failed", self.row.agent)
+                return await self._end(RunStatus.CANCELLED, given, {})
+            except UnserialisableResult as refusal:
+                log.warning("what %s gave when it was cancelled is left out: %s", self._what, refusal)
         return await self._end(RunStatus.CANCELLED, used(ctx), {})
+
+    async def _out_of_time(self, ctx: Context) -> RunResult | None:
+        """The end of an attempt that got no answer until it was told to stop, or until its time was up."""
+        if self.lost or self.place.parked:
+            return None
+        if self.place.cancelled:
+            return await self._cancelled(ctx)
+        if self.handing_back:
+            await self._give_back()
+            return None
+        return await self._timed_out(ctx)
+
+    async def _timed_out(self, ctx: Context) -> RunResult:
+        if self.row.deadline is not None and self.clock.wall() >= self.row.deadline:
+            return await self._past_deadline(self.row.deadline, ctx)
+        limit = self.config.run_timeout_seconds
+        return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit}, ctx)
 
     async def _late(self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None) -> RunResult:
         result = RunResult() if ctx is None else used(ctx)
@@ -110,6 +128,8 @@ class Ends(Claimed):
     async def _raised(self, ctx: Context, error: BaseException) -> Outcome:
         if isinstance(error, StepCancelledError) and self.place.cancelled:
             return await self._cancelled(ctx)
+        if isinstance(error, Cut):
+            return await self._out_of_time(ctx)
         if isinstance(error, Postponed):
             return await self._postponed(error, error.after)
         if isinstance(error, RateLimited) and error.retriable:
@@ -117,13 +137,12 @@ class Ends(Claimed):
             after = error.retry_after or 0.0
             if 0 < after <= self.config.retry_backoff_max:
                 return await self._postponed(error, after)
-        info: ErrorInfo | None = None
-        hook = getattr(self.agent, "on_error", None)
-        if hook is not None:
-            try:
-                info = await hook(ctx, error)
-            except Exception:  # a hook that fails must not hide the error it was asked about
-                log.exception("on_error() of agent %r failed", self.row.agent)
+        try:
+            info = await self._asked("on_error", ctx, error)
+        except Cut:
+            if self._is_leaving:
+                return await self._out_of_time(ctx)
+            info = None
         if info is not None and not isinstance(info, ErrorInfo):
             log.error("on_error() of agent %r gave %.80r, not an ErrorInfo or None", self.row.agent, info)
             info = None
@@ -173,7 +192,9 @@ class Ends(Claimed):
         return None
 
     async def _pause(self, seconds: float) -> None:
-        """Sleep, unless told to stop."""
+        """Sleep, unless told to stop, and until the run's deadline at most."""
+        if (deadline := self.row.deadline) is not None:
+            seconds = min(seconds, deadline - self.clock.wall())
         sleep = asyncio.ensure_future(self.clock.sleep(seconds))
         sleep.add_done_callback(lambda _: self.place.wake())
         try:
@@ -185,20 +206,17 @@ class Ends(Claimed):
     async def _past_deadline(self, deadline: float, ctx: Context | None = None) -> RunResult:
         return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline}, ctx)
 
-    async def _stored(self, doing: Awaitable[None]) -> Exception | None:
+    async def _stored(self, doing: Coroutine[Any, Any, None]) -> Exception | None:
         """Have stores do something under the claim of this run; what is wrong with it, if anything is.
 
         That a store is away, or the claim lost, is no fault of the run, and raised.
         """
-        token = CLAIM.set(self._claim())
         try:
-            await doing
+            await self._aside(doing, f"a store of {self._what}", around=self._around())
         except OUTAGES:
             raise
         except Exception as error:  # noqa: BLE001 - somebody else's store may raise anything
             return error
-        finally:
-            CLAIM.reset(token)
         return None
 
 

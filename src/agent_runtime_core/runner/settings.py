@@ -29,7 +29,8 @@ class RunnerConfig:
 
     `run_timeout_seconds` is time under a claim in one attempt, waiting left out. `park_after` is how
     long a wait stays in place before the run is parked. `grace_seconds` is what running work gets when
-    the worker is told to stop. `retention` says per status how long ended runs are kept by `vacuum`.
+    the worker is told to stop, a `cancel` hook to let go of what its run held, and an audit store to
+    answer. `retention` says per status how long ended runs are kept by `vacuum`.
     """
 
     worker_id: str = "worker-1"
