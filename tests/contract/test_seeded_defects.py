@@ -555,6 +555,15 @@ class ShortTypes(TheirBus):
         return super().append(run_id, [(id_, kind[:50], text, t) for id_, kind, text, t in rows])
 
 
+class RepublishOverwrites(TheirBus):
+    def append(self, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        numbers, log = super().append(run_id, rows), self.store.logs[run_id]
+        for number, (event_id, event_type, payload, t) in zip(numbers, rows, strict=True):
+            place = [event.sequence for event in log].index(number)
+            log[place] = StoredEvent(number, event_type, payload, t, event_id)
+        return numbers
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -579,6 +588,7 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (KnowsTheLastIds, events.an_id_is_known_however_long_ago_it_was_published),
     (FoldsIds, events.texts_are_kept_whole_and_told_apart),
     (ShortTypes, events.texts_are_kept_whole_and_told_apart),
+    (RepublishOverwrites, events.an_event_stays_as_it_was_first_published),
 ]
 
 # -- state stores
@@ -737,6 +747,35 @@ class KnowsTextsOnly(TheirStore):
         return super().landed(op)
 
 
+class RepeatOverwrites(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        seq = super().append(run_id, record)
+        self.store.journals[run_id][seq] = record._replace(seq=seq)
+        return seq
+
+
+class ComparesAllOfIt(TheirStore):
+    def there(self, run_id: str, record: Record) -> bool:
+        return record in self.store.journals.get(run_id, [])
+
+
+class EndsAllAlike(TheirStore):
+    """An end by a claim is taken for that of nobody's."""
+
+    def same_end(self, last: Record, record: Record) -> bool:
+        return super().same_end(last, record._replace(claim_id=""))
+
+
+class AnyRecordIsAnEnd(TheirStore):
+    def same_end(self, last: Record, record: Record) -> bool:
+        return super().same_end(last, record._replace(kind="ended"))
+
+
+class LosesEventCounts(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        return super().append(run_id, record._replace(nev=0))
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -761,6 +800,11 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (KeepsTheFenceStore, state.a_commit_is_all_or_nothing),
     (DeletesAllClaimsStore, state.a_deleted_run_is_gone),
     (KnowsTextsOnly, state.a_lost_reply_is_repeated_without_harm),
+    (RepeatOverwrites, state.a_record_stays_as_it_was_first_written),
+    (ComparesAllOfIt, state.a_record_stays_as_it_was_first_written),
+    (EndsAllAlike, state.an_end_under_no_claim_is_there_once_for_each_generation),
+    (AnyRecordIsAnEnd, state.an_end_under_no_claim_is_there_once_for_each_generation),
+    (LosesEventCounts, state.a_record_comes_back_as_it_was),
 ]
 
 DEFECTS = [*QUEUES, *BUSES, *STORES]

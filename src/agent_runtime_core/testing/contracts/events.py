@@ -16,7 +16,7 @@ from uuid import UUID
 
 from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
-from ...events.base import DELETE, TRIM, Event, EventBus
+from ...events.base import DELETE, PUBLISH, TRIM, Event, EventBus
 from .checks import PATIENCE, TRIES, Cases, refused, same, turns
 
 Make = Callable[[], EventBus]
@@ -190,6 +190,22 @@ async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
         same((await bus.publish(OTHER, "tick", {}, event_id="a")).sequence, 0, "the same id in another run")
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
         same(await bus.published(RUN), frozenset("abc"), "published ids")
+
+
+@CASES
+async def an_event_stays_as_it_was_first_published(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        await fill(bus, 2)
+        before = await bus.get_events(RUN)
+        other = Op(PUBLISH, (str(RUN), (("e0", "other", '{"n":9}', 9.0),)))
+        for guard in (None, Guard(str(RUN), "01A"), Guard(str(RUN), "01")):
+            same(await bus.commit(guard, [other]), [[0]], "the sequence of a known id with another event")
+        same(await bus.get_events(RUN), before, "the log after that")
+        twice = bus.publishing(RUN, [("new", "tick", {"n": 2}), ("new", "other", {"n": 3})])
+        same(await bus.commit(None, [twice]), [[2, 2]], "the sequences of one id with two events")
+        [kept] = await bus.get_events(RUN, 2)
+        same((kept.event_type, kept.payload), ("tick", {"n": 2}), "which of the two is there")
 
 
 @CASES

@@ -187,7 +187,7 @@ async def a_record_comes_back_as_it_was(make: Make) -> None:
     async with opened(make) as store:
         full = Record(
             0, STARTED, "näme", "k:1", 2, OLD, 1_800_000_000.123456, f'"{"r" * 1_500_000}"', '"e"', '{"s":"\\u0000"}',
-            3, 4, 5, 6, '{"i":1}', '{"n":1}', "digest", nev=0,
+            3, 4, 5, 6, '{"i":1}', '{"n":1}', "digest", nev=2,
         )  # fmt: skip
         bare = Record(1, DONE)
         await append(store, full, bare)
@@ -214,6 +214,9 @@ async def an_end_under_no_claim_is_there_once_for_each_generation(make: Make) ->
         by_claim = end._replace(seq=3, attempt=3, claim_id=OLD)
         same(await append(store, by_claim, end._replace(attempt=3)), [3, 4], "an end beside one by a claim")
         same([each.kind for each in await store.records(RUN)], [DONE, *[ENDED] * 4], "the journal")
+        same(await append(store, end._replace(attempt=3, claim_id=OLD)), [5], "an end by a claim behind that")
+        await append(store, end._replace(attempt=4))
+        same(await append(store, record(-1, claim="")._replace(attempt=4)), [7], "what is no end, behind an end")
 
 
 @CASES
@@ -229,6 +232,21 @@ async def a_position_is_written_once(make: Make) -> None:
             with refused(LeaseLost, f"position 0 once more, {other.kind} {other.key} by {other.claim_id}"):
                 await append(store, other, record(1, "b", claim=other.claim_id))
             same([(each.name, each.claim_id) for each in await store.records(RUN)], [("a", OLD)], "the journal")
+
+
+@CASES
+async def a_record_stays_as_it_was_first_written(make: Make) -> None:
+    async with opened(make) as store:
+        first = record(0, "a", result="1")
+        others = (first._replace(result="2"), first._replace(t=first.t + 1), first._replace(name="b", result=None))
+        await install(store, OLD)
+        await append(store, first, claim=OLD)
+        for other in others:
+            same(await append(store, other, claim=OLD), [0], "the position answered for the same record")
+        await install(store, NEW)
+        for other in others:
+            same(await append(store, other, claim=OLD), [0], "the position answered once the claim was superseded")
+        same([each._replace(ev=-1) for each in await store.records(RUN)], [first], "the journal after all of these")
 
 
 @CASES
