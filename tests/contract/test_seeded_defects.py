@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from agent_runtime_core.testing.contracts import (
     runs,
     state,
 )
+from agent_runtime_core.testing.contracts.checks import turns
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue, TheirRows
 from tests.contract.third_party.their_store import TheirStore
@@ -564,6 +566,26 @@ class RepublishOverwrites(TheirBus):
         return numbers
 
 
+class ShieldAloneBus(TheirBus):
+    """Whoever is cancelled goes on at once, and what was to be written comes later."""
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await asyncio.shield(asyncio.ensure_future(self.slowly(guard, ops)))
+
+    async def slowly(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        await turns(5)
+        return await super().commit(guard, ops)
+
+
+class SwallowsCancelBus(ShieldAloneBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        writing = asyncio.ensure_future(self.slowly(guard, ops))
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(writing)
+        return writing.result()
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -589,6 +611,8 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (FoldsIds, events.texts_are_kept_whole_and_told_apart),
     (ShortTypes, events.texts_are_kept_whole_and_told_apart),
     (RepublishOverwrites, events.an_event_stays_as_it_was_first_published),
+    (ShieldAloneBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (SwallowsCancelBus, events.a_writer_that_is_cancelled_does_not_go_on),
 ]
 
 # -- state stores
@@ -776,6 +800,26 @@ class LosesEventCounts(TheirStore):
         return super().append(run_id, record._replace(nev=0))
 
 
+class ShieldAloneStore(TheirStore):
+    """Whoever is cancelled goes on at once, and what was to be written comes later."""
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await asyncio.shield(asyncio.ensure_future(self.slowly(guard, ops)))
+
+    async def slowly(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        await turns(5)
+        return await super().commit(guard, ops)
+
+
+class SwallowsCancelStore(ShieldAloneStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        writing = asyncio.ensure_future(self.slowly(guard, ops))
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(writing)
+        return writing.result()
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -805,6 +849,8 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (EndsAllAlike, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (AnyRecordIsAnEnd, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (LosesEventCounts, state.a_record_comes_back_as_it_was),
+    (ShieldAloneStore, state.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (SwallowsCancelStore, state.a_writer_that_is_cancelled_does_not_go_on),
 ]
 
 DEFECTS = [*QUEUES, *BUSES, *STORES]

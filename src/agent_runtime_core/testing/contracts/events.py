@@ -298,6 +298,23 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
 
 
 @CASES
+async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
+    async with opened(make) as bus:
+        for patience in range(8):
+            event = bus.publishing(UUID(int=patience + 1), [("e", "tick", {})])
+
+            async def write(event: Op = event) -> None:
+                await bus.commit(None, [event])
+                await turns()  # where the commit did not wait for anything, it is cancelled here
+
+            writing = asyncio.ensure_future(write())
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
+
+
+@CASES
 async def an_end_that_puts_a_fence_behind_itself_may_be_repeated(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])

@@ -408,6 +408,24 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
             await asyncio.wait({writing})
             found = (len(await store.records(run)), await store.get_run_status(run))
             same(found in ((0, None), (3, "running")), True, f"that all of a commit is there or nothing, not {found}")
+            same(await append(store, record(-1), run=run), [found[0]], "the position of what is written behind that")
+
+
+@CASES
+async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
+    async with opened(make) as store:
+        for patience in range(8):
+            status = Op("state.status", (str(UUID(int=patience + 1)), "running", 9.0))
+
+            async def write(status: Op = status) -> None:
+                await store.commits.commit(None, [status])
+                await turns()  # where the commit did not wait for anything, it is cancelled here
+
+            writing = asyncio.ensure_future(write())
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
 
 
 @CASES
