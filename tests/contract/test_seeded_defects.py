@@ -586,6 +586,35 @@ class SwallowsCancelBus(ShieldAloneBus):
         return writing.result()
 
 
+class TakesGreaterClaimsBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is not None and guard.token > self.store.claims.get(guard.key, "~"):
+            guard = None
+        return await super().commit(guard, ops)
+
+
+class GuardsPublishOnly(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard if ops[0].name == "events.publish" else None, ops)
+
+
+class FencesAreFreeBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None if ops[0].name.startswith("fence.") else guard, ops)
+
+
+class AsksForTheRunWrittenBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard and Guard(ops[0].args[0], guard.token), ops)
+
+
+class DeletesTheClaimBus(TheirBus):
+    def apply(self, op: Op) -> Any:
+        if op.name == "events.delete":
+            self.store.claims.pop(op.args[0], None)
+        return super().apply(op)
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -611,6 +640,11 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (FoldsIds, events.texts_are_kept_whole_and_told_apart),
     (ShortTypes, events.texts_are_kept_whole_and_told_apart),
     (RepublishOverwrites, events.an_event_stays_as_it_was_first_published),
+    (TakesGreaterClaimsBus, events.every_write_is_refused_under_a_stale_claim),
+    (GuardsPublishOnly, events.every_write_is_refused_under_a_stale_claim),
+    (FencesAreFreeBus, events.every_write_is_refused_under_a_stale_claim),
+    (AsksForTheRunWrittenBus, events.a_claim_counts_for_its_own_run_whichever_is_written),
+    (DeletesTheClaimBus, events.a_deleted_run_is_gone),
     (ShieldAloneBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (SwallowsCancelBus, events.a_writer_that_is_cancelled_does_not_go_on),
 ]
@@ -820,6 +854,45 @@ class SwallowsCancelStore(ShieldAloneStore):
         return writing.result()
 
 
+class TakesGreaterClaimsStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is not None and guard.token > self.store.claims.get(guard.key, "~"):
+            guard = None
+        return await super().commit(guard, ops)
+
+
+class GuardsStepsOnly(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard if ops[0].name == "journal.append" else None, ops)
+
+
+class FencesAreFreeStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None if ops[0].name.startswith("fence.") else guard, ops)
+
+
+class AsksForTheRunWrittenStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard and Guard(ops[0].args[0], guard.token), ops)
+
+
+class DeletesTheClaimStore(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "state.delete":
+            self.store.claims.pop(op.args[0], None)
+        return super().apply(op)
+
+
+class StatusIsFree(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None if ops[0].name == "state.status" else guard, ops)
+
+
+class TakesAnyForgetting(TheirStore):
+    def landed(self, op: Op) -> bool:
+        return op.name == "fence.forget" or super().landed(op)
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -849,6 +922,13 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (EndsAllAlike, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (AnyRecordIsAnEnd, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (LosesEventCounts, state.a_record_comes_back_as_it_was),
+    (TakesGreaterClaimsStore, state.a_stale_claim_writes_nothing),
+    (GuardsStepsOnly, state.a_stale_claim_writes_nothing),
+    (FencesAreFreeStore, state.a_stale_claim_writes_nothing),
+    (StatusIsFree, state.a_stale_claim_writes_nothing),
+    (TakesAnyForgetting, state.a_stale_claim_writes_nothing),
+    (AsksForTheRunWrittenStore, state.a_claim_counts_for_its_own_run_whichever_is_written),
+    (DeletesTheClaimStore, state.a_deleted_run_is_gone),
     (ShieldAloneStore, state.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (SwallowsCancelStore, state.a_writer_that_is_cancelled_does_not_go_on),
 ]

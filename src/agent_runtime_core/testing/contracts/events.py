@@ -228,6 +228,37 @@ async def a_stale_claim_is_refused(make: Make) -> None:
 
 
 @CASES
+async def every_write_is_refused_under_a_stale_claim(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 3)
+        ops = [bus.publishing(RUN, [("late", "tick", {})]), Op(DELETE, (str(RUN),)), Op(TRIM, (str(RUN), 2))]
+        ops += [Op(INSTALL, (str(RUN), "01D")), Op(FORGET, (str(RUN),))]
+
+        async def late(claim: str, when: str) -> None:
+            for op in ops:
+                with refused(LeaseLost, f"{op.name} under a claim {when}"):
+                    await bus.commit(Guard(str(RUN), claim), [op])
+
+        await late("01A", "that was never carried here")
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
+        await late("01A", "that is less than the one which holds the run")
+        await late("01C", "that is greater than the one which holds the run")
+        same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
+        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 3, "the claim that holds the run")
+
+
+@CASES
+async def a_claim_counts_for_its_own_run_whichever_is_written(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A")), Op(INSTALL, (str(OTHER), "01B"))])
+        told = bus.publishing(OTHER, [("a", "tick", {})])
+        with refused(LeaseLost, "a write under a claim of the run that is written, in the name of another run"):
+            await bus.commit(Guard(str(RUN), "01B"), [told])
+        same(await bus.get_events(OTHER), [], "the log")
+        same(await bus.commit(Guard(str(RUN), "01A"), [told]), [[0]], "what a claim of another run writes")
+
+
+@CASES
 async def a_repeat_is_answered_only_where_all_of_it_was_written(make: Make) -> None:
     async with opened(make) as bus:
         await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
@@ -352,7 +383,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 3)
-        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01A"))])
+        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01A")), Op(INSTALL, (str(RUN), "01B"))])
         await bus.publish(OTHER, "tick", {}, claim="01A")
         await bus.commit(None, [Op(DELETE, (str(RUN),))])
         await bus.publish(OTHER, "tick", {}, claim="01A")
@@ -360,9 +391,10 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await bus.published(RUN), frozenset(), "its published ids")
         same(len(await bus.get_events(OTHER)), 2, "the log of another run")
         same(await bus.head(RUN), 0, "its head")
-        same(
-            (await bus.publish(RUN, "tick", {}, event_id="e1")).sequence, 0, "its first sequence when it is there anew"
-        )
+        with refused(LeaseLost, "an older claim, carried here when the run was deleted"):
+            await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        anew = await bus.publish(RUN, "tick", {}, event_id="e1", claim="01B")
+        same(anew.sequence, 0, "its first sequence when it is there anew")
 
 
 @CASES

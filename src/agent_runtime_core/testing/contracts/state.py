@@ -32,7 +32,7 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
-OLD, NEW, NEWER = (f"01HZX00000000000000000000{n}" for n in (1, 2, 3))
+OLD, NEW, NEWER, NEWEST = (f"01HZX00000000000000000000{n}" for n in (1, 2, 3, 4))
 
 
 @contextlib.asynccontextmanager
@@ -277,32 +277,50 @@ async def the_ending_is_the_last_one(make: Make) -> None:
 
 @CASES
 async def a_stale_claim_writes_nothing(make: Make) -> None:
-    async def late(store: StateStore, when: str) -> None:
+    async def late(store: StateStore, claim: str, when: str) -> None:
         before = (await store.records(RUN), await store.state(str(RUN)))
         with refused(LeaseLost, f"save_checkpoint {when}"):
-            await store.save_checkpoint(RUN, {"late": 1}, claim=OLD)
+            await store.save_checkpoint(RUN, {"late": 1}, claim=claim)
         with refused(LeaseLost, f"update_run_status {when}"):
-            await store.update_run_status(RUN, "late", claim=OLD)
-        with refused(LeaseLost, f"journal.append {when}"):
-            await append(store, record(len(before[0]), "late"), claim=OLD)
-        with refused(LeaseLost, f"state.delete {when}"):
-            await store.commits.commit(Guard(str(RUN), OLD), [Op("state.delete", (str(RUN),))])
+            await store.update_run_status(RUN, "late", claim=claim)
+        for op in (
+            Op("journal.append", (str(RUN), record(len(before[0]), "late", claim=claim))),
+            Op("state.delete", (str(RUN),)),
+            Op(INSTALL, (str(RUN), NEWEST)),
+            Op(FORGET, (str(RUN),)),
+        ):
+            with refused(LeaseLost, f"{op.name} {when}"):
+                await store.commits.commit(Guard(str(RUN), claim), [op])
         same((await store.records(RUN), await store.state(str(RUN))), before, f"what is stored {when}")
 
     async with opened(make) as store:
-        await late(store, "before any claim")
+        await late(store, OLD, "before any claim")
         await install(store, OLD)
+        await late(store, NEW, "by a claim that is greater, and was never carried here")
         await append(store, record(0), claim=OLD)
         await store.save_checkpoint(RUN, {"n": 1}, claim=OLD)
         await store.update_run_status(RUN, "running", claim=OLD)
         await install(store, NEW)
-        await late(store, "after a newer claim")
+        await late(store, OLD, "after a newer claim")
+        await late(store, NEWER, "by a claim that is still greater")
         await append(store, record(1, claim=NEW), claim=NEW)
         await store.save_checkpoint(RUN, {"n": 2}, claim=NEW)
         await store.update_run_status(RUN, "administrator")
         same(len(await store.records(RUN)), 2, "the length of the journal")
         row = await store.state(str(RUN))
         same((row.checkpoint, row.status), ('{"n":2}', "administrator"), "the state")
+
+
+@CASES
+async def a_claim_counts_for_its_own_run_whichever_is_written(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, OLD)
+        await install(store, NEW, OTHER)
+        written = Op("journal.append", (str(OTHER), record(0)))
+        with refused(LeaseLost, "a write under a claim of the run that is written, in the name of another run"):
+            await store.commits.commit(Guard(str(RUN), NEW), [written])
+        same(await store.records(OTHER), [], "the journal")
+        same(await store.commits.commit(Guard(str(RUN), OLD), [written]), [0], "what a claim of another run writes")
 
 
 @CASES
@@ -461,6 +479,7 @@ async def a_long_journal_is_read_whole(make: Make) -> None:
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as store:
         await install(store, OLD, OTHER)
+        await install(store, NEW)
         for run in (RUN, OTHER):
             await append(store, record(0), record(1, "succeeded", kind=ENDED), run=run)
             await store.save_checkpoint(run, {"n": 1})
@@ -471,4 +490,6 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await store.state(str(RUN)), StateRow(), "the state")
         same(len(await store.records(OTHER)), 2, "the journal of another run")
         await store.update_run_status(OTHER, "running", claim=OLD)
-        same(await append(store, record(-1, "anew")), [0], "the first position of a new journal")
+        with refused(LeaseLost, "an older claim, carried here when the run was deleted"):
+            await install(store, OLD)
+        same(await append(store, record(-1, "anew"), claim=NEW), [0], "the first position of a new journal")
