@@ -6,7 +6,7 @@ import ast
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -403,6 +403,14 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
 
 PARTS_OF_QUEUE = (queue_entering, queue_leases, queue_mail, queue_doors, queue_lanes, queue_looking)
 
+#: What stores make of texts.
+FOLDS: dict[str, Callable[[str], str]] = {
+    "Latin1": lambda text: text.encode("latin-1", "replace").decode("latin-1"),
+    "SixteenBits": lambda text: "".join(each if ord(each) < 2**16 else "?" for each in text),
+    "CutsAtNul": lambda text: text.partition("\0")[0],
+    "OneLineEnd": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+}
+
 # -- event buses
 
 
@@ -615,6 +623,20 @@ class DeletesTheClaimBus(TheirBus):
         return super().apply(op)
 
 
+def _with_ids(name: str) -> type[TheirBus]:
+    def append(self: TheirBus, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return TheirBus.append(self, run_id, [(FOLDS[name](row[0]), *row[1:]) for row in rows])
+
+    return type(f"{name}Ids", (TheirBus,), {"append": append})
+
+
+def _with_types(name: str) -> type[TheirBus]:
+    def append(self: TheirBus, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return TheirBus.append(self, run_id, [(row[0], FOLDS[name](row[1]), *row[2:]) for row in rows])
+
+    return type(f"{name}Types", (TheirBus,), {"append": append})
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -645,6 +667,8 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (FencesAreFreeBus, events.every_write_is_refused_under_a_stale_claim),
     (AsksForTheRunWrittenBus, events.a_claim_counts_for_its_own_run_whichever_is_written),
     (DeletesTheClaimBus, events.a_deleted_run_is_gone),
+    *((_with_types(name), events.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    *((_with_ids(name), events.texts_are_kept_whole_and_told_apart) for name in ("Latin1", "SixteenBits")),
     (ShieldAloneBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (SwallowsCancelBus, events.a_writer_that_is_cancelled_does_not_go_on),
 ]
@@ -893,6 +917,32 @@ class TakesAnyForgetting(TheirStore):
         return op.name == "fence.forget" or super().landed(op)
 
 
+def _with_records(name: str, column: str) -> type[TheirStore]:
+    def append(self: TheirStore, run_id: str, record: Record) -> int:
+        folded: dict[str, Any] = {column: FOLDS[name](getattr(record, column))}
+        return TheirStore.append(self, run_id, record._replace(**folded))
+
+    return type(f"{name}{column.title()}s", (TheirStore,), {"append": append})
+
+
+def _with_statuses(name: str) -> type[TheirStore]:
+    def apply(self: TheirStore, op: Op) -> Any:
+        if op.name == "state.status":
+            op = Op(op.name, (op.args[0], FOLDS[name](op.args[1]), op.args[2]))
+        return TheirStore.apply(self, op)
+
+    return type(f"{name}Statuses", (TheirStore,), {"apply": apply})
+
+
+class ComparesInLatin1(TheirStore):
+    """What is kept is whole, and what is sent again is looked for by less."""
+
+    def there(self, run_id: str, record: Record) -> bool:
+        fold = FOLDS["Latin1"]
+        keys = [each.key for each in self.store.journals.get(run_id, []) if fold(each.key) == fold(record.key)]
+        return any(super(ComparesInLatin1, self).there(run_id, record._replace(key=key)) for key in keys)
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -929,6 +979,10 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (TakesAnyForgetting, state.a_stale_claim_writes_nothing),
     (AsksForTheRunWrittenStore, state.a_claim_counts_for_its_own_run_whichever_is_written),
     (DeletesTheClaimStore, state.a_deleted_run_is_gone),
+    *((_with_records(name, "name"), state.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    *((_with_records(name, "key"), state.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    *((_with_statuses(name), state.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    (ComparesInLatin1, state.texts_are_kept_whole_and_told_apart),
     (ShieldAloneStore, state.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (SwallowsCancelStore, state.a_writer_that_is_cancelled_does_not_go_on),
 ]

@@ -27,6 +27,8 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
+#: Each differs from the next only beyond Latin-1 or beyond 16 bits.
+TEXTS = ("注文", "見積", "\U0001f600a", "\U0001f601a")
 READY = 0.1  # seconds after its first step within which a subscription hears everything
 
 
@@ -499,8 +501,8 @@ async def payloads_come_back_as_they_were(make: Make) -> None:
 @CASES
 async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
     async with opened(make) as bus:
-        kinds = ["Tick", "tick", "tick ", "ti\u0301ck", "t\u00edck", "x" * 199]
-        ids = ["Id", "id", "id ", "x" * 99 + "1", "x" * 99 + "2", "\u00edd", "i\u0301d"]
+        kinds = ["Tick", "tick", "tick ", "ti\u0301ck", "t\u00edck", "x" * 199, *TEXTS]
+        ids = ["Id", "id", "id ", "x" * 99 + "1", "x" * 99 + "2", "\u00edd", "i\u0301d", *TEXTS]
         for kind in kinds:
             await bus.publish(RUN, kind, {"text": kind * 2000})
         found = await bus.get_events(RUN)
@@ -509,6 +511,11 @@ async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
         told = [await bus.publish(OTHER, "tick", {}, event_id=each) for each in ids]
         same(sequences(told), list(range(len(ids))), "the sequences of ids that differ by little")
         same(await bus.published(OTHER), frozenset(ids), "published ids")
+        # `publish` refuses these, which `ctx.emit` lets through.
+        broken = ["a\0b", "a\0c", "a\r\nb", "a\nb", "a\rb", "a\x85b", "a\u2028b"]
+        run_id = str(UUID(int=1))
+        await bus.commit(None, [Op(PUBLISH, (run_id, tuple((ascii(kind), kind, "{}", 9.0) for kind in broken)))])
+        same([event.event_type for event in await bus.get_events(run_id)], broken, "types with a NUL or a line end")
 
 
 @CASES

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from decimal import Decimal
 from typing import Any
@@ -32,6 +33,8 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
+#: Each differs from the next only beyond Latin-1, beyond 16 bits, behind a NUL, or in its line end.
+TEXTS = ("注文", "見積", "\U0001f600a", "\U0001f601a", "a\0b", "a\0c", "a\r\nb", "a\nb", "a\rb")
 OLD, NEW, NEWER, NEWEST = (f"01HZX00000000000000000000{n}" for n in (1, 2, 3, 4))
 
 
@@ -193,6 +196,24 @@ async def a_record_comes_back_as_it_was(make: Make) -> None:
         await append(store, full, bare)
         found = [each._replace(ev=-1) for each in await store.records(RUN)]
         same(found, [full, bare], "two records")
+
+
+@CASES
+async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
+    async with opened(make) as store:
+        records = [record(n, text)._replace(key=f"k:{text}") for n, text in enumerate(TEXTS)]
+        await append(store, *records)
+        found = [(each.name, each.key) for each in await store.records(RUN)]
+        same(found, [(text, f"k:{text}") for text in TEXTS], "names and keys")
+        for text, other in itertools.pairwise(TEXTS):
+            with refused(LeaseLost, f"the position of the key {text!a} once more, for {other!a}"):
+                await append(store, record(TEXTS.index(text), text)._replace(key=f"k:{other}"))
+            await store.commits.commit(None, [Op("state.status", (str(RUN), text, 9.0))])
+            same(await store.get_run_status(RUN), text, "the status")
+            with refused(LeaseLost, f"the status {other!a}, which was not written, repeated where {text!a} is"):
+                await store.commits.commit(Guard(str(RUN), OLD), [Op("state.status", (str(RUN), other, 9.0))])
+            await store.save_checkpoint(RUN, {text: [other]})
+            same(await store.get_checkpoint(RUN), {text: [other]}, "the checkpoint")
 
 
 @CASES
