@@ -943,6 +943,25 @@ class ComparesInLatin1(TheirStore):
         return any(super(ComparesInLatin1, self).there(run_id, record._replace(key=key)) for key in keys)
 
 
+class RefusesGaps(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        if record.seq > self.end(run_id) + 1:
+            raise LeaseLost(run_id, record.claim_id)
+        return super().append(run_id, record)
+
+
+class CountsRecords(TheirStore):
+    def end(self, run_id: str) -> int:
+        return len(self.store.journals.get(run_id, [])) - 1
+
+
+class SlicesByPosition(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        if what == "records":
+            return self.store.journals.get(args[0], [])[args[1] + 1 :]
+        return await super().read(what, *args)
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -972,6 +991,9 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (EndsAllAlike, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (AnyRecordIsAnEnd, state.an_end_under_no_claim_is_there_once_for_each_generation),
     (LosesEventCounts, state.a_record_comes_back_as_it_was),
+    (RefusesGaps, state.a_position_may_be_left_out),
+    (CountsRecords, state.a_position_may_be_left_out),
+    (SlicesByPosition, state.a_position_may_be_left_out),
     (TakesGreaterClaimsStore, state.a_stale_claim_writes_nothing),
     (GuardsStepsOnly, state.a_stale_claim_writes_nothing),
     (FencesAreFreeStore, state.a_stale_claim_writes_nothing),

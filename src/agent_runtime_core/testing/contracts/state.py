@@ -226,6 +226,27 @@ async def the_store_chooses_the_next_position_for_minus_one(make: Make) -> None:
 
 
 @CASES
+async def a_position_may_be_left_out(make: Make) -> None:
+    async with opened(make) as store:
+        same(await append(store, record(0), record(2)), [0, 2], "the positions answered")
+        same(await append(store, record(-1, "next")), [3], "the position chosen behind one that was left out")
+        same(await append(store, record(6, "failed", kind=ENDED)), [6], "the position of an end behind more of them")
+        same([each.seq for each in await store.records(RUN)], [0, 2, 3, 6], "positions in the journal")
+        same([each.seq for each in await store.records(RUN, 1)], [2, 3, 6], "those past a position that was left out")
+        same([each.seq for each in await store.records(RUN, 2)], [3, 6], "those past one that was not")
+        found = await store.ending(str(RUN))
+        same(found and found.seq, 6, "the position of the ending")
+        same(await append(store, record(2)), [2], "the position of a record that is there")
+        with refused(LeaseLost, "another record at its position"):
+            await append(store, record(2, claim=NEW))
+        await install(store, NEW)
+        same(await append(store, record(2), claim=OLD), [2], "the repeat of a claim that was superseded")
+        with refused(LeaseLost, "what it left out"):
+            await append(store, record(1), claim=OLD)
+        same(await append(store, record(4), run=OTHER), [4], "a position that is not 0 in an empty journal")
+
+
+@CASES
 async def an_end_under_no_claim_is_there_once_for_each_generation(make: Make) -> None:
     async with opened(make) as store:
         end = record(-1, "cancelled", kind=ENDED, claim="")._replace(attempt=1, nev=1)
