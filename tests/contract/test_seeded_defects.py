@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -500,6 +501,15 @@ class TornByCancelBus(TheirBus):
         return first + await super().commit(None, ops[1:])
 
 
+class TornBetweenRuns(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        answers: list[Any] = []
+        for _, of_run in itertools.groupby(ops, lambda op: op.args[0]):
+            answers += await super().commit(None if answers else guard, [*of_run])
+            await asyncio.sleep(0)
+        return answers
+
+
 class LooksThenWrites(TheirBus):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         stale = guard is not None and self.store.claims.get(guard.key) != guard.token
@@ -652,6 +662,7 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (TrimsTheLast, events.a_log_that_is_trimmed_goes_on),
     (HeadIsLength, events.a_log_that_is_trimmed_goes_on),
     (TornByCancelBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (TornBetweenRuns, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (LooksThenWrites, events.a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all),
     (TakesHalfARepeat, events.a_repeat_is_answered_only_where_all_of_it_was_written),
     (InstallsOnce, events.a_claim_may_be_carried_here_again_and_is_forgotten),

@@ -319,14 +319,15 @@ async def a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all
 async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
     async with opened(make) as bus:
         for patience in range(8):
-            run_id = UUID(int=patience + 1)
+            run_id, other = UUID(int=patience + 1), UUID(int=patience + 101)
             events = [bus.publishing(run_id, [(f"{m}.{n}", "tick", {}) for n in range(3)]) for m in range(2)]
-            writing = asyncio.ensure_future(bus.commit(None, events))
+            writing = asyncio.ensure_future(bus.commit(None, [*events, bus.publishing(other, [("a", "tick", {})])]))
             await turns(patience)
             writing.cancel()
             await asyncio.wait({writing})
             found = sequences(await bus.get_events(run_id))
             same(found in ([], [*range(6)]), True, f"that of six events all are there or none, and not {found}")
+            same(sequences(await bus.get_events(other)), [0] if found else [], "the log of another run beside them")
             same((await bus.publish(run_id, "tick", {})).sequence, len(found), "the next sequence")
 
 
