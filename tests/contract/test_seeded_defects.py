@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from agent_runtime_core.testing.contracts import (
     runs,
     state,
 )
+from agent_runtime_core.testing.contracts.checks import turns
 from tests.contract.third_party.their_bus import TheirBus
 from tests.contract.third_party.their_queue import TheirQueue, TheirRows
 from tests.contract.third_party.their_store import TheirStore
@@ -401,6 +404,14 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
 
 PARTS_OF_QUEUE = (queue_entering, queue_leases, queue_mail, queue_doors, queue_lanes, queue_looking)
 
+#: What stores make of texts.
+FOLDS: dict[str, Callable[[str], str]] = {
+    "Latin1": lambda text: text.encode("latin-1", "replace").decode("latin-1"),
+    "SixteenBits": lambda text: "".join(each if ord(each) < 2**16 else "?" for each in text),
+    "CutsAtNul": lambda text: text.partition("\0")[0],
+    "OneLineEnd": lambda text: text.replace("\r\n", "\n").replace("\r", "\n"),
+}
+
 # -- event buses
 
 
@@ -490,6 +501,15 @@ class TornByCancelBus(TheirBus):
         return first + await super().commit(None, ops[1:])
 
 
+class TornBetweenRuns(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        answers: list[Any] = []
+        for _, of_run in itertools.groupby(ops, lambda op: op.args[0]):
+            answers += await super().commit(None if answers else guard, [*of_run])
+            await asyncio.sleep(0)
+        return answers
+
+
 class LooksThenWrites(TheirBus):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         stale = guard is not None and self.store.claims.get(guard.key) != guard.token
@@ -555,6 +575,78 @@ class ShortTypes(TheirBus):
         return super().append(run_id, [(id_, kind[:50], text, t) for id_, kind, text, t in rows])
 
 
+class RepublishOverwrites(TheirBus):
+    def append(self, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        numbers, log = super().append(run_id, rows), self.store.logs[run_id]
+        for number, (event_id, event_type, payload, t) in zip(numbers, rows, strict=True):
+            place = [event.sequence for event in log].index(number)
+            log[place] = StoredEvent(number, event_type, payload, t, event_id)
+        return numbers
+
+
+class ShieldAloneBus(TheirBus):
+    """Whoever is cancelled goes on at once, and what was to be written comes later."""
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await asyncio.shield(asyncio.ensure_future(self.slowly(guard, ops)))
+
+    async def slowly(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        await turns(5)
+        return await super().commit(guard, ops)
+
+
+class SwallowsCancelBus(ShieldAloneBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        writing = asyncio.ensure_future(self.slowly(guard, ops))
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(writing)
+        return writing.result()
+
+
+class TakesGreaterClaimsBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is not None and guard.token > self.store.claims.get(guard.key, "~"):
+            guard = None
+        return await super().commit(guard, ops)
+
+
+class GuardsPublishOnly(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard if ops[0].name == "events.publish" else None, ops)
+
+
+class FencesAreFreeBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None if ops[0].name.startswith("fence.") else guard, ops)
+
+
+class AsksForTheRunWrittenBus(TheirBus):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard and Guard(ops[0].args[0], guard.token), ops)
+
+
+class DeletesTheClaimBus(TheirBus):
+    def apply(self, op: Op) -> Any:
+        if op.name == "events.delete":
+            self.store.claims.pop(op.args[0], None)
+        return super().apply(op)
+
+
+def _with_ids(name: str) -> type[TheirBus]:
+    def append(self: TheirBus, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return TheirBus.append(self, run_id, [(FOLDS[name](row[0]), *row[1:]) for row in rows])
+
+    return type(f"{name}Ids", (TheirBus,), {"append": append})
+
+
+def _with_types(name: str) -> type[TheirBus]:
+    def append(self: TheirBus, run_id: str, rows: Sequence[tuple[str, str, str, float]]) -> list[int]:
+        return TheirBus.append(self, run_id, [(row[0], FOLDS[name](row[1]), *row[2:]) for row in rows])
+
+    return type(f"{name}Types", (TheirBus,), {"append": append})
+
+
 BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (NoFenceBus, events.a_stale_claim_is_refused),
     (NotAtomicBus, events.a_commit_is_all_or_nothing),
@@ -570,6 +662,7 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (TrimsTheLast, events.a_log_that_is_trimmed_goes_on),
     (HeadIsLength, events.a_log_that_is_trimmed_goes_on),
     (TornByCancelBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (TornBetweenRuns, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (LooksThenWrites, events.a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all),
     (TakesHalfARepeat, events.a_repeat_is_answered_only_where_all_of_it_was_written),
     (InstallsOnce, events.a_claim_may_be_carried_here_again_and_is_forgotten),
@@ -579,6 +672,16 @@ BUSES: list[tuple[type[TheirBus], events.Case]] = [
     (KnowsTheLastIds, events.an_id_is_known_however_long_ago_it_was_published),
     (FoldsIds, events.texts_are_kept_whole_and_told_apart),
     (ShortTypes, events.texts_are_kept_whole_and_told_apart),
+    (RepublishOverwrites, events.an_event_stays_as_it_was_first_published),
+    (TakesGreaterClaimsBus, events.every_write_is_refused_under_a_stale_claim),
+    (GuardsPublishOnly, events.every_write_is_refused_under_a_stale_claim),
+    (FencesAreFreeBus, events.every_write_is_refused_under_a_stale_claim),
+    (AsksForTheRunWrittenBus, events.a_claim_counts_for_its_own_run_whichever_is_written),
+    (DeletesTheClaimBus, events.a_deleted_run_is_gone),
+    *((_with_types(name), events.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    *((_with_ids(name), events.texts_are_kept_whole_and_told_apart) for name in ("Latin1", "SixteenBits")),
+    (ShieldAloneBus, events.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (SwallowsCancelBus, events.a_writer_that_is_cancelled_does_not_go_on),
 ]
 
 # -- state stores
@@ -737,6 +840,139 @@ class KnowsTextsOnly(TheirStore):
         return super().landed(op)
 
 
+class RepeatOverwrites(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        seq = super().append(run_id, record)
+        self.store.journals[run_id][seq] = record._replace(seq=seq)
+        return seq
+
+
+class ComparesAllOfIt(TheirStore):
+    def there(self, run_id: str, record: Record) -> bool:
+        return record in self.store.journals.get(run_id, [])
+
+
+class EndsAllAlike(TheirStore):
+    """An end by a claim is taken for that of nobody's."""
+
+    def same_end(self, last: Record, record: Record) -> bool:
+        return super().same_end(last, record._replace(claim_id=""))
+
+
+class AnyRecordIsAnEnd(TheirStore):
+    def same_end(self, last: Record, record: Record) -> bool:
+        return super().same_end(last, record._replace(kind="ended"))
+
+
+class LosesEventCounts(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        return super().append(run_id, record._replace(nev=0))
+
+
+class ShieldAloneStore(TheirStore):
+    """Whoever is cancelled goes on at once, and what was to be written comes later."""
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await asyncio.shield(asyncio.ensure_future(self.slowly(guard, ops)))
+
+    async def slowly(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        await turns(5)
+        return await super().commit(guard, ops)
+
+
+class SwallowsCancelStore(ShieldAloneStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        writing = asyncio.ensure_future(self.slowly(guard, ops))
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(writing)
+        return writing.result()
+
+
+class TakesGreaterClaimsStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is not None and guard.token > self.store.claims.get(guard.key, "~"):
+            guard = None
+        return await super().commit(guard, ops)
+
+
+class GuardsStepsOnly(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard if ops[0].name == "journal.append" else None, ops)
+
+
+class FencesAreFreeStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None if ops[0].name.startswith("fence.") else guard, ops)
+
+
+class AsksForTheRunWrittenStore(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(guard and Guard(ops[0].args[0], guard.token), ops)
+
+
+class DeletesTheClaimStore(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "state.delete":
+            self.store.claims.pop(op.args[0], None)
+        return super().apply(op)
+
+
+class StatusIsFree(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        return await super().commit(None if ops[0].name == "state.status" else guard, ops)
+
+
+class TakesAnyForgetting(TheirStore):
+    def landed(self, op: Op) -> bool:
+        return op.name == "fence.forget" or super().landed(op)
+
+
+def _with_records(name: str, column: str) -> type[TheirStore]:
+    def append(self: TheirStore, run_id: str, record: Record) -> int:
+        folded: dict[str, Any] = {column: FOLDS[name](getattr(record, column))}
+        return TheirStore.append(self, run_id, record._replace(**folded))
+
+    return type(f"{name}{column.title()}s", (TheirStore,), {"append": append})
+
+
+def _with_statuses(name: str) -> type[TheirStore]:
+    def apply(self: TheirStore, op: Op) -> Any:
+        if op.name == "state.status":
+            op = Op(op.name, (op.args[0], FOLDS[name](op.args[1]), op.args[2]))
+        return TheirStore.apply(self, op)
+
+    return type(f"{name}Statuses", (TheirStore,), {"apply": apply})
+
+
+class ComparesInLatin1(TheirStore):
+    """What is kept is whole, and what is sent again is looked for by less."""
+
+    def there(self, run_id: str, record: Record) -> bool:
+        fold = FOLDS["Latin1"]
+        keys = [each.key for each in self.store.journals.get(run_id, []) if fold(each.key) == fold(record.key)]
+        return any(super(ComparesInLatin1, self).there(run_id, record._replace(key=key)) for key in keys)
+
+
+class RefusesGaps(TheirStore):
+    def append(self, run_id: str, record: Record) -> int:
+        if record.seq > self.end(run_id) + 1:
+            raise LeaseLost(run_id, record.claim_id)
+        return super().append(run_id, record)
+
+
+class CountsRecords(TheirStore):
+    def end(self, run_id: str) -> int:
+        return len(self.store.journals.get(run_id, [])) - 1
+
+
+class SlicesByPosition(TheirStore):
+    async def read(self, what: str, *args: Any) -> Any:
+        if what == "records":
+            return self.store.journals.get(args[0], [])[args[1] + 1 :]
+        return await super().read(what, *args)
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state.a_stale_claim_writes_nothing),
     (NotAtomicStore, state.a_commit_is_all_or_nothing),
@@ -761,6 +997,27 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (KeepsTheFenceStore, state.a_commit_is_all_or_nothing),
     (DeletesAllClaimsStore, state.a_deleted_run_is_gone),
     (KnowsTextsOnly, state.a_lost_reply_is_repeated_without_harm),
+    (RepeatOverwrites, state.a_record_stays_as_it_was_first_written),
+    (ComparesAllOfIt, state.a_record_stays_as_it_was_first_written),
+    (EndsAllAlike, state.an_end_under_no_claim_is_there_once_for_each_generation),
+    (AnyRecordIsAnEnd, state.an_end_under_no_claim_is_there_once_for_each_generation),
+    (LosesEventCounts, state.a_record_comes_back_as_it_was),
+    (RefusesGaps, state.a_position_may_be_left_out),
+    (CountsRecords, state.a_position_may_be_left_out),
+    (SlicesByPosition, state.a_position_may_be_left_out),
+    (TakesGreaterClaimsStore, state.a_stale_claim_writes_nothing),
+    (GuardsStepsOnly, state.a_stale_claim_writes_nothing),
+    (FencesAreFreeStore, state.a_stale_claim_writes_nothing),
+    (StatusIsFree, state.a_stale_claim_writes_nothing),
+    (TakesAnyForgetting, state.a_stale_claim_writes_nothing),
+    (AsksForTheRunWrittenStore, state.a_claim_counts_for_its_own_run_whichever_is_written),
+    (DeletesTheClaimStore, state.a_deleted_run_is_gone),
+    *((_with_records(name, "name"), state.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    *((_with_records(name, "key"), state.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    *((_with_statuses(name), state.texts_are_kept_whole_and_told_apart) for name in FOLDS),
+    (ComparesInLatin1, state.texts_are_kept_whole_and_told_apart),
+    (ShieldAloneStore, state.a_writer_that_is_cancelled_wrote_all_or_nothing),
+    (SwallowsCancelStore, state.a_writer_that_is_cancelled_does_not_go_on),
 ]
 
 DEFECTS = [*QUEUES, *BUSES, *STORES]

@@ -29,9 +29,9 @@ class StateStore(Backend):
 
     What it guarantees, on every backend:
 
-    1. The journal of a run is append-only: a position is written once; the same position by the same
-       claim is the same record, and repeating it changes nothing. An end under no claim is there once for
-       each generation, however many write it at once.
+    1. The journal of a run is append-only: a position is written once, and one may be left out; the same
+       position by the same claim is the same record, and repeating it changes nothing. An end under no claim
+       is there once for each generation, however many write it at once.
     2. A write with a claim is refused with LeaseLost once that claim was superseded.
     3. What is read is not shared with what was written: everything goes through its encoding.
 

@@ -53,10 +53,8 @@ class TheirStore(StateStore):
 
     def there(self, run_id: str, record: Record) -> bool:
         journal = self.store.journals.get(run_id, [])
-        if not 0 <= record.seq < len(journal):
-            return False
-        there = journal[record.seq]
-        return (there.claim_id, there.kind, there.key) == (record.claim_id, record.kind, record.key)
+        mine = (record.seq, record.claim_id, record.kind, record.key)
+        return any(mine == (each.seq, each.claim_id, each.kind, each.key) for each in journal)
 
     def apply(self, op: Op) -> Any:
         store, key = self.store, op.args[0]
@@ -86,14 +84,18 @@ class TheirStore(StateStore):
         mine = (record.kind, record.claim_id, record.attempt)
         return mine == ("ended", "", last.attempt) and not last.claim_id
 
+    def end(self, run_id: str) -> int:
+        journal = self.store.journals.get(run_id)
+        return journal[-1].seq if journal else -1
+
     def append(self, run_id: str, record: Record) -> int:
         journal = self.store.journals.setdefault(run_id, [])
         if record.seq < 0:
             last = next((each for each in reversed(journal) if each.kind == "ended"), None)
             if last is not None and self.same_end(last, record):
                 return last.seq
-            record = record._replace(seq=len(journal))
-        if record.seq == len(journal):
+            record = record._replace(seq=self.end(run_id) + 1)
+        if record.seq > self.end(run_id):
             journal.append(record)
         elif not self.there(run_id, record):
             raise LeaseLost(run_id, record.claim_id)

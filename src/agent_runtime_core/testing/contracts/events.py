@@ -16,7 +16,7 @@ from uuid import UUID
 
 from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
-from ...events.base import DELETE, TRIM, Event, EventBus
+from ...events.base import DELETE, PUBLISH, TRIM, Event, EventBus
 from .checks import PATIENCE, TRIES, Cases, refused, same, turns
 
 Make = Callable[[], EventBus]
@@ -27,6 +27,8 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")
+#: Each differs from the next only beyond Latin-1 or beyond 16 bits.
+TEXTS = ("注文", "見積", "\U0001f600a", "\U0001f601a")
 READY = 0.1  # seconds after its first step within which a subscription hears everything
 
 
@@ -193,6 +195,22 @@ async def an_event_id_is_absorbed_and_keeps_its_sequence(make: Make) -> None:
 
 
 @CASES
+async def an_event_stays_as_it_was_first_published(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        await fill(bus, 2)
+        before = await bus.get_events(RUN)
+        other = Op(PUBLISH, (str(RUN), (("e0", "other", '{"n":9}', 9.0),)))
+        for guard in (None, Guard(str(RUN), "01A"), Guard(str(RUN), "01")):
+            same(await bus.commit(guard, [other]), [[0]], "the sequence of a known id with another event")
+        same(await bus.get_events(RUN), before, "the log after that")
+        twice = bus.publishing(RUN, [("new", "tick", {"n": 2}), ("new", "other", {"n": 3})])
+        same(await bus.commit(None, [twice]), [[2, 2]], "the sequences of one id with two events")
+        [kept] = await bus.get_events(RUN, 2)
+        same((kept.event_type, kept.payload), ("tick", {"n": 2}), "which of the two is there")
+
+
+@CASES
 async def a_stale_claim_is_refused(make: Make) -> None:
     async with opened(make) as bus:
         with refused(LeaseLost, "a claim that was never installed"):
@@ -209,6 +227,37 @@ async def a_stale_claim_is_refused(make: Make) -> None:
         same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 1, "the claim that holds the run")
         same((await bus.publish(RUN, "tick", {})).sequence, 2, "an administrator's write")
         same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
+
+
+@CASES
+async def every_write_is_refused_under_a_stale_claim(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 3)
+        ops = [bus.publishing(RUN, [("late", "tick", {})]), Op(DELETE, (str(RUN),)), Op(TRIM, (str(RUN), 2))]
+        ops += [Op(INSTALL, (str(RUN), "01D")), Op(FORGET, (str(RUN),))]
+
+        async def late(claim: str, when: str) -> None:
+            for op in ops:
+                with refused(LeaseLost, f"{op.name} under a claim {when}"):
+                    await bus.commit(Guard(str(RUN), claim), [op])
+
+        await late("01A", "that was never carried here")
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01B"))])
+        await late("01A", "that is less than the one which holds the run")
+        await late("01C", "that is greater than the one which holds the run")
+        same(sequences(await bus.get_events(RUN)), [0, 1, 2], "the log")
+        same((await bus.publish(RUN, "tick", {}, claim="01B")).sequence, 3, "the claim that holds the run")
+
+
+@CASES
+async def a_claim_counts_for_its_own_run_whichever_is_written(make: Make) -> None:
+    async with opened(make) as bus:
+        await bus.commit(None, [Op(INSTALL, (str(RUN), "01A")), Op(INSTALL, (str(OTHER), "01B"))])
+        told = bus.publishing(OTHER, [("a", "tick", {})])
+        with refused(LeaseLost, "a write under a claim of the run that is written, in the name of another run"):
+            await bus.commit(Guard(str(RUN), "01B"), [told])
+        same(await bus.get_events(OTHER), [], "the log")
+        same(await bus.commit(Guard(str(RUN), "01A"), [told]), [[0]], "what a claim of another run writes")
 
 
 @CASES
@@ -270,15 +319,33 @@ async def a_claim_that_is_superseded_while_it_writes_writes_before_or_not_at_all
 async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
     async with opened(make) as bus:
         for patience in range(8):
-            run_id = UUID(int=patience + 1)
+            run_id, other = UUID(int=patience + 1), UUID(int=patience + 101)
             events = [bus.publishing(run_id, [(f"{m}.{n}", "tick", {}) for n in range(3)]) for m in range(2)]
-            writing = asyncio.ensure_future(bus.commit(None, events))
+            writing = asyncio.ensure_future(bus.commit(None, [*events, bus.publishing(other, [("a", "tick", {})])]))
             await turns(patience)
             writing.cancel()
             await asyncio.wait({writing})
             found = sequences(await bus.get_events(run_id))
             same(found in ([], [*range(6)]), True, f"that of six events all are there or none, and not {found}")
+            same(sequences(await bus.get_events(other)), [0] if found else [], "the log of another run beside them")
             same((await bus.publish(run_id, "tick", {})).sequence, len(found), "the next sequence")
+
+
+@CASES
+async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
+    async with opened(make) as bus:
+        for patience in range(8):
+            event = bus.publishing(UUID(int=patience + 1), [("e", "tick", {})])
+
+            async def write(event: Op = event) -> None:
+                await bus.commit(None, [event])
+                await turns()  # where the commit did not wait for anything, it is cancelled here
+
+            writing = asyncio.ensure_future(write())
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
 
 
 @CASES
@@ -319,7 +386,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as bus:
         await fill(bus, 3)
-        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01A"))])
+        await bus.commit(None, [Op(INSTALL, (str(OTHER), "01A")), Op(INSTALL, (str(RUN), "01B"))])
         await bus.publish(OTHER, "tick", {}, claim="01A")
         await bus.commit(None, [Op(DELETE, (str(RUN),))])
         await bus.publish(OTHER, "tick", {}, claim="01A")
@@ -327,9 +394,10 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await bus.published(RUN), frozenset(), "its published ids")
         same(len(await bus.get_events(OTHER)), 2, "the log of another run")
         same(await bus.head(RUN), 0, "its head")
-        same(
-            (await bus.publish(RUN, "tick", {}, event_id="e1")).sequence, 0, "its first sequence when it is there anew"
-        )
+        with refused(LeaseLost, "an older claim, carried here when the run was deleted"):
+            await bus.commit(None, [Op(INSTALL, (str(RUN), "01A"))])
+        anew = await bus.publish(RUN, "tick", {}, event_id="e1", claim="01B")
+        same(anew.sequence, 0, "its first sequence when it is there anew")
 
 
 @CASES
@@ -434,8 +502,8 @@ async def payloads_come_back_as_they_were(make: Make) -> None:
 @CASES
 async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
     async with opened(make) as bus:
-        kinds = ["Tick", "tick", "tick ", "ti\u0301ck", "t\u00edck", "x" * 199]
-        ids = ["Id", "id", "id ", "x" * 99 + "1", "x" * 99 + "2", "\u00edd", "i\u0301d"]
+        kinds = ["Tick", "tick", "tick ", "ti\u0301ck", "t\u00edck", "x" * 199, *TEXTS]
+        ids = ["Id", "id", "id ", "x" * 99 + "1", "x" * 99 + "2", "\u00edd", "i\u0301d", *TEXTS]
         for kind in kinds:
             await bus.publish(RUN, kind, {"text": kind * 2000})
         found = await bus.get_events(RUN)
@@ -444,6 +512,11 @@ async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
         told = [await bus.publish(OTHER, "tick", {}, event_id=each) for each in ids]
         same(sequences(told), list(range(len(ids))), "the sequences of ids that differ by little")
         same(await bus.published(OTHER), frozenset(ids), "published ids")
+        # `publish` refuses these, which `ctx.emit` lets through.
+        broken = ["a\0b", "a\0c", "a\r\nb", "a\nb", "a\rb", "a\x85b", "a\u2028b"]
+        run_id = str(UUID(int=1))
+        await bus.commit(None, [Op(PUBLISH, (run_id, tuple((ascii(kind), kind, "{}", 9.0) for kind in broken)))])
+        same([event.event_type for event in await bus.get_events(run_id)], broken, "types with a NUL or a line end")
 
 
 @CASES

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from decimal import Decimal
 from typing import Any
@@ -32,7 +33,9 @@ check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
-OLD, NEW, NEWER = (f"01HZX00000000000000000000{n}" for n in (1, 2, 3))
+#: Each differs from the next only beyond Latin-1, beyond 16 bits, behind a NUL, or in its line end.
+TEXTS = ("注文", "見積", "\U0001f600a", "\U0001f601a", "a\0b", "a\0c", "a\r\nb", "a\nb", "a\rb")
+OLD, NEW, NEWER, NEWEST = (f"01HZX00000000000000000000{n}" for n in (1, 2, 3, 4))
 
 
 @contextlib.asynccontextmanager
@@ -187,12 +190,30 @@ async def a_record_comes_back_as_it_was(make: Make) -> None:
     async with opened(make) as store:
         full = Record(
             0, STARTED, "näme", "k:1", 2, OLD, 1_800_000_000.123456, f'"{"r" * 1_500_000}"', '"e"', '{"s":"\\u0000"}',
-            3, 4, 5, 6, '{"i":1}', '{"n":1}', "digest", nev=0,
+            3, 4, 5, 6, '{"i":1}', '{"n":1}', "digest", nev=2,
         )  # fmt: skip
         bare = Record(1, DONE)
         await append(store, full, bare)
         found = [each._replace(ev=-1) for each in await store.records(RUN)]
         same(found, [full, bare], "two records")
+
+
+@CASES
+async def texts_are_kept_whole_and_told_apart(make: Make) -> None:
+    async with opened(make) as store:
+        records = [record(n, text)._replace(key=f"k:{text}") for n, text in enumerate(TEXTS)]
+        await append(store, *records)
+        found = [(each.name, each.key) for each in await store.records(RUN)]
+        same(found, [(text, f"k:{text}") for text in TEXTS], "names and keys")
+        for text, other in itertools.pairwise(TEXTS):
+            with refused(LeaseLost, f"the position of the key {text!a} once more, for {other!a}"):
+                await append(store, record(TEXTS.index(text), text)._replace(key=f"k:{other}"))
+            await store.commits.commit(None, [Op("state.status", (str(RUN), text, 9.0))])
+            same(await store.get_run_status(RUN), text, "the status")
+            with refused(LeaseLost, f"the status {other!a}, which was not written, repeated where {text!a} is"):
+                await store.commits.commit(Guard(str(RUN), OLD), [Op("state.status", (str(RUN), other, 9.0))])
+            await store.save_checkpoint(RUN, {text: [other]})
+            same(await store.get_checkpoint(RUN), {text: [other]}, "the checkpoint")
 
 
 @CASES
@@ -205,6 +226,27 @@ async def the_store_chooses_the_next_position_for_minus_one(make: Make) -> None:
 
 
 @CASES
+async def a_position_may_be_left_out(make: Make) -> None:
+    async with opened(make) as store:
+        same(await append(store, record(0), record(2)), [0, 2], "the positions answered")
+        same(await append(store, record(-1, "next")), [3], "the position chosen behind one that was left out")
+        same(await append(store, record(6, "failed", kind=ENDED)), [6], "the position of an end behind more of them")
+        same([each.seq for each in await store.records(RUN)], [0, 2, 3, 6], "positions in the journal")
+        same([each.seq for each in await store.records(RUN, 1)], [2, 3, 6], "those past a position that was left out")
+        same([each.seq for each in await store.records(RUN, 2)], [3, 6], "those past one that was not")
+        found = await store.ending(str(RUN))
+        same(found and found.seq, 6, "the position of the ending")
+        same(await append(store, record(2)), [2], "the position of a record that is there")
+        with refused(LeaseLost, "another record at its position"):
+            await append(store, record(2, claim=NEW))
+        await install(store, NEW)
+        same(await append(store, record(2), claim=OLD), [2], "the repeat of a claim that was superseded")
+        with refused(LeaseLost, "what it left out"):
+            await append(store, record(1), claim=OLD)
+        same(await append(store, record(4), run=OTHER), [4], "a position that is not 0 in an empty journal")
+
+
+@CASES
 async def an_end_under_no_claim_is_there_once_for_each_generation(make: Make) -> None:
     async with opened(make) as store:
         end = record(-1, "cancelled", kind=ENDED, claim="")._replace(attempt=1, nev=1)
@@ -214,6 +256,9 @@ async def an_end_under_no_claim_is_there_once_for_each_generation(make: Make) ->
         by_claim = end._replace(seq=3, attempt=3, claim_id=OLD)
         same(await append(store, by_claim, end._replace(attempt=3)), [3, 4], "an end beside one by a claim")
         same([each.kind for each in await store.records(RUN)], [DONE, *[ENDED] * 4], "the journal")
+        same(await append(store, end._replace(attempt=3, claim_id=OLD)), [5], "an end by a claim behind that")
+        await append(store, end._replace(attempt=4))
+        same(await append(store, record(-1, claim="")._replace(attempt=4)), [7], "what is no end, behind an end")
 
 
 @CASES
@@ -229,6 +274,21 @@ async def a_position_is_written_once(make: Make) -> None:
             with refused(LeaseLost, f"position 0 once more, {other.kind} {other.key} by {other.claim_id}"):
                 await append(store, other, record(1, "b", claim=other.claim_id))
             same([(each.name, each.claim_id) for each in await store.records(RUN)], [("a", OLD)], "the journal")
+
+
+@CASES
+async def a_record_stays_as_it_was_first_written(make: Make) -> None:
+    async with opened(make) as store:
+        first = record(0, "a", result="1")
+        others = (first._replace(result="2"), first._replace(t=first.t + 1), first._replace(name="b", result=None))
+        await install(store, OLD)
+        await append(store, first, claim=OLD)
+        for other in others:
+            same(await append(store, other, claim=OLD), [0], "the position answered for the same record")
+        await install(store, NEW)
+        for other in others:
+            same(await append(store, other, claim=OLD), [0], "the position answered once the claim was superseded")
+        same([each._replace(ev=-1) for each in await store.records(RUN)], [first], "the journal after all of these")
 
 
 @CASES
@@ -259,32 +319,50 @@ async def the_ending_is_the_last_one(make: Make) -> None:
 
 @CASES
 async def a_stale_claim_writes_nothing(make: Make) -> None:
-    async def late(store: StateStore, when: str) -> None:
+    async def late(store: StateStore, claim: str, when: str) -> None:
         before = (await store.records(RUN), await store.state(str(RUN)))
         with refused(LeaseLost, f"save_checkpoint {when}"):
-            await store.save_checkpoint(RUN, {"late": 1}, claim=OLD)
+            await store.save_checkpoint(RUN, {"late": 1}, claim=claim)
         with refused(LeaseLost, f"update_run_status {when}"):
-            await store.update_run_status(RUN, "late", claim=OLD)
-        with refused(LeaseLost, f"journal.append {when}"):
-            await append(store, record(len(before[0]), "late"), claim=OLD)
-        with refused(LeaseLost, f"state.delete {when}"):
-            await store.commits.commit(Guard(str(RUN), OLD), [Op("state.delete", (str(RUN),))])
+            await store.update_run_status(RUN, "late", claim=claim)
+        for op in (
+            Op("journal.append", (str(RUN), record(len(before[0]), "late", claim=claim))),
+            Op("state.delete", (str(RUN),)),
+            Op(INSTALL, (str(RUN), NEWEST)),
+            Op(FORGET, (str(RUN),)),
+        ):
+            with refused(LeaseLost, f"{op.name} {when}"):
+                await store.commits.commit(Guard(str(RUN), claim), [op])
         same((await store.records(RUN), await store.state(str(RUN))), before, f"what is stored {when}")
 
     async with opened(make) as store:
-        await late(store, "before any claim")
+        await late(store, OLD, "before any claim")
         await install(store, OLD)
+        await late(store, NEW, "by a claim that is greater, and was never carried here")
         await append(store, record(0), claim=OLD)
         await store.save_checkpoint(RUN, {"n": 1}, claim=OLD)
         await store.update_run_status(RUN, "running", claim=OLD)
         await install(store, NEW)
-        await late(store, "after a newer claim")
+        await late(store, OLD, "after a newer claim")
+        await late(store, NEWER, "by a claim that is still greater")
         await append(store, record(1, claim=NEW), claim=NEW)
         await store.save_checkpoint(RUN, {"n": 2}, claim=NEW)
         await store.update_run_status(RUN, "administrator")
         same(len(await store.records(RUN)), 2, "the length of the journal")
         row = await store.state(str(RUN))
         same((row.checkpoint, row.status), ('{"n":2}', "administrator"), "the state")
+
+
+@CASES
+async def a_claim_counts_for_its_own_run_whichever_is_written(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, OLD)
+        await install(store, NEW, OTHER)
+        written = Op("journal.append", (str(OTHER), record(0)))
+        with refused(LeaseLost, "a write under a claim of the run that is written, in the name of another run"):
+            await store.commits.commit(Guard(str(RUN), NEW), [written])
+        same(await store.records(OTHER), [], "the journal")
+        same(await store.commits.commit(Guard(str(RUN), OLD), [written]), [0], "what a claim of another run writes")
 
 
 @CASES
@@ -390,6 +468,24 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
             await asyncio.wait({writing})
             found = (len(await store.records(run)), await store.get_run_status(run))
             same(found in ((0, None), (3, "running")), True, f"that all of a commit is there or nothing, not {found}")
+            same(await append(store, record(-1), run=run), [found[0]], "the position of what is written behind that")
+
+
+@CASES
+async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
+    async with opened(make) as store:
+        for patience in range(8):
+            status = Op("state.status", (str(UUID(int=patience + 1)), "running", 9.0))
+
+            async def write(status: Op = status) -> None:
+                await store.commits.commit(None, [status])
+                await turns()  # where the commit did not wait for anything, it is cancelled here
+
+            writing = asyncio.ensure_future(write())
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing})
+            same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
 
 
 @CASES
@@ -425,6 +521,7 @@ async def a_long_journal_is_read_whole(make: Make) -> None:
 async def a_deleted_run_is_gone(make: Make) -> None:
     async with opened(make) as store:
         await install(store, OLD, OTHER)
+        await install(store, NEW)
         for run in (RUN, OTHER):
             await append(store, record(0), record(1, "succeeded", kind=ENDED), run=run)
             await store.save_checkpoint(run, {"n": 1})
@@ -435,4 +532,6 @@ async def a_deleted_run_is_gone(make: Make) -> None:
         same(await store.state(str(RUN)), StateRow(), "the state")
         same(len(await store.records(OTHER)), 2, "the journal of another run")
         await store.update_run_status(OTHER, "running", claim=OLD)
-        same(await append(store, record(-1, "anew")), [0], "the first position of a new journal")
+        with refused(LeaseLost, "an older claim, carried here when the run was deleted"):
+            await install(store, OLD)
+        same(await append(store, record(-1, "anew"), claim=NEW), [0], "the first position of a new journal")
