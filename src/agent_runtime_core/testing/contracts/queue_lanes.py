@@ -10,7 +10,7 @@ from ...errors import LeaseLost
 from ...queue.base import RunQueue
 from ...queue.row import Moved, RunFilter, RunRow
 from .checks import Cases, refused, same, turns
-from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
+from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, once, one, opened
 
 CASES: Cases[Case] = Cases()
 
@@ -23,7 +23,9 @@ async def line(queue: RunQueue, *agents: str, key: str = "lane", **options: Any)
 async def finish(queue: RunQueue, worker: str = "w") -> list[str]:
     """End runs one by one, as they come; their agents."""
     found: list[str] = []
+    seen: set[str] = set()
     while rows := await queue.claim_rows(worker, LEASE):
+        once(seen, rows[0].run_id, rows[0].agent)
         found += names(rows)
         await leave(queue, rows[0], "succeeded")
     return found
