@@ -157,6 +157,14 @@ def refused(error: type[Exception], what: str) -> Iterator[None]:
     raise AssertionError(f"{what}: {error.__name__} was not raised")
 
 
+@contextlib.contextmanager
+def accepted(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{what}: refused with {error!r:.400}") from error
+
+
 async def turns(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
