@@ -20,10 +20,10 @@ CASES: Cases[Case] = Cases()
 
 # A column, or what looks a name up in it, may fold any two of these.
 NAMES = [
-    "Name", "name", "name ", "n\u00e4me", "na\u0308me", "x" * 511 + "1", "x" * 511 + "2", "x", "nam", "nam_", "nam%", "?",
-    "\u6ce8\u6587", "\u898b\u7a4d", "\U0001f600a", "\U0001f601a", "\ufffd", "name\u200b", "na\\me", "na'me", "1", "01",
+    "Name", "name", "name ", "n\u00e4me", "na\u0308me", "x" * 511 + "1", "x" * 511 + "2", "x", "nam", "nam_", "nam%",
+    "\u6ce8\u6587", "\u898b\u7a4d", "\U0001f600a", "\U0001f601a", "\ufffd", "?", "name\u200b", "na\\me", "1",
 ]  # fmt: skip
-#: What only the ids of messages may hold beside that.
+#: What only the names and ids of messages may hold beside that.
 BROKEN = ["a\r\nb", "a\nb", "a\rb", "a\tb", "a\x00b", "a\x00", "a"]
 
 
@@ -279,23 +279,34 @@ async def a_key_stands_for_its_run_also_when_that_is_over(make: Make) -> None:
 async def names_are_told_apart(make: Make) -> None:
     async with opened(make) as (queue, _):
         for n, each in enumerate(NAMES):
-            await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each, concurrency_key=each)
+            await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each)
         found = names(await queue.claim("w", limit=99))
         same(found, [f"agent{n}" for n in range(len(NAMES))], "runs whose keys differ by little")
         await add(queue, *NAMES, concurrency_key="")
         for each in reversed(NAMES):
             same(names(await queue.find(RunFilter(("pending",), each))), [each], f"what find has of {each!r:.40}")
-            claimed = await queue.claim("w", agent_keys=[each], limit=9)
+            claimed = await queue.claim_rows(each, agent_keys=[each], limit=9)
             same(names(claimed), [each], f"a claim for the agent {each!r:.40}")
+            same((await queue.must_get(claimed[0].run_id)).worker, each, "the worker who holds it")
         [run_id] = await add(queue, "agent")
-        answers = [await queue.post(run_id, "signal", each, "1", each) for each in NAMES]
-        same([seq for _, seq in answers], [*range(1, len(NAMES) + 1)], "messages whose ids differ by little")
+        several = [*NAMES, *BROKEN]
+        answers = [await queue.post(run_id, "signal", each, "1", each) for each in several]
+        same([seq for _, seq in answers], [*range(1, len(several) + 1)], "messages whose ids differ by little")
         box = await queue.mail(run_id)
-        same([(mail.name, mail.msg_id) for mail in box], [(each, each) for each in NAMES], "their names and ids")
-        [run_id] = await add(queue, "agent")
-        answers = [await queue.post(run_id, "signal", "go", "1", each) for each in BROKEN]
-        same([seq for _, seq in answers], [*range(1, len(BROKEN) + 1)], "messages with control characters in their ids")
-        same([mail.msg_id for mail in await queue.mail(run_id)], BROKEN, "their ids")
+        same([(mail.name, mail.msg_id) for mail in box], [(each, each) for each in several], "their names and ids")
+
+
+@CASES
+async def lanes_are_told_apart(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for each in NAMES:
+            await add(queue, "first", "second", concurrency_key=each)
+        first = await queue.claim_rows("w", limit=99)
+        same([(row.agent, row.lane) for row in first], [("first", each) for each in NAMES], "one run for each key")
+        for row in reversed(first):
+            await leave(queue, row, "succeeded")
+            then = [(each.agent, each.lane) for each in await queue.claim_rows("w", limit=99)]
+            same(then, [("second", row.lane)], "what is there to claim at the end of the first of a key")
 
 
 @CASES

@@ -229,7 +229,9 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         _, mine = await ask(queue, inline(queue, "mine"))
         await line(queue, "a", "b", "c")
         same(await queue.claim("w"), None, "what is there to claim while it runs")
-        clock.advance(LEASE + 1)
+        clock.advance(LEASE)
+        same(await queue.claim("w"), None, "what is there to claim while its lease lasts")
+        clock.advance(1)
         row = await one(queue, "w")
         same(row.agent, "a", "who comes when its lease is over")
         with refused(LeaseLost, "a write by its last claim"):

@@ -111,7 +111,9 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
             await queue.release(old.run_id, "w2", True, claim_id=old.claim_id)
         same(await queue.requeue_for_retry(old.run_id, "w1", "boom"), False, "requeue_for_retry by the loser")
         same(await queue.extend_lease(old.run_id, "w1", 60), False, "extend_lease by the loser")
-        stale = Guard(key, old.claim_id)
+        stale, never = Guard(key, old.claim_id), Guard(key, f"7{new.claim_id[1:]}")
+        with refused(LeaseLost, "a write by a greater claim that was never made"):
+            await queue.commits.commit(never, [Op("queue.insert", (queue.new_row(None, "child", {}),))])
         for op in (
             Op("queue.insert", (queue.new_row(None, "child", {}),)),
             queue.post_op(other, "signal", "go", "1"),
@@ -282,6 +284,13 @@ async def a_claim_holds_past_its_lease_until_somebody_takes_the_run(make: Make) 
         for status in ("running", "succeeded"):
             with accepted(f"leaving it as {status}, {late}"):
                 await leave(queue, row, status)
+        job = queue.new_row("job", "agent", {}, origin="inline")
+        _, mine = await queue.take(job, "mine", LEASE, insert=True, reopen=False)
+        assert mine is not None
+        clock.advance(LEASE + 1)
+        await queue.claim("w")
+        with accepted("leaving a run that only its own process may go on with, once its lease ran out"):
+            await leave(queue, mine, "succeeded")
 
 
 @CASES

@@ -36,6 +36,7 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
         same(names(await queue.find(RunFilter(("failed",)))), list("aa"), "the failed ones")
         same(names(await queue.find(RunFilter(("failed", "pending"), "b"))), list("bb"), "b's, failed or pending")
         same(names(await queue.find(RunFilter(("running",)))), [], "the running ones")
+        same(names(await queue.find(RunFilter(()))), [], "those of no status")
         same(len(await queue.find(RunFilter(since=start + 10))), 3, "those created since the second")
         same(len(await queue.find(RunFilter(ended_before=start + 45))), 1, "those that ended before")
         page = await queue.find(RunFilter(limit=3))
@@ -158,6 +159,7 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
         came, key = await queue.must_get(run.run_id), str(run.run_id)
         brought = (came.priority, came.run_key, came.idem_key, came.parent_id, came.lane, came.created_at)
         same(brought, (7, "job", "key-1", parent, "lane", clock.wall()), "what its row has of what it came with")
+        same(came.digest, queue.new_row(None, "agent", {"n": 1}).digest, "its digest")
         same((came.expires_at, came.deadline), (clock.wall() + 86400.25, clock.wall() + 86400.75), "its limits")
 
         async def kept(answered: RunRow | None, after: str) -> RunRow:
@@ -181,7 +183,7 @@ async def what_a_run_came_with_it_keeps(make: Make) -> None:
         row = await claim("a retry")
         await kept(await leave(queue, row, "waiting", parked=1, reason="sleep", due_at=clock.wall() + 1), "a park")
         row = await claim("a park")
-        reason = "signal " + "\u6ce8" * 300
+        reason = "signal a\r\nb" + "\u6ce8" * 300
         left = await kept(await leave(queue, row, "waiting", parked=1, reason=reason), "a park without a time")
         same(left.reason, reason, "what it waits for")
         await queue.post(key, "signal", "go", "1")

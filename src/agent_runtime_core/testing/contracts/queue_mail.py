@@ -130,7 +130,8 @@ async def a_full_mailbox_is_read_in_order(make: Make) -> None:
     async with opened(make) as (queue, _):
         [run_id] = await add(queue, "a")
         for n in range(1200):
-            await queue.post(run_id, "signal", f"{1200 - n:04}", "1")
+            await queue.post(run_id, "signal", f"{1200 - n:04}", "1", f"m{n}")
+        same(await queue.post(run_id, "signal", "again", "1", "m0"), ("pending", 1), "the first message again")
         same([m.seq for m in await queue.mail(run_id)], [*range(1, 1201)], "the numbers of its messages")
         same([m.name for m in await queue.mail(run_id, 1198)], ["0002", "0001"], "the last two")
 
