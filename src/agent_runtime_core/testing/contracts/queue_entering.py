@@ -13,7 +13,7 @@ from ..._json import encode
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
 from ...queue.queued import QueuedRun
 from ...queue.row import Moved, RunFilter
-from .checks import Cases, refused, same, turns
+from .checks import Cases, accepted, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened
 
 CASES: Cases[Case] = Cases()
@@ -279,7 +279,8 @@ async def a_key_stands_for_its_run_also_when_that_is_over(make: Make) -> None:
 async def names_are_told_apart(make: Make) -> None:
     async with opened(make) as (queue, _):
         for n, each in enumerate(NAMES):
-            await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each)
+            with accepted(f"a run whose idempotency key is {each!r:.40}"):
+                await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each)
         found = names(await queue.claim("w", limit=99))
         same(found, [f"agent{n}" for n in range(len(NAMES))], "runs whose keys differ by little")
         await add(queue, *NAMES, concurrency_key="")
@@ -313,7 +314,8 @@ async def lanes_are_told_apart(make: Make) -> None:
 async def a_run_key_is_kept_as_it_is(make: Make) -> None:
     async with opened(make) as (queue, _):
         for n, each in enumerate(NAMES):
-            await queue.enqueue(each, f"agent{n}", {}, idempotency_key=each)
+            with accepted(f"a run whose run and idempotency key are {each!r:.40}"):
+                await queue.enqueue(each, f"agent{n}", {}, idempotency_key=each)
         for n, each in enumerate(NAMES):
             row = await queue.must_get(each)
             same((row.agent, row.run_key), (f"agent{n}", each), f"the agent and run key of {each!r:.40}")
