@@ -62,10 +62,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
             return {"backend": kind, "engine": engines.setdefault(letter, MemoryEngine(**options))}
 
         queue, bus, state = request.param.split(" ")
-        # Whoever polls that bus keeps the real clock: a virtual one would stand still.
         return (
             get_queue(**(their("their_queue:TheirQueue") | options if queue == "theirs" else at(queue))),
-            get_event_bus(**(their("their_bus:TheirBus") if bus == "theirs" else at(bus))),
+            get_event_bus(**(their("their_bus:TheirBus") | options if bus == "theirs" else at(bus))),
             get_state_store(**(their("their_store:TheirStore") | options if state == "theirs" else at(state))),
         )
 

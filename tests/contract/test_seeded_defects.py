@@ -28,6 +28,7 @@ from agent_runtime_core.testing.contracts import (
     queue_looking,
     queue_mail,
     runs,
+    several,
     state,
 )
 from agent_runtime_core.testing.contracts.checks import turns
@@ -339,6 +340,184 @@ class NewsOfOthers(TheirQueue):
         return {key: news._replace(cancelled=False) for key, news in found.items()} if what == "news" else found
 
 
+class _OneIdForAll(TheirRows):
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        boxes = self.tx.mail.values()
+        return next((mail.seq for box in boxes for mail in box if mail.msg_id == msg_id), None)
+
+
+class _KnowsTheLastMessages(TheirRows):
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        box = self.tx.mail.get(run_id, ())[-10:]
+        return next((mail.seq for mail in box if mail.msg_id == msg_id), None)
+
+
+class _AgentsLike(TheirRows):
+    """As LIKE 'name%' does."""
+
+    def _wanted(self, want: ClaimRequest, status: str) -> list[RunRow]:
+        rows = super()._wanted(want._replace(agents=None), status)
+        return [row for row in rows if want.agents is None or row.agent.startswith(want.agents)]
+
+
+def _latin(text: str) -> str:
+    return text.encode("latin-1", "replace").decode("latin-1")
+
+
+def _without_emoji(text: str) -> str:
+    return "".join(sign if sign < "\U00010000" else "?" for sign in text)
+
+
+def _one_break(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _storing(fold: Callable[[str], str], column: str) -> type[TheirRows]:
+    """Rows that keep that column folded."""
+
+    def folded(row: RunRow) -> RunRow:
+        value = getattr(row, column)
+        return row.changed(**{column: value and fold(value)})
+
+    class Folds(TheirRows):
+        def add(self, row: RunRow) -> RunRow:
+            return super().add(folded(row))
+
+        def save(self, row: RunRow) -> None:
+            super().save(folded(row))
+
+    Folds.__name__ = f"{column}{fold.__name__}"
+    return Folds
+
+
+def _losing(what: str, **values: Any) -> type[TheirRows]:
+    """Rows that are whole when they are added, and lose something when they are saved."""
+
+    class Loses(TheirRows):
+        def save(self, row: RunRow) -> None:
+            super().save(row._replace(**values))
+
+    Loses.__name__ = what
+    return Loses
+
+
+class _KeysInLatin(TheirRows):
+    def by_key(self, idem_key: str) -> RunRow | None:
+        rows = self.tx.runs.values()
+        return next((row for row in rows if row.idem_key and _latin(row.idem_key) == _latin(idem_key)), None)
+
+
+class _MessagesInLatin(TheirRows):
+    def add_mail(self, run_id: str, mail: Mail) -> None:
+        super().add_mail(run_id, mail._replace(name=_latin(mail.name)))
+
+
+class _MessagesInLines(TheirRows):
+    def mailed(self, run_id: str, msg_id: str) -> int | None:
+        box = self.tx.mail.get(run_id, ())
+        return next((mail.seq for mail in box if _one_break(mail.msg_id) == _one_break(msg_id)), None)
+
+
+class _LanesLike(TheirRows):
+    def behind(self, lane: str) -> RunRow | None:
+        rows = [row for row in self.tx.runs.values() if row.lane and row.lane.startswith(lane) and row.held == 1]
+        return min(rows, key=lambda row: (-row.priority, row.n), default=None)
+
+
+class _SmallPriorities(TheirRows):
+    def add(self, row: RunRow) -> RunRow:
+        return super().add(row._replace(priority=max(-(2**15), min(row.priority, 2**15 - 1))))
+
+
+class _SecondsOnly(TheirRows):
+    def add(self, row: RunRow) -> RunRow:
+        return super().add(row._replace(created_at=float(int(row.created_at))))
+
+
+class _EndsInSeconds(TheirRows):
+    def save(self, row: RunRow) -> None:
+        super().save(row._replace(ended_at=row.ended_at and float(int(row.ended_at))))
+
+
+class _ShortReasons(TheirRows):
+    def save(self, row: RunRow) -> None:
+        super().save(row._replace(reason=row.reason[:20]))
+
+
+class _ShortOutputs(TheirRows):
+    def save(self, row: RunRow) -> None:
+        super().save(row._replace(output=row.output and row.output[:65535]))
+
+
+class SwallowsCancelling(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        writing = asyncio.ensure_future(super().commit(guard, ops))
+        while not writing.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(writing)
+        return writing.result()
+
+
+class RefusesWhatIsLate(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        row = self.store.runs.get(guard.key) if guard is not None else None
+        if guard is not None and row is not None and row.status == "running" and row.lease_until < self.lease_now():
+            raise LeaseLost(*guard)
+        return await super().commit(guard, ops)
+
+
+class TakesGreaterClaims(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        greater = guard is not None and guard.token > self.store.claims.get(guard.key, "~")
+        return await super().commit(None if greater else guard, ops)
+
+
+class SomeChildren(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return found[:100] if what == "children" else found
+
+
+class LiveChildren(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return [row for row in found if row.ended_at is None] if what == "children" else found
+
+
+class FindsFew(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        found = await super().read(what, *args)
+        return found[:500] if what == "find" else found
+
+
+class FindsAll(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        return await super().read(what, *((args[0]._replace(limit=10_000),) if what == "find" else args))
+
+
+class LastIsDue(TheirQueue):
+    async def read(self, what: str, *args: Any) -> Any:
+        if what != "next_due":
+            return await super().read(what, *args)
+        return max((row.due_at for row in self.store.runs.values() if row.due_at > 0), default=None)
+
+
+class DueThoughItIsOver(TheirQueue):
+    """Tells when a run would have been due that was cancelled meanwhile."""
+
+    async def read(self, what: str, *args: Any) -> Any:
+        rows = [RunRow(*row) for row in self.store.runs.values()]
+        self.due = {**getattr(self, "due", {}), **{row.run_id: row.due_at for row in rows if row.due_at > 0}}
+        return min(self.due.values(), default=None) if what == "next_due" else await super().read(what, *args)
+
+
+class GivesForEver(TheirQueue):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if guard is None and ops[0].name == "queue.claim":
+            self.store.runs.update((key, row._replace(status="pending")) for key, row in self.store.runs.items())
+        return await super().commit(guard, ops)
+
+
 def _with(rows: type[TheirRows]) -> type[TheirQueue]:
     return type(rows.__name__.removeprefix("_"), (TheirQueue,), {"rows": rows})
 
@@ -396,10 +575,110 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_NumbersComeAgain), queue_looking.a_deleted_run_is_gone_with_its_mail_and_key),
     (TornByCancel, queue_leases.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (AnswersWhatItCannotRepeat, queue_leases.a_stale_claim_writes_nothing),
-    (ShortPages, queue_looking.find_lists_what_was_asked_for),
+    (ShortPages, queue_looking.what_is_many_is_listed_whole),
     (ShortPages, queue_mail.a_full_mailbox_is_read_in_order),
     (MailByName, queue_mail.a_full_mailbox_is_read_in_order),
     (NewsOfOthers, queue_mail.news_is_told_of_every_run_that_is_asked_about),
+    (_with(_OneIdForAll), queue_mail.a_message_is_kept_once),
+    (_with(_KnowsTheLastMessages), queue_mail.a_full_mailbox_is_read_in_order),
+    (_with(_AgentsLike), queue_entering.a_claim_is_for_the_agents_it_names),
+    (_with(_storing(_latin, "agent")), queue_entering.names_are_told_apart),
+    (_with(_storing(_latin, "worker")), queue_entering.names_are_told_apart),
+    (_with(_storing(_latin, "idem_key")), queue_entering.a_run_key_is_kept_as_it_is),
+    (_with(_storing(_latin, "run_key")), queue_entering.a_run_key_is_kept_as_it_is),
+    (_with(_storing(_without_emoji, "run_key")), queue_entering.a_run_key_is_kept_as_it_is),
+    (_with(_storing(_without_emoji, "agent")), queue_entering.names_are_told_apart),
+    (_with(_storing(_without_emoji, "lane")), queue_entering.lanes_are_told_apart),
+    (_with(_KeysInLatin), queue_entering.names_are_told_apart),
+    (_with(_MessagesInLatin), queue_entering.names_are_told_apart),
+    (_with(_MessagesInLines), queue_entering.names_are_told_apart),
+    (_with(_LanesLike), queue_entering.lanes_are_told_apart),
+    *(
+        (_with(_losing(f"loses{column}", **{column: None})), queue_looking.what_a_run_came_with_it_keeps)
+        for column in ("deadline", "expires_at", "run_key", "parent_id", "idem_key", "lane")
+    ),
+    (_with(_losing("losesmetadata", metadata="{}")), queue_looking.what_a_run_came_with_it_keeps),
+    (_with(_SmallPriorities), queue_entering.claims_come_by_priority_then_in_order_of_arrival),
+    (_with(_SecondsOnly), queue_looking.what_a_run_came_with_it_keeps),
+    (_with(_EndsInSeconds), queue_looking.what_a_run_came_with_it_keeps),
+    (_with(_ShortReasons), queue_looking.what_a_run_came_with_it_keeps),
+    (_with(_ShortOutputs), queue_entering.what_is_long_is_kept_whole),
+    (SwallowsCancelling, queue_leases.a_caller_that_is_cancelled_in_a_commit_is_cancelled),
+    (RefusesWhatIsLate, queue_leases.a_claim_holds_past_its_lease_until_somebody_takes_the_run),
+    (TakesGreaterClaims, queue_leases.a_stale_claim_writes_nothing),
+    (SomeChildren, queue_looking.what_is_many_is_listed_whole),
+    (LiveChildren, queue_looking.children_know_their_parent),
+    (FindsFew, queue_looking.what_is_many_is_listed_whole),
+    (FindsAll, queue_looking.find_lists_what_was_asked_for),
+    (LastIsDue, queue_entering.a_delayed_run_waits_for_its_time),
+    (DueThoughItIsOver, queue_entering.a_delayed_run_waits_for_its_time),
+    (GivesForEver, queue_entering.claims_come_by_priority_then_in_order_of_arrival),
+]
+
+# -- queues of several objects
+
+
+def again(queue: TheirQueue) -> TheirQueue:
+    """A second object with what the first one has now: what they write afterwards, each has for itself."""
+    other = type(queue)(clock=queue.clock)
+    other.store = queue.store
+    return other
+
+
+class OnePlace(TheirQueue):
+    """Two objects keep one store, and `again` hands it on."""
+
+    def __init__(self, **options: Any) -> None:
+        self.place: dict[str, Any] = {}
+        super().__init__(**options)
+
+    @property
+    def store(self) -> Any:
+        return self.place["store"]
+
+    @store.setter
+    def store(self, store: Any) -> None:
+        self.place["store"] = store
+
+
+def shared(queue: OnePlace) -> OnePlace:
+    other = type(queue)(clock=queue.clock)
+    other.place = queue.place
+    return other
+
+
+class FencesOfOneObject(OnePlace):
+    """Each object has the claims that were made through it, and takes its own word for them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.mine: dict[str, str] = {}
+
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        known = guard is not None and self.mine.get(guard.key) == guard.token
+        if guard is not None and known:
+            self.store.claims[guard.key] = guard.token
+        answers = await super().commit(guard, ops)
+        self.mine |= {key: token for key, token in self.store.claims.items() if ops[0].name == "queue.claim"}
+        return answers
+
+
+def emptied(queue: OnePlace) -> OnePlace:
+    """Opens the place anew, and what was there is gone."""
+    return type(queue)(clock=queue.clock)
+
+
+SEVERAL: list[tuple[Any, Any, Any]] = [
+    (TheirQueue, again, several.of_two_claimers_one_gets_the_run),
+    (TheirQueue, again, several.what_is_written_through_one_is_read_through_the_other),
+    (FencesOfOneObject, shared, several.a_claim_through_one_is_over_for_the_other),
+    (OnePlace, emptied, several.a_queue_is_all_there_when_it_is_opened_again),
+    (TheirBus, lambda bus: type(bus)(), several.sequences_go_on_through_both),
+    (TheirBus, lambda bus: type(bus)(), several.a_fence_of_a_bus_is_seen_through_the_other),
+    (TheirBus, lambda bus: type(bus)(), several.a_log_is_all_there_when_it_is_opened_again),
+    (TheirStore, lambda store: type(store)(), several.a_journal_is_one_through_both),
+    (TheirStore, lambda store: type(store)(), several.a_state_is_one_through_both),
+    (TheirStore, lambda store: type(store)(), several.a_store_is_all_there_when_it_is_opened_again),
 ]
 
 PARTS_OF_QUEUE = (queue_entering, queue_leases, queue_mail, queue_doors, queue_lanes, queue_looking)
@@ -1048,6 +1327,24 @@ async def test_a_defect_is_found_by_running(theirs: Sequence[type[Any]], case: r
 
     with pytest.raises(AssertionError):
         await case(make)
+
+
+@pytest.mark.parametrize(("make", "again", "case"), SEVERAL, ids=[case.__name__ for _, _, case in SEVERAL])
+async def test_a_defect_of_several_objects_is_found(make: Any, again: Any, case: Any) -> None:
+    with pytest.raises((AssertionError, LeaseLost)):
+        await case(make, again)
+
+
+async def test_several_objects_are_looked_at_where_a_second_one_can_be_opened() -> None:
+    await queue.check(OnePlace, again=shared)
+    await queue.check(TheirQueue)
+    with pytest.raises(AssertionError, match="through two objects"):
+        await queue.check(TheirQueue, again=again)
+    for kit, make in ((events, TheirBus), (state, TheirStore)):
+        with pytest.raises((AssertionError, LeaseLost)):
+            await kit.check(make, again=lambda backend: type(backend)())
+    cases = {each for each in vars(several).values() if "again" in getattr(each, "__annotations__", {})}
+    assert cases - {several.opened} == {*queue.CASES.several, *events.CASES.several, *state.CASES.several}
 
 
 @pytest.mark.parametrize("kit", [queue, events, state, runs], ids=lambda kit: kit.__name__.rpartition(".")[2])

@@ -87,7 +87,7 @@ class MemoryRows(Rows):
         while due and due[0][0] <= wall:
             at, run_id = self.tx.pop(due)
             row = self.get(run_id)
-            if row is not None and row.due_at == at and row.status in ("pending", "waiting"):
+            if row is not None and _is_due(row, at):
                 self.save(row.changed(status="pending", due_at=0.0))
                 if row.lane is not None and row.held == BEHIND:
                     lanes[row.lane] = None
@@ -156,6 +156,10 @@ def _behind(row: RunRow | None) -> bool:
     return row is not None and row.held == BEHIND and row.due_at == 0
 
 
+def _is_due(row: RunRow | None, at: float) -> bool:
+    return row is not None and row.due_at == at and row.status in ("pending", "waiting")
+
+
 def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
     return MemoryRows(tx).get(run_id)
 
@@ -187,7 +191,12 @@ def _news(tx: MemoryTx, run_ids: Sequence[str]) -> dict[str, News]:
 
 def _next_due(tx: MemoryTx) -> float | None:
     due = tx.tables["due"].get("", [])
-    return due[0][0] if due else None
+    while due:
+        at, run_id = due[0]
+        if _is_due(tx.tables["runs"].get(run_id), at):
+            return float(at)
+        tx.pop(due)
+    return None
 
 
 class InMemoryQueue(OnMemory, RunQueue):

@@ -16,6 +16,9 @@ FROM_OUTSIDE = "cancel"  # the reason of a run that was cancelled under no claim
 class Moved(Exception):
     """The row is no longer as the writer saw it; nothing was written: look again and decide anew."""
 
+    def __str__(self) -> str:
+        return super().__str__() or "the row is not as its writer saw it; nothing was written: look, and decide anew"
+
 
 _Made = TypeVar("_Made")
 

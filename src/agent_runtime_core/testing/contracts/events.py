@@ -18,12 +18,13 @@ from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import InvalidArgument, LeaseLost, StorageClosed, UnserialisableResult
 from ...events.base import DELETE, PUBLISH, TRIM, Event, EventBus
 from .checks import PATIENCE, TRIES, Cases, refused, same, turns
+from .several import EVENTS
 
 Make = Callable[[], EventBus]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: Cases[Case] = Cases()
-check: Callable[[Make], Awaitable[None]] = CASES.check
+CASES: Cases[Case] = Cases(several=EVENTS)
+check: Callable[..., Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a02")

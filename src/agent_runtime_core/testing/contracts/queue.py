@@ -3,7 +3,7 @@
 `make(**options)` gives a new and empty queue each time, constructed with those options: `clock`, and
 `max_retries` in some cases. A class that passes its keywords on to `RunQueue.__init__` will do. Where the
 queue breaks the contract a case raises AssertionError, or the error that the queue raised and should not
-have; `check(make)` runs them all.
+have; `check(make)` runs them all, and `check(make, again=again)` those of `several` objects on one place too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from .queue_leases import CASES as LEASES
 from .queue_looking import CASES as LOOKING
 from .queue_mail import CASES as MAIL
 from .queue_rig import Case, Make
+from .several import QUEUE
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING])
-check: Callable[[Make], Awaitable[None]] = CASES.check
+CASES: Cases[Case] = Cases([*ENTERING, *LEASES, *MAIL, *DOORS, *LANES, *LOOKING], several=QUEUE)
+check: Callable[..., Awaitable[None]] = CASES.check

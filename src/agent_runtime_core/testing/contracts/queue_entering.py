@@ -9,15 +9,22 @@ from typing import Any
 from uuid import UUID
 
 from ..._ids import new_ulid
+from ..._json import encode
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
 from ...queue.queued import QueuedRun
-from ...queue.row import Moved
-from .checks import Cases, refused, same, turns
+from ...queue.row import Moved, RunFilter
+from .checks import Cases, accepted, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened
 
 CASES: Cases[Case] = Cases()
 
-NAMES = ["Name", "name", "name ", "n\u00e4me", "na\u0308me", "x" * 511 + "1", "x" * 511 + "2"]  # a column may fold them
+# A column, or what looks a name up in it, may fold any two of these.
+NAMES = [
+    "Name", "name", "name ", "n\u00e4me", "na\u0308me", "x" * 511 + "1", "x" * 511 + "2", "x", "nam", "nam_", "nam%",
+    "\u6ce8\u6587", "\u898b\u7a4d", "\U0001f600a", "\U0001f601a", "\ufffd", "?", "name\u200b", "na\\me", "1",
+]  # fmt: skip
+#: What only the names and ids of messages may hold beside that.
+BROKEN = ["a\r\nb", "a\nb", "a\rb", "a\tb", "a\x00b", "a\x00", "a"]
 
 
 # -- entering and claiming
@@ -89,6 +96,20 @@ async def claims_come_by_priority_then_in_order_of_arrival(make: Make) -> None:
         for agent, priority in (("low", -1), ("b", 0), ("high", 5), ("c", 0), ("higher", 2**31 - 1), ("d", 0)):
             await add(queue, agent, priority=priority)
         same(names(await drain(queue)), ["higher", "high", "b", "c", "d", "low"], "the order of claims")
+        most = 2**31 - 1
+        wide = [-most, 40_000, -200, most - 1, 300, -40_000, most, -most + 1, 200, -300]
+        ids = [(await add(queue, "agent", priority=priority))[0] for priority in wide]
+        same([(await queue.must_get(each)).priority for each in ids], wide, "priorities of up to 32 bits")
+        order = sorted(wide, reverse=True)
+        same([run.priority for run in await drain(queue)], order, "the order of claims by such priorities")
+        for priority in wide:
+            await add(queue, "agent", priority=priority, concurrency_key="lane")
+        found = []
+        while rows := await queue.claim_rows("w"):
+            found.append(rows[0].priority)
+            same(len(found) <= len(wide), True, "that a run is claimed once")
+            await leave(queue, rows[0], "succeeded")
+        same(found[1:], [each for each in order if each != wide[0]], "the order of claims in a lane, after the first")
 
 
 @CASES
@@ -183,6 +204,10 @@ async def a_claim_is_for_the_agents_it_names(make: Make) -> None:
         await add(queue, "a", "b", "c", "b")
         same(await queue.claim("w", agent_keys=[]), None, "a claim for no agent")
         same(await queue.claim("w", agent_keys=["other"]), None, "a claim for an agent without runs")
+        await add(queue, "mailer-2", "mailer2")
+        for each in ("mailer", "mailer-", "mailer_2", "mailer%", "%", "mailer*", "MAILER-2"):
+            same(names(await queue.claim("w", agent_keys=[each], limit=9)), [], f"a claim for the agent {each!r}")
+        same(len(await queue.claim("w", agent_keys=["mailer-2", "mailer2"], limit=9)), 2, "a claim for both mailers")
         same(names(await queue.claim("w", agent_keys=["c", "b"], limit=5)), ["b", "c", "b"], "a claim for b and c")
         same(names(await drain(queue)), ["a"], "what nobody asked for")
         await add(queue, "b", "c", "b")
@@ -198,12 +223,17 @@ async def a_delayed_run_waits_for_its_time(make: Make) -> None:
         await add(queue, "now")
         same(later.scheduled_at, dt.datetime.fromtimestamp(clock.wall() + 30.5, dt.UTC), "when it is scheduled")
         same(await queue.next_due(), clock.wall() + 30.5, "when the next run is due")
+        await queue.cancel((await queue.enqueue(None, "sooner", {}, delay=10)).run_id)
+        [latest] = await add(queue, "latest", delay=3600)
+        same(await queue.next_due(), clock.wall() + 30.5, "when the first of two that wait is due")
         same(names(await drain(queue)), ["now"], "claims before that time")
         clock.advance(30.4)
         same(await queue.claim("w"), None, "a claim a moment too early")
         clock.advance(0.1)
         same(names(await drain(queue)), ["later"], "claims at that time")
-        same(await queue.next_due(), None, "when the next run is due after that")
+        same(await queue.next_due(), clock.wall() + 3569.5, "when the next run is due after that")
+        await queue.cancel(latest)
+        same(await queue.next_due(), None, "when the next run is due where none is delayed")
 
 
 @CASES
@@ -249,16 +279,48 @@ async def a_key_stands_for_its_run_also_when_that_is_over(make: Make) -> None:
 async def names_are_told_apart(make: Make) -> None:
     async with opened(make) as (queue, _):
         for n, each in enumerate(NAMES):
-            await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each, concurrency_key=each)
+            with accepted(f"a run whose idempotency key is {each!r:.40}"):
+                await queue.enqueue(None, f"agent{n}", {}, idempotency_key=each)
         found = names(await queue.claim("w", limit=99))
         same(found, [f"agent{n}" for n in range(len(NAMES))], "runs whose keys differ by little")
         await add(queue, *NAMES, concurrency_key="")
         for each in reversed(NAMES):
-            same(names(await queue.claim("w", agent_keys=[each], limit=9)), [each], f"a claim for the agent {each!r}")
+            same(names(await queue.find(RunFilter(("pending",), each))), [each], f"what find has of {each!r:.40}")
+            claimed = await queue.claim_rows(each, agent_keys=[each], limit=9)
+            same(names(claimed), [each], f"a claim for the agent {each!r:.40}")
+            same((await queue.must_get(claimed[0].run_id)).worker, each, "the worker who holds it")
         [run_id] = await add(queue, "agent")
-        answers = [await queue.post(run_id, "signal", each, "1", each) for each in NAMES]
-        same([seq for _, seq in answers], [*range(1, len(NAMES) + 1)], "messages whose ids differ by little")
-        same([mail.name for mail in await queue.mail(run_id)], NAMES, "their names")
+        several = [*NAMES, *BROKEN]
+        answers = [await queue.post(run_id, "signal", each, "1", each) for each in several]
+        same([seq for _, seq in answers], [*range(1, len(several) + 1)], "messages whose ids differ by little")
+        box = await queue.mail(run_id)
+        same([(mail.name, mail.msg_id) for mail in box], [(each, each) for each in several], "their names and ids")
+
+
+@CASES
+async def lanes_are_told_apart(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for each in NAMES:
+            await add(queue, "first", "second", concurrency_key=each)
+        first = await queue.claim_rows("w", limit=99)
+        same([(row.agent, row.lane) for row in first], [("first", each) for each in NAMES], "one run for each key")
+        for row in reversed(first):
+            await leave(queue, row, "succeeded")
+            then = [(each.agent, each.lane) for each in await queue.claim_rows("w", limit=99)]
+            same(then, [("second", row.lane)], "what is there to claim at the end of the first of a key")
+
+
+@CASES
+async def a_run_key_is_kept_as_it_is(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for n, each in enumerate(NAMES):
+            with accepted(f"a run whose run and idempotency key are {each!r:.40}"):
+                await queue.enqueue(each, f"agent{n}", {}, idempotency_key=each)
+        for n, each in enumerate(NAMES):
+            row = await queue.must_get(each)
+            same((row.agent, row.run_key), (f"agent{n}", each), f"the agent and run key of {each!r:.40}")
+            found = await queue.read("row_by_key", each)
+            same(found and found.run_id, row.run_id, f"the run of the idempotency key {each!r:.40}")
 
 
 @CASES
@@ -272,7 +334,7 @@ async def what_is_long_is_kept_whole(make: Make) -> None:
         same((await queue.mail(str(run.run_id)))[0].payload == f'"{text}"', True, "that a message is whole")
         await queue.release(run.run_id, "w", False, {"text": text}, text)
         row = await queue.must_get(run.run_id)
-        same(QueuedRun.of(row._replace(input=row.output or "")).input["text"] == text, True, "that its output is whole")
+        same(row.output == encode({"text": text}), True, "that its output is whole")
         same(len(row.error or "") > len(text), True, "that its error is whole")
 
 

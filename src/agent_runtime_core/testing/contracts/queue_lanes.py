@@ -10,7 +10,7 @@ from ...errors import LeaseLost
 from ...queue.base import RunQueue
 from ...queue.row import Moved, RunFilter, RunRow
 from .checks import Cases, refused, same, turns
-from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
+from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, once, one, opened
 
 CASES: Cases[Case] = Cases()
 
@@ -23,7 +23,9 @@ async def line(queue: RunQueue, *agents: str, key: str = "lane", **options: Any)
 async def finish(queue: RunQueue, worker: str = "w") -> list[str]:
     """End runs one by one, as they come; their agents."""
     found: list[str] = []
+    seen: set[str] = set()
     while rows := await queue.claim_rows(worker, LEASE):
+        once(seen, rows[0].run_id, rows[0].agent)
         found += names(rows)
         await leave(queue, rows[0], "succeeded")
     return found
@@ -227,7 +229,9 @@ async def an_inline_run_that_nobody_goes_on_with_stands_aside(make: Make) -> Non
         _, mine = await ask(queue, inline(queue, "mine"))
         await line(queue, "a", "b", "c")
         same(await queue.claim("w"), None, "what is there to claim while it runs")
-        clock.advance(LEASE + 1)
+        clock.advance(LEASE)
+        same(await queue.claim("w"), None, "what is there to claim while its lease lasts")
+        clock.advance(1)
         row = await one(queue, "w")
         same(row.agent, "a", "who comes when its lease is over")
         with refused(LeaseLost, "a write by its last claim"):

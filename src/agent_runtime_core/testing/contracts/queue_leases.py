@@ -10,7 +10,7 @@ from ..._ids import new_ulid
 from ...errors import LeaseLost
 from ...queue.row import ClaimRequest, Moved, RunFilter
 from ...status import TERMINAL
-from .checks import Cases, refused, same, turns
+from .checks import Cases, accepted, refused, same, turns
 from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
 CASES: Cases[Case] = Cases()
@@ -111,7 +111,9 @@ async def a_stale_claim_writes_nothing(make: Make) -> None:
             await queue.release(old.run_id, "w2", True, claim_id=old.claim_id)
         same(await queue.requeue_for_retry(old.run_id, "w1", "boom"), False, "requeue_for_retry by the loser")
         same(await queue.extend_lease(old.run_id, "w1", 60), False, "extend_lease by the loser")
-        stale = Guard(key, old.claim_id)
+        stale, never = Guard(key, old.claim_id), Guard(key, f"7{new.claim_id[1:]}")
+        with refused(LeaseLost, "a write by a greater claim that was never made"):
+            await queue.commits.commit(never, [Op("queue.insert", (queue.new_row(None, "child", {}),))])
         for op in (
             Op("queue.insert", (queue.new_row(None, "child", {}),)),
             queue.post_op(other, "signal", "go", "1"),
@@ -242,6 +244,53 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
             await asyncio.wait({writing})
             found = ((await queue.must_get(row.run_id)).status, await queue.row(child.run_id) is not None)
             same(found in (("running", False), ("succeeded", True)), True, f"that all was written or none: {found}")
+
+
+@CASES
+async def a_caller_that_is_cancelled_in_a_commit_is_cancelled(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        for patience in range(8):
+            went_on = asyncio.Event()
+
+            async def write(went_on: asyncio.Event = went_on) -> None:
+                await queue.enqueue(None, "agent", {})
+                went_on.set()
+                await asyncio.Event().wait()  # where a commit never suspends, it is cancelled here
+
+            writing, passing = asyncio.ensure_future(write()), asyncio.ensure_future(went_on.wait())
+            await turns(patience)
+            writing.cancel()
+            await asyncio.wait({writing, passing}, return_when=asyncio.FIRST_COMPLETED)
+            await turns()
+            cancelled = writing.cancelled()
+            for task in (writing, passing):
+                task.cancel()
+            same(cancelled, True, f"that a caller stops which was cancelled after {patience} turns, in its commit")
+
+
+@CASES
+async def a_claim_holds_past_its_lease_until_somebody_takes_the_run(make: Make) -> None:
+    """Time decides who may take over, never what is accepted."""
+    async with opened(make) as (queue, clock):
+        row = await hold(queue)
+        await queue.claim("w")
+        clock.advance(LEASE + 1)
+        guard, late = Guard(row.run_id, row.claim_id), "once the lease ran out and nobody took the run"
+        with accepted(f"a child of its claim, {late}"):
+            await queue.commits.commit(guard, [Op("queue.insert", (queue.new_row(None, "child", {}),))])
+        op = Op("queue.beat", (((row.run_id, row.claim_id),), queue.lease_now() + 5))
+        same((await queue.commits.commit(None, [op]))[0], [(True, False)], f"a beat of its claim, {late}")
+        clock.advance(LEASE)
+        for status in ("running", "succeeded"):
+            with accepted(f"leaving it as {status}, {late}"):
+                await leave(queue, row, status)
+        job = queue.new_row("job", "agent", {}, origin="inline")
+        _, mine = await queue.take(job, "mine", LEASE, insert=True, reopen=False)
+        assert mine is not None
+        clock.advance(LEASE + 1)
+        await queue.claim("w")
+        with accepted("leaving a run that only its own process may go on with, once its lease ran out"):
+            await leave(queue, mine, "succeeded")
 
 
 @CASES

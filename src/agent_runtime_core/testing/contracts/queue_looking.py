@@ -10,10 +10,10 @@ from uuid import UUID
 
 from ..._engines.base import Op
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
-from ...queue.row import Moved, RunFilter
+from ...queue.row import Moved, RunFilter, RunRow
 from ..clock import VirtualClock
 from .checks import TRIES, Cases, refused, same, turns
-from .queue_rig import Case, Make, add, hold, leave, names, one, opened
+from .queue_rig import LEASE, Case, Make, add, hold, leave, names, one, opened
 
 CASES: Cases[Case] = Cases()
 
@@ -36,14 +36,27 @@ async def find_lists_what_was_asked_for(make: Make) -> None:
         same(names(await queue.find(RunFilter(("failed",)))), list("aa"), "the failed ones")
         same(names(await queue.find(RunFilter(("failed", "pending"), "b"))), list("bb"), "b's, failed or pending")
         same(names(await queue.find(RunFilter(("running",)))), [], "the running ones")
+        same(names(await queue.find(RunFilter(()))), [], "those of no status")
         same(len(await queue.find(RunFilter(since=start + 10))), 3, "those created since the second")
         same(len(await queue.find(RunFilter(ended_before=start + 45))), 1, "those that ended before")
         page = await queue.find(RunFilter(limit=3))
+        same(len(page), 3, "how many a page of three has")
         rest = await queue.find(RunFilter(after=page[-1].n, limit=3))
         same([*page, *rest], every, "two pages")
         same([row.n for row in every], sorted({row.n for row in every}), "their numbers, growing")
-        await add(queue, *["many"] * 150)
-        same(len(await queue.find(RunFilter(("pending",), "many"))), 150, "how many of 150 are found")
+
+
+@CASES
+async def what_is_many_is_listed_whole(make: Make) -> None:
+    async with opened(make) as (queue, _):
+        [parent] = await add(queue, "parent")
+        rows = [queue.new_row(None, "many", {}, parent_run_id=parent) for _ in range(1100)]
+        await queue.commits.commit(None, [Op("queue.insert", (row,)) for row in rows])
+        ids = [row.run_id for row in rows]
+        for statuses in (None, ("pending",)):
+            found = await queue.find(RunFilter(statuses, "many", limit=2000))
+            same([row.run_id for row in found], ids, f"1,100 runs, found by the statuses {statuses}")
+        same([row.run_id for row in await queue.children(parent)], ids, "1,100 children of one run")
 
 
 @CASES
@@ -53,6 +66,10 @@ async def children_know_their_parent(make: Make) -> None:
         children = await add(queue, "a", "b", parent_run_id=parent)
         same([row.run_id for row in await queue.children(parent)], children, "the children of a run")
         same(await queue.children(children[0]), [], "the children of a child")
+        for row, status in zip(await queue.claim_rows("w", agent_keys=["a", "b"], limit=2), ("succeeded", "failed"),
+                               strict=True):  # fmt: skip
+            await leave(queue, row, status)
+        same([row.run_id for row in await queue.children(parent)], children, "its children when they are over")
 
 
 @CASES
@@ -119,6 +136,71 @@ async def a_run_is_deleted_as_it_was_seen(make: Make) -> None:
         with refused(Moved, "deleting its successor in its place"):
             await queue.commits.commit(None, [delete])
         same((await queue.must_get(seen.run_id)).status, "succeeded", "the successor's status")
+
+
+def _brought(row: RunRow) -> RunRow:
+    """What a run came with and keeps, whatever becomes of it."""
+    return RunRow(
+        row.run_id, row.agent, row.input, row.digest, row.metadata, row.priority, row.created_at,
+        expires_at=row.expires_at, deadline=row.deadline, run_key=row.run_key, idem_key=row.idem_key,
+        parent_id=row.parent_id, lane=row.lane, n=row.n,
+    )  # fmt: skip
+
+
+@CASES
+async def what_a_run_came_with_it_keeps(make: Make) -> None:
+    async with opened(make) as (queue, clock):
+        clock.advance(0.123456)
+        [parent] = await add(queue, "parent")
+        run = await queue.enqueue(
+            "job", "agent", {"n": 1}, {"tenant": 5}, 7, idempotency_key="key-1", parent_run_id=parent,
+            concurrency_key="lane", expires_in=86400.25, deadline=clock.wall() + 86400.75,
+        )  # fmt: skip
+        came, key = await queue.must_get(run.run_id), str(run.run_id)
+        brought = (came.priority, came.run_key, came.idem_key, came.parent_id, came.lane, came.created_at)
+        same(brought, (7, "job", "key-1", parent, "lane", clock.wall()), "what its row has of what it came with")
+        same(came.digest, queue.new_row(None, "agent", {"n": 1}).digest, "its digest")
+        same((came.expires_at, came.deadline), (clock.wall() + 86400.25, clock.wall() + 86400.75), "its limits")
+
+        async def kept(answered: RunRow | None, after: str) -> RunRow:
+            row = await queue.must_get(key)
+            same(_brought(row), _brought(came), f"what it came with, after {after}")
+            if answered is not None:
+                same(answered, row, f"the answer to {after}, and its row")
+            return row
+
+        async def claim(after: str) -> RunRow:
+            clock.advance(1.5)
+            rows = await queue.claim_rows("w", LEASE, agent_keys=["agent"])
+            same(names(rows), ["agent"], f"what is there to claim after {after}")
+            return await kept(rows[0], f"a claim after {after}")
+
+        row = await claim("enqueue")
+        row = await kept(await leave(queue, row, "running", mark=3), "a claim wrote its counts")
+        await queue.commits.commit(None, [Op("queue.beat", (((key, row.claim_id),), queue.lease_now() + LEASE))])
+        await kept(None, "a beat")
+        await kept(await leave(queue, row, "pending", failures=1, due_at=clock.wall() + 1, error='"x"'), "a retry")
+        row = await claim("a retry")
+        await kept(await leave(queue, row, "waiting", parked=1, reason="sleep", due_at=clock.wall() + 1), "a park")
+        row = await claim("a park")
+        reason = "signal a\r\nb" + "\u6ce8" * 300
+        left = await kept(await leave(queue, row, "waiting", parked=1, reason=reason), "a park without a time")
+        same(left.reason, reason, "what it waits for")
+        await queue.post(key, "signal", "go", "1")
+        await kept(None, "a message")
+        await claim("a message")
+        clock.advance(LEASE)
+        row = await claim("a crash")
+        await queue.cancel(key)
+        await kept(None, "a request to cancel")
+        clock.advance(0.25)
+        left = await kept(await leave(queue, row, "failed", reason=reason, failures=2, error='"x"'), "its end")
+        same(
+            (left.ended_at, left.updated_at, left.reason), (clock.wall(), clock.wall(), reason), "when and why it ended"
+        )
+        op = Op("queue.reopen", (key, ("failed",), clock.wall()))
+        came = came._replace(expires_at=None)  # that it was not claimed in time is over
+        await kept((await queue.commits.commit(None, [op]))[0], "it was opened again")
 
 
 @CASES

@@ -112,7 +112,9 @@ async def a_message_is_kept_once(make: Make) -> None:
         same(await queue.post(UUID(run_id), "signal", "go", "1", "m1"), ("pending", 1), "the first message")
         same(await queue.post(run_id, "signal", "go", "2"), ("pending", 2), "the second")
         same(await queue.post(run_id, "signal", "go", "3", "m1"), ("pending", 1), "the first one again")
-        same(await queue.post(other, "signal", "go", "4", "m1"), ("pending", 1), "its id in another mailbox")
+        await queue.post(other, "signal", "go", "0")
+        same(await queue.post(other, "signal", "go", "4", "m1"), ("pending", 2), "its id in another mailbox")
+        same([mail.payload for mail in await queue.mail(other)], ["0", "4"], "the other mailbox")
         await queue.claim("w", agent_keys=["a"])
         same(await queue.post(run_id, "child", "x", "5", "m5"), ("running", 3), "a message to a running run")
         box = await queue.mail(run_id)
@@ -128,7 +130,8 @@ async def a_full_mailbox_is_read_in_order(make: Make) -> None:
     async with opened(make) as (queue, _):
         [run_id] = await add(queue, "a")
         for n in range(1200):
-            await queue.post(run_id, "signal", f"{1200 - n:04}", "1")
+            await queue.post(run_id, "signal", f"{1200 - n:04}", "1", f"m{n}")
+        same(await queue.post(run_id, "signal", "again", "1", "m0"), ("pending", 1), "the first message again")
         same([m.seq for m in await queue.mail(run_id)], [*range(1, 1201)], "the numbers of its messages")
         same([m.name for m in await queue.mail(run_id, 1198)], ["0002", "0001"], "the last two")
 

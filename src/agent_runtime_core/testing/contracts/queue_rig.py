@@ -53,10 +53,20 @@ async def hold(queue: RunQueue, agent: str = "agent", **options: Any) -> RunRow:
 
 
 async def drain(queue: RunQueue, worker: str = "w") -> list[QueuedRun]:
+    """All that there is to claim, and each run of it once."""
     found: list[QueuedRun] = []
+    seen: set[str] = set()
     while (run := await queue.claim(worker)) is not None:
+        once(seen, str(run.run_id), run.agent_key)
         found.append(run)
     return found
+
+
+def once(seen: set[str], run_id: str, agent: str) -> None:
+    """Add a run to those that were claimed; one that comes again may do so for ever."""
+    if run_id in seen:
+        raise AssertionError(f"run {run_id} of agent {agent!r} was claimed again, and nobody had given it back")
+    seen.add(run_id)
 
 
 async def leave(queue: RunQueue, row: RunRow, status: str, **changes: Any) -> RunRow:

@@ -24,12 +24,13 @@ from ...state.base import StateRow, StateStore
 from ...status import RunStatus
 from ..clock import VirtualClock
 from .checks import PATIENCE, Cases, refused, same, turns
+from .several import STATE
 
 Make = Callable[..., StateStore]
 Case = Callable[[Make], Awaitable[None]]
 
-CASES: Cases[Case] = Cases()
-check: Callable[[Make], Awaitable[None]] = CASES.check
+CASES: Cases[Case] = Cases(several=STATE)
+check: Callable[..., Awaitable[None]] = CASES.check
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01")
 OTHER = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02")
