@@ -283,6 +283,41 @@ async def test_what_a_step_still_holds_on_to_does_not_change_the_state() -> None
         assert value["b"] == [1]
 
 
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("journal", [False, True])
+async def test_what_a_step_changes_in_a_result_is_its_own(place: Path | None, graph: bool, journal: bool) -> None:
+    async def first(ctx: Any, state: State) -> Any:
+        return {"list": [1]}
+
+    async def changes(ctx: Any, state: State) -> Any:
+        state.results["a"]["list"].append(2)
+        tried.append([*state.results["a"]["list"]])
+        if len(tried) == 1:
+            raise ConnectionError("again")
+        for result in state.results.values():
+            result.clear()
+        with pytest.raises(TypeError):
+            state.results["a"] = 1  # type: ignore[index]
+
+    async def reads(ctx: Any, state: State) -> Any:
+        return [state.results["a"], dict(state.results), "a" in state.results, len(state.results), repr(state.results)]
+
+    tried: list[Any] = []
+    steps = [
+        Step("a", first),
+        Step("b", changes, retries=1, retry_delay=0, depends_on=["a"] if graph else ()),
+        Step("c", reads, depends_on=["b"] if graph else ()),
+    ]
+    if journal:
+        async with Rig(place) as rig:
+            value = await rig.value(lambda ctx: StepExecutor(ctx).run(steps))
+    else:
+        value = await StepExecutor(MockRunContext()).run(steps)
+    both = {"a": {"list": [1]}, "b": None}
+    assert [value["a"], tried] == [both["a"], [[1], [1]]]
+    assert value["c"] == [both["a"], both, True, 2, repr(both)]
+
+
 async def test_the_first_pass_hands_on_what_a_resumed_run_would_read(place: Path | None) -> None:
     async def point(ctx: Any, state: State) -> Point:
         return Point(1, Colour.RED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
-from types import MappingProxyType
 from typing import Any, cast
 
 from .._json import decode, encode
@@ -15,7 +14,7 @@ from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import Record
 from ..policy import PLAIN_POLICY
 from .listed import Listed
-from .model import State, Step
+from .model import Results, State, Step
 
 
 class Chain(Listed):
@@ -101,12 +100,13 @@ class Chain(Listed):
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
+        self.read: Results = Results(self.results)  # as its steps may read them
         self._new_state()
 
     def _new_state(self) -> None:
         """The state as last committed, free of anything a step still holds on to."""
         values = cast("dict[str, Any]", decode(self.state_text)) if self.state_text != "{}" else {}
-        self.state: State = State(values, MappingProxyType(self.results))
+        self.state: State = State(values, self.read)
         self.kept.custom_state = self.state
 
     def _go_to(self, index: int, step: Step) -> None:

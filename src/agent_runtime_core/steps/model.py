@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as _dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, ClassVar, cast
@@ -174,6 +175,32 @@ class ExecutionState:
         if (started := data.get("started_at")) is not None:
             state.started_at = started if isinstance(started, _dt.datetime) else _dt.datetime.fromisoformat(started)
         return state
+
+
+@stored_as_dict
+class Results(Mapping[str, Any]):
+    """What steps returned, by name. Each time it is a copy, so that a step changes nothing for others."""
+
+    def __init__(self, results: Mapping[str, Any]) -> None:
+        self._results: Mapping[str, Any] = results
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __getitem__(self, name: str) -> Any:
+        return copy.deepcopy(self._results[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._results
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
 
 
 @stored_as_dict

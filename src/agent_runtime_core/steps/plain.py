@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
@@ -20,7 +19,7 @@ from ..policy import NEVER_RETRIED, Policy
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next
 from .graph import Graph
-from .model import ExecutionState, ReadOnlyState, State, Step
+from .model import ExecutionState, ReadOnlyState, Results, State, Step
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -155,6 +154,7 @@ class PlainChain(Plain):
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         await self.begin(steps, initial_state, resume)
+        self.read: Results = Results(self.kept.step_results)  # as the steps may read them
         done = set(self.kept.completed_steps)
         for index, step in enumerate(steps):
             about = {"step_name": step.name, "step_index": index, "total_steps": len(steps)}
@@ -173,7 +173,7 @@ class PlainChain(Plain):
         def run() -> Any:
             # Each try sees the state as last committed.
             values = cast("dict[str, Any]", decode(committed))
-            self.state = State(values, MappingProxyType(self.kept.step_results))
+            self.state = State(values, self.read)
             self.kept.custom_state = self.state
             # (ctx, state) by place: nothing is to be injected.
             return step.fn(self.ctx, self.state) if how.is_async else threaded(step.fn, (self.ctx, self.state))
