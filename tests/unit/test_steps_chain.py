@@ -814,6 +814,35 @@ async def test_steps_added_at_the_end_are_fine_and_renamed_ones_with_a_word(plac
         assert calls == ["a", "b", "c", "c", "d"]
 
 
+@pytest.mark.parametrize("old", ["a", "b"])
+@pytest.mark.parametrize("lines", [["ab", "bc"], ["bc", "ab"], ["ac", "bc"], ["ab", "bc", "ca"]])
+@pytest.mark.parametrize("door", ["chain", "apart", "graph", "step"])
+async def test_a_step_that_was_renamed_more_than_once_is_found(old: str, lines: list[str], door: str) -> None:
+    calls = Calls()
+
+    def body(name: str, lines: list[str], *, ends: bool) -> Any:
+        async def run(ctx: Any) -> Any:
+            for line in lines:
+                ctx.renamed(*line)
+            if door == "step":
+                value = {name: await ctx.step(name, lambda: calls.append(name) or name)}  # type: ignore[func-returns-value]
+            else:
+                steps = [calls.step("first"), calls.step(name, depends_on=["first"] if door == "graph" else ())]
+                ran = StepExecutor(ctx).run(steps)
+                value = await (asyncio.ensure_future(ran) if door == "apart" else ran)
+            if not ends:
+                raise ConnectionError
+            return value["c"]
+
+        return run
+
+    async with Rig() as rig:
+        await rig.go(body(old, [], ends=False))
+        before = len(calls)
+        assert await rig.value(body("c", lines, ends=True)) in (old, old.upper())
+        assert len(calls) == before
+
+
 async def test_two_executors_with_keys_of_their_own_do_not_meet(place: Path | None) -> None:
     calls, lives = Calls(), list[int]()
     async with Rig(place) as rig:

@@ -85,11 +85,11 @@ class Chain(Listed):
 
     def _match(self, recorded: Sequence[Record]) -> None:
         """Refuse these records of the list where it has other steps in their places."""
-        steps, total, renames = self.steps, self.total, self.book.renames
+        steps, total = self.steps, self.total
         for record in recorded:
             name, place = record.name, record.pos
             found = steps[place].name if place < total else None
-            if found != name and renames.get(found or "") != name:
+            if found != name and name not in self.book.former_names(found or ""):
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {place} of this list, the code now has "

@@ -42,7 +42,7 @@ class Dag(Listed):
     def _match(self) -> None:
         """Refuse a list without a step that an earlier claim recorded of it; their order and edges may change."""
         book = self.book
-        names = {book.renames.get(step.name, step.name) for step in self.steps} | self.graph.places.keys()
+        names = {old for step in self.steps for old in book.former_names(step.name)} | self.graph.places.keys()
         for record in book.listed(self.key).get(self.number, ()):
             if (name := record.name) in names:
                 continue

@@ -65,7 +65,7 @@ class Listed:
         """
         book = self.book
         recorded, left = book.unmatched(self.key)
-        known = (recorded.get(name) or recorded.get(book.renames.get(name, "")) for name in names)
+        known = (recorded.get(each) for name in names for each in (name, *book.former_names(name)))
         # A new one has the length of the journal in it: no number of an earlier claim does.
         number = next((each for each in known if each in left), f"{APART}{book.length}.{len(book.beside)}")
         left.discard(number)
