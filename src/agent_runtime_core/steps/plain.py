@@ -17,7 +17,7 @@ from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, Un
 from ..event_types import EventType
 from ..policy import NEVER_RETRIED, Policy
 from ..tools.deadline import let_go, limited
-from .crew import Crew, Next
+from .crew import Crew, Next, all_of
 from .graph import Graph
 from .model import ExecutionState, ReadOnlyState, Results, State, Step
 
@@ -33,6 +33,7 @@ class Plain:
         self.ctx: Any = executor.ctx
         self._saving = asyncio.Lock()
         self._texts: dict[str, str] = {}  # the results that are kept, as they are saved
+        self._unsaved = False  # whether there are some since then
 
     @property
     def kept(self) -> ExecutionState:
@@ -70,9 +71,16 @@ class Plain:
         self.executor.added = {}
         self.kept.step_results[name], self._texts[name] = result, text
         self.kept.completed_steps.append(name)
+        self._unsaved = True
+
+    async def save_rest(self) -> None:
+        """At the end of the list, what still waits for a checkpoint."""
+        if self._unsaved:
+            await self.save()
 
     async def save(self) -> None:
         async with self._saving:  # else an older state could be the last one saved
+            self._unsaved = False
             whole = dict(await self.ctx.get_state() or {})
             results = {name: json.loads(text) for name, text in self._texts.items()}
             state = json.loads(encode(dict(self.kept.custom_state)))
@@ -164,6 +172,7 @@ class PlainChain(Plain):
             if self.ctx.cancelled():
                 raise StepCancelledError(step.name)
             await self._perform(index, step, about)
+        await self.save_rest()
         return {step.name: self.kept.step_results[step.name] for step in steps}
 
     async def _perform(self, index: int, step: Step, about: Mapping[str, Any]) -> None:
@@ -208,6 +217,7 @@ class PlainDag(Plain):
             await self.ctx.emit(EventType.STEP_SKIPPED, {**self._about(place), "reason": "already_completed"})
         graph.begin(self.done)
         await Crew(graph, self.executor.max_concurrency, self._one, self._left_out).work()
+        await self.save_rest()
         return {step.name: self.kept.step_results[step.name] for step in self.steps}
 
     def _about(self, place: int) -> dict[str, Any]:
@@ -264,35 +274,31 @@ class PlainFanOut(Plain):
             [(i, item, f"{name}[{key}]") for i, (item, key) in enumerate(zip(items, keys, strict=True))]
         )
         self.failed: Exception | None = None
-        workers = [asyncio.ensure_future(self._worker()) for _ in range(min(self.executor.max_concurrency, len(items)))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
+        await all_of([self._worker() for _ in range(min(self.executor.max_concurrency, len(items)))])
         if self.failed is not None:
             raise self.failed
         return [self.kept.step_results[f"{name}[{key}]"] for key in keys]
 
     async def _worker(self) -> None:
         for index, item, label in self.queue:
-            about = {"step_name": self.name, "step_index": index, "total_steps": self.total}
             if self.failed is not None:
                 return
-            if label in self.kept.step_results:
-                await self.ctx.emit(EventType.STEP_SKIPPED, {**about, "reason": "already_completed"})
-                continue
-            if self.ctx.cancelled():
-                self.failed = self.failed or StepCancelledError(self.name)
-                return
             try:
-                once = partial(call, self.fn, self.how, (item,), self.ctx)
-                result, text = await self.tries(self.name, about, self.policy, None, once, self.how)
+                await self._one(index, item, label)
             except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are kept
                 self.failed = self.failed or error
-                return
-            self.keep(label, result, text)
-            await self.save()
+
+    async def _one(self, index: int, item: Any, label: str) -> None:
+        about = {"step_name": self.name, "step_index": index, "total_steps": self.total}
+        if label in self.kept.step_results:
+            await self.ctx.emit(EventType.STEP_SKIPPED, {**about, "reason": "already_completed"})
+            return
+        if self.ctx.cancelled():
+            raise StepCancelledError(self.name)
+        once = partial(call, self.fn, self.how, (item,), self.ctx)
+        result, text = await self.tries(self.name, about, self.policy, None, once, self.how)
+        self.keep(label, result, text)
+        await self.save()
 
 
 def _saved_text(value: Any) -> str:
