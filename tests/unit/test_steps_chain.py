@@ -508,8 +508,11 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
     async with Rig() as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(UnserialisableResult, match="bad"):
+            with pytest.raises(
+                UnserialisableResult, match=r"^step 'a': state\.bad: an object has no JSON form"
+            ) as caught:
                 await StepExecutor(ctx).run([Step("a", fn, on_in_doubt="fail")])
+            assert (caught.value.path, caught.value.step_name) == ("state.bad", "a")
             raise ConnectionError("cut")
 
         await rig.go(body)
@@ -517,6 +520,27 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
         assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"]
         await rig.go(body)
         assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"] * 2
+
+
+@pytest.mark.parametrize("needs", [(), ("a",)])
+@pytest.mark.parametrize("journal", [True, False])
+async def test_an_initial_state_that_cannot_be_kept_is_refused_as_a_state(
+    needs: tuple[str, ...], journal: bool
+) -> None:
+    calls = Calls()
+
+    async def body(ctx: Any) -> None:
+        with pytest.raises(UnserialisableResult, match=r"^state\.bad: an object has no JSON form"):
+            await StepExecutor(ctx).run(
+                [calls.step("a"), calls.step("b", depends_on=needs)], initial_state={"bad": object()}
+            )
+
+    if journal:
+        async with Rig() as rig:
+            await rig.value(body)
+    else:
+        await body(MockRunContext())
+    assert calls == []
 
 
 async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Path | None) -> None:

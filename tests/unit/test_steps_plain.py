@@ -282,7 +282,7 @@ async def test_a_step_whose_state_cannot_be_saved_is_not_told_as_completed() -> 
         state["odd"] = object()
 
     executor = StepExecutor(ctx)
-    with pytest.raises(UnserialisableResult, match="odd"):
+    with pytest.raises(UnserialisableResult, match=r"^step 'a': state\.odd: an object"):
         await executor.run([Step("a", spoils, retries=2, retry_delay=0)])
     assert [kind for kind, _ in ctx.get_events() if kind.startswith("step.")] == ["step.started", "step.failed"]
     assert executor.state.custom_state == {}

@@ -7,14 +7,14 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, cast
 
-from .._json import decode, encode
+from .._json import decode
 from ..attempts import Work, perform
 from ..callees import Callee, threaded
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import Record
 from ..policy import PLAIN_POLICY
 from .listed import Listed
-from .model import Results, State, Step
+from .model import Results, State, Step, state_text
 
 
 class Chain(Listed):
@@ -145,9 +145,9 @@ class Chain(Listed):
     def _seal(self, work: Work, text: str, attempt: int, ms: int) -> Sequence[Record]:
         self.changed: str | None = None
         if self.state or self.state_text != "{}":
-            state_text = encode(dict(self.state))
-            if state_text != self.state_text:
-                self.changed = state_text
+            left = state_text(self.state, self.step.name)
+            if left != self.state_text:
+                self.changed = left
         if self.untold and self.changed is None:
             self.changed = self.state_text
         after = self._after(work.pos + 1)

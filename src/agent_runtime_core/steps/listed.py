@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, cast
 
-from .._json import decode, decode_all, encode
+from .._json import decode, decode_all
 from ..book import Book
 from ..journal.record import RESET, SKIPPED, Record
 from ..recorded import APART, BESIDE
-from .model import ExecutionState, Step, name_of
+from .model import ExecutionState, Step, name_of, state_text
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -78,7 +78,7 @@ class Listed:
         before, own = book.state_before(self.key), book.state_of(self.key, self.number)
         if own is None:
             there = kept.custom_state if before is None else cast("dict[str, Any]", decode(before))
-            own = encode({**there, **executor.added, **(initial or {})})
+            own = state_text({**there, **executor.added, **(initial or {})})
             #: Whether it begins with what only a record of its own can tell the next time.
             self.untold: bool = own != (before or "{}") or self.info is not None or not self.placed
         else:

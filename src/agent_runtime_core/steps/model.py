@@ -14,10 +14,10 @@ from uuid import UUID
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
 from .._ids import run_uuid, unbroken
-from .._json import MAX_RESULT
+from .._json import MAX_RESULT, encode
 from .._tags import stored_as_dict
 from ..callees import Callee, callee, known_callee
-from ..errors import InvalidArgument, brief
+from ..errors import InvalidArgument, UnserialisableResult, brief
 from ..policy import PLAIN_POLICY, InDoubt, Policy, RetryOn
 from ..retry import Delay
 from ..status import StepStatus
@@ -235,6 +235,15 @@ class ReadOnlyState(State):
     popitem: Callable[..., Any] = _refuse
     setdefault: Callable[..., Any] = _refuse
     update: Callable[..., Any] = _refuse
+
+
+def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
+    """The text of a state; what cannot be kept is refused by where it is in it, and by the step that left it there."""
+    try:
+        return encode(dict(values))
+    except UnserialisableResult as error:
+        where = f"state{error.path[1:]}"
+        raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None
 
 
 name_of: Callable[[Any], str] = attrgetter("name")  # of a step

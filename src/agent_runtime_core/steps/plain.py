@@ -19,7 +19,7 @@ from ..policy import NEVER_RETRIED, Policy
 from ..tools.deadline import let_go, limited
 from .crew import Crew, Next, all_of
 from .graph import Graph
-from .model import ExecutionState, ReadOnlyState, Results, State, Step
+from .model import ExecutionState, ReadOnlyState, Results, State, Step, state_text
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -83,7 +83,7 @@ class Plain:
             self._unsaved = False
             whole = dict(await self.ctx.get_state() or {})
             results = {name: json.loads(text) for name, text in self._texts.items()}
-            state = json.loads(encode(dict(self.kept.custom_state)))
+            state = json.loads(state_text(self.kept.custom_state))
             whole[self.executor.checkpoint_key] = {
                 **self.kept.to_dict(), "step_results": results, "custom_state": state,
             }  # fmt: skip
@@ -93,8 +93,8 @@ class Plain:
         """How many steps lie behind, as progress tells it."""
         return int(about["step_index"])
 
-    def check(self) -> None:
-        """Refuse what a step leaves besides its result, if that cannot be saved."""
+    def check(self, name: str) -> None:
+        """Refuse what that step leaves besides its result, if it cannot be saved."""
 
     async def tries(
         self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any],
@@ -117,7 +117,7 @@ class Plain:
                 except UnserialisableResult as error:
                     raise refused_of(name, error) from None
                 result = how.decode(text)
-                self.check()
+                self.check(name)
             except StepCancelledError:
                 raise
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
@@ -176,7 +176,7 @@ class PlainChain(Plain):
         return {step.name: self.kept.step_results[step.name] for step in steps}
 
     async def _perform(self, index: int, step: Step, about: Mapping[str, Any]) -> None:
-        committed = encode(dict(self.kept.custom_state))
+        committed = state_text(self.kept.custom_state)
         how = step.callee()
 
         def run() -> Any:
@@ -199,8 +199,8 @@ class PlainChain(Plain):
         if step.checkpoint:
             await self.save()
 
-    def check(self) -> None:
-        encode(dict(self.state))
+    def check(self, name: str) -> None:
+        state_text(self.state, name)
 
 
 class PlainDag(Plain):
@@ -210,7 +210,7 @@ class PlainDag(Plain):
         await self.begin(graph.steps, initial_state, resume)
         self.graph: Graph = graph
         self.steps: Sequence[Step] = graph.steps
-        self.state_text: str = encode(dict(self.kept.custom_state))
+        self.state_text: str = state_text(self.kept.custom_state)
         self.done: set[int] = {graph.places[name] for name in self.kept.completed_steps if name in graph.places}
         self.told: set[int] = set()
         for place in sorted(self.done):
