@@ -318,6 +318,37 @@ async def test_what_a_step_changes_in_a_result_is_its_own(place: Path | None, gr
     assert value["c"] == [both["a"], both, True, 2, repr(both)]
 
 
+@pytest.mark.parametrize("journal", [True, False])
+async def test_a_state_whose_text_stays_the_same_is_handed_on_as_a_resumed_run_would_read_it(journal: bool) -> None:
+    class Name(enum.StrEnum):
+        X = "x"
+
+    async def first(ctx: Any, state: State) -> None:
+        state.update(text="x", inside=["x"], one=[1], same=[1])
+
+    async def second(ctx: Any, state: State) -> None:
+        state["text"] = state["inside"][0] = Name.X
+        state["same"] = state["one"]
+
+    async def third(ctx: Any, state: State) -> Any:
+        state["one"].append(2)
+        return [type(state["text"]) is str, type(state["inside"][0]) is str, state["same"]]
+
+    async def last(ctx: Any, state: State) -> None:
+        state["text"] = Name.X
+
+    async def body(ctx: Any) -> Any:
+        executor = StepExecutor(ctx)
+        found = await executor.run([Step("a", first), Step("b", second), Step("c", third), Step("d", last)])
+        return [*found["c"], type(executor.state.custom_state["text"]) is str]
+
+    if journal:
+        async with Rig() as rig:
+            assert await rig.value(body) == [True, True, [1], True]
+    else:
+        assert await body(MockRunContext()) == [True, True, [1], True]
+
+
 async def test_the_first_pass_hands_on_what_a_resumed_run_would_read(place: Path | None) -> None:
     async def point(ctx: Any, state: State) -> Point:
         return Point(1, Colour.RED)

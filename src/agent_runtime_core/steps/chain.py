@@ -14,7 +14,7 @@ from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import Record
 from ..policy import PLAIN_POLICY
 from .listed import Listed
-from .model import Results, State, Step, state_text
+from .model import Results, State, Step, is_its_text, state_text
 
 
 class Chain(Listed):
@@ -128,6 +128,7 @@ class Chain(Listed):
         if self.changed is not None:
             self.state_text: str = self.changed
             book.keep_state(self.key, self.number, self.sealed, self.changed)
+        if self.changed is not None or not is_its_text(self.state):
             self._new_state()
         book.passed()
         self._completed(step)

@@ -8,7 +8,7 @@ import datetime as _dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, aware
@@ -244,6 +244,14 @@ def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
     except UnserialisableResult as error:
         where = f"state{error.path[1:]}"
         raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None
+
+
+_IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def is_its_text(values: Mapping[str, Any]) -> bool:
+    """Whether these values are as their text says, and nobody who holds on to them can change them."""
+    return _IMMUTABLE.issuperset(map(type, values.values())) and _IMMUTABLE.issuperset(map(type, values))
 
 
 name_of: Callable[[Any], str] = attrgetter("name")  # of a step

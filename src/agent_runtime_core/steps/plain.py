@@ -193,14 +193,14 @@ class PlainChain(Plain):
             self.kept.custom_state = cast("dict[str, Any]", decode(committed))
             raise
         kept = self.kept
-        kept.custom_state = dict(self.state)
+        kept.custom_state = cast("dict[str, Any]", decode(self.left))
         self.keep(step.name, result, text)
         kept.current_step_index = index + 1
         if step.checkpoint:
             await self.save()
 
     def check(self, name: str) -> None:
-        state_text(self.state, name)
+        self.left: str = state_text(self.state, name)
 
 
 class PlainDag(Plain):
