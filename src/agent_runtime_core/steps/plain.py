@@ -211,6 +211,16 @@ class PlainDag(Plain):
         self.graph: Graph = graph
         self.steps: Sequence[Step] = graph.steps
         self.state_text: str = state_text(self.kept.custom_state)
+        shown = self.kept.custom_state = ReadOnlyState(cast("dict[str, Any]", decode(self.state_text)), {})
+        try:
+            await self._work()
+        finally:
+            if self.kept.custom_state is shown:
+                self.kept.custom_state = dict(shown)
+        return {step.name: self.kept.step_results[step.name] for step in self.steps}
+
+    async def _work(self) -> None:
+        graph = self.graph
         self.done: set[int] = {graph.places[name] for name in self.kept.completed_steps if name in graph.places}
         self.told: set[int] = set()
         for place in sorted(self.done):
@@ -218,7 +228,6 @@ class PlainDag(Plain):
         graph.begin(self.done)
         await Crew(graph, self.executor.max_concurrency, self._one, self._left_out).work()
         await self.save_rest()
-        return {step.name: self.kept.step_results[step.name] for step in self.steps}
 
     def _about(self, place: int) -> dict[str, Any]:
         return {"step_name": self.steps[place].name, "step_index": place, "total_steps": len(self.steps)}
