@@ -10,7 +10,7 @@ import typing
 from collections import abc
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 
 from ._hints import hints_of
 from ._json import MAX_BYTES, MAX_RESULT, decode, encode, encode_step_result
@@ -62,10 +62,14 @@ def register_type(cls: _C) -> _C:
     a result must have registered the class as well: nothing is ever imported by name.
     """
     given: object = cls
-    if not isinstance(given, type) or not (dataclasses.is_dataclass(given) or issubclass(given, enum.Enum)):
+    if not _registrable(given):
         raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
     REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}", _form(given).turn)
     return cls
+
+
+def _registrable(given: object) -> TypeGuard[type]:
+    return isinstance(given, type) and (dataclasses.is_dataclass(given) or issubclass(given, enum.Enum))
 
 
 _SEQUENCES: Final = {list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable}
@@ -113,7 +117,9 @@ def _union(members: list[Any]) -> _Form:
     if len(forms) == 1 or not any(form.shapes for form in forms):
         return forms[0] if len(forms) == 1 else _LEAF
     said = " | ".join(getattr(member, "__name__", str(member)) for member in members)
-    return _Form(partial(_turn_union, [form.turn for form in forms], said))
+    named = [f"register_type({member.__name__})" for member in members if _registrable(member)]
+    out = f"annotate Any, and {' and '.join(named) or 'register_type the dataclasses and Enums in it'}"
+    return _Form(partial(_turn_union, [form.turn for form in forms], said, out))
 
 
 def _container(cls: type, args: tuple[Any, ...]) -> _Form:
@@ -277,15 +283,16 @@ def _built(cls: Any, tree: dict[str, Any], at: At | None) -> Any:
     return record
 
 
-def _turn_union(turns: list[Turn], said: str, value: Any, at: At | None, back: bool) -> Any:
+def _turn_union(turns: list[Turn], said: str, out: str, value: Any, at: At | None, back: bool) -> Any:
     """What the one member makes of it that has something to turn; written only where it alone would read it back."""
     if _passes(value):
         return value
     made = _made(turns, said, value, at, back)
     read = made if back else _made(turns, said, made[0] if made else value, at, True)
     if len(made) > 1 or len(read) != len(made):
-        name = type(value).__name__
-        raise refused(at, f"the JSON of {a_kind(type(value))} fits more than one of {said}: register_type({name})")
+        kind = type(value)
+        way = f"register_type({kind.__name__})" if _registrable(kind) else out
+        raise refused(at, f"the JSON of {a_kind(kind)} fits more than one of {said}: {way}")
     return made[0] if made else value
 
 

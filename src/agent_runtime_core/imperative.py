@@ -53,10 +53,12 @@ class Imperative:
     # -- steps
 
     def renamed(self, old: str, new: str) -> None:
-        """The step called `old` when it was recorded is `new` now."""
+        """The step called `old` when it was recorded is `new` now; both may have had other names before."""
         if not (isinstance(old, str) and isinstance(new, str) and old and new):
             raise InvalidArgument(f"renamed() takes two names, not {brief(old)} and {brief(new)}")
-        self.book.renames[new] = old
+        names = self.book.renames.setdefault(new, [])
+        if old not in names:
+            names.insert(0, old)
 
     async def step(
         self,

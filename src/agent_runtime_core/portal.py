@@ -75,7 +75,7 @@ def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     Ctrl-C, or what else a signal handler raises here, cancels it and waits until it has let go. PortalMisuse from the
     portal's own loop, and for a coroutine in place of the function.
     """
-    _callable("portal.call", fn)
+    takes_function("portal.call", fn)
     loop = _portal.loop()
     if _running() is loop:
         raise PortalMisuse(f"portal.call({_name(fn)}) from the portal's own loop would wait for itself: await it")
@@ -92,7 +92,7 @@ def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 
 def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call `fn` on the loop that this thread works for, and wait; only inside a plain step function or tool."""
-    _callable("from_thread", fn)
+    takes_function("from_thread", fn)
     loop = _home.get(None)
     if loop is None:
         raise PortalMisuse(f"from_thread({_name(fn)}) works inside a plain step function; elsewhere use portal.call")
@@ -106,7 +106,8 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     return _carried_out(loop, run, args, kwargs)
 
 
-def _callable(door: str, fn: object) -> None:
+def takes_function(door: str, fn: object) -> None:
+    """Refuse what is no function at a door that makes the call itself; a coroutine is closed."""
     if callable(fn):
         return
     if inspect.iscoroutine(fn):

@@ -57,7 +57,7 @@ class Recorded(Uses):
         self.ended: Record | None = None
         self.reopened: float | None = None  # wall seconds at which this generation began, if it is not the first
         self.length: int = 0
-        self.renames: dict[str, str] = {}
+        self.renames: dict[str, list[str]] = {}  # by name: what it was called before, the name said last first
         self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
         self._failures: list[Record] = []  # of which what follows tells whether their callers went on
         self._ended_tries: set[Identity] = set()
@@ -180,13 +180,25 @@ class Recorded(Uses):
         """The record of that step, under its present or its former name."""
         record = self.done.get((name, key))
         if record is None and name in self.renames:
-            record = self.done.get((self.renames[name], key))
+            found = (self.done.get((old, key)) for old in self.former_names(name))
+            record = next((each for each in found if each is not None), None)
         return record
 
     def former(self, name: str, key: str) -> str:
         """The name under which this step is known to the journal, so that its id stays the same."""
-        old = self.renames.get(name)
-        return old if old is not None and ((old, key) in self.done or (old, key) in self.begun) else name
+        for old in self.former_names(name):
+            if (old, key) in self.done or (old, key) in self.begun:
+                return old
+        return name
+
+    def former_names(self, name: str) -> list[str]:
+        """All that a step of that name was called before, the nearest first."""
+        if name not in self.renames:
+            return []
+        names = [name]
+        for each in names:
+            names += [old for old in self.renames.get(each, ()) if old not in names]
+        return names[1:]
 
     def take(self, records: Sequence[Record]) -> None:
         """Know the ends of steps among what is in the journal now."""
@@ -239,6 +251,7 @@ class Recorded(Uses):
 
     def fail_again(self, name: str, key: str) -> None:
         """Raise what an imperative step raised where the code went on without it: it is as recorded as a result."""
-        failure = self.given_up.get((self.renames.get(name, name), key)) or self.given_up.get((name, key))
-        if failure is not None:
-            raise StepExecutionError(name, json.loads(failure.info or "{}")["error"], failure.attempt)
+        for each in (name, *self.former_names(name)) if self.given_up else ():
+            failure = self.given_up.get((each, key))
+            if failure is not None:
+                raise StepExecutionError(name, json.loads(failure.info or "{}")["error"], failure.attempt)

@@ -78,11 +78,21 @@ def test_an_unkeyed_step_is_known_by_how_often_its_name_was_used() -> None:
 
 def test_a_former_name_finds_the_record_and_keeps_the_id() -> None:
     known = book(done("old"), Record(0, "started", "began", "s:0"))
-    known.renames = {"new": "old", "begun": "began"}
+    known.renames = {"new": ["old"], "begun": ["began"]}
     assert known.recorded("new", "s:0") is known.done["old", "s:0"]
     assert (known.former("new", "s:0"), known.former("begun", "s:0")) == ("old", "began")
     assert (known.former("new", "s:1"), known.former("other", "s:0")) == ("new", "other")
     assert known.recorded("new", "s:1") is None
+
+
+def test_a_name_may_have_had_several_and_they_others() -> None:
+    known = book(Record(0, "failed", "a", "s:2", info='{"error":"no","own":true}'), done("a"), done("b", key="s:1"))
+    known.renames = {"c": ["b"], "b": ["a", "c"], "d": ["x", "a"]}
+    assert known.former_names("c") == ["b", "a"]
+    assert [known.recorded("c", "s:0"), known.recorded("d", "s:0")] == [known.done["a", "s:0"]] * 2
+    assert (known.former("c", "s:0"), known.former("c", "s:1"), known.former("c", "s:3")) == ("a", "b", "c")
+    with pytest.raises(StepExecutionError, match="'c'"):
+        known.fail_again("c", "s:2")
 
 
 def test_order_is_matched_step_by_step() -> None:
@@ -132,7 +142,7 @@ def test_a_failure_counts_only_where_the_code_went_on_in_the_same_life() -> None
     with pytest.raises(StepExecutionError, match="no") as caught:
         on.fail_again("a", "s:0")
     assert caught.value.attempts == 3
-    on.renames = {"new": "a"}
+    on.renames = {"new": ["a"]}
     with pytest.raises(StepExecutionError):
         on.fail_again("new", "s:0")
     own, aside = failed._replace(info='{"error":"no","type":"E","own":true}'), '{"beside":true}'

@@ -100,7 +100,10 @@ async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "sql",
-    ["DELETE FROM arc_journal", "SELECT * FROM arc_runs", "COMMIT", "PRAGMA journal_mode", "ATTACH ':memory:' AS x",
+    ["DELETE FROM arc_journal", "SELECT * FROM arc_runs", "SELECT * FROM Arc_Runs", "CREATE TABLE ARC_mine (a)",
+     "CREATE INDEX Arc_mine ON money (amount)", "ALTER TABLE money RENAME TO arc_mine",
+     'ALTER TABLE money RENAME TO "ARC_mine"', "ALTER TABLE ARC_RUNS RENAME TO mine",
+     "COMMIT", "PRAGMA journal_mode", "ATTACH ':memory:' AS x",
      "SAVEPOINT mine", "CREATE TEMP TABLE mine (x)", "CREATE TABLE temp.mine (x)", "CREATE TEMP VIEW mine AS SELECT 1",
      "CREATE TEMP TRIGGER mine INSERT ON money BEGIN SELECT 1; END",
      "CREATE VIRTUAL TABLE temp.mine USING fts5(x)"],
@@ -113,6 +116,7 @@ async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, s
             with pytest.raises(StepExecutionError, match=r"not authorized|prohibited"):
                 await ctx.transaction("t", lambda conn: conn.execute(sql).fetchall())
             assert await ctx.step("after", lambda: 1) == 1
+            assert await ctx.transaction("look", lambda conn: conn.execute("SELECT amount FROM money").fetchall()) == []
 
         await rig.value(body)
 
@@ -122,6 +126,8 @@ async def test_a_transaction_may_change_tables_of_its_own(tmp_path: Path) -> Non
         conn.execute("CREATE TABLE money (amount)")
         conn.execute("ALTER TABLE money RENAME TO cash")
         conn.execute("ALTER TABLE cash ADD COLUMN note")
+        conn.execute("ALTER TABLE cash RENAME COLUMN note TO arc_note")
+        conn.execute("UPDATE cash SET arc_note = 1 WHERE arc_note IS NULL")
         conn.execute("ALTER TABLE cash DROP COLUMN amount")
         return int(conn.execute("SELECT count(*) FROM cash").fetchone()[0])
 

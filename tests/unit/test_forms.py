@@ -211,10 +211,15 @@ def test_codecs_keep_the_limit_and_want_the_type_itself() -> None:
         (tuple[Point, int], [Point(1), 1], "$", "says tuple, this is a list"),
         (Tree, dataclasses.replace(TREE, by_name={"k": Twin(1)}), "$.by_name.k", "says Point"),  # type: ignore[dict-item]
         (Point | Twin, Point(1), "$", r"fits more than one of Point \| Twin: register_type\(Point\)"),
-        (Point | dict[str, Any], {"x": 1}, "$", "fits more than one"),
-        (Color | str, "RED", "$", "fits more than one"),
+        (Point | dict[str, Any], {"x": 1}, "$", r"fits more than one .*: annotate Any, and register_type\(Point\)$"),
+        (Color | str, "RED", "$", r"fits more than one .*: annotate Any, and register_type\(Color\)$"),
         (Color | Mood, Color.GREEN, "$", "no fit"),
-        (list[Color] | list[str], ["RED"], "$", "fits more than one"),
+        (
+            list[Color] | list[str],
+            ["RED"],
+            "$",
+            "fits more than one .*: annotate Any, and register_type the dataclasses and",
+        ),
         (Point | Twin, Twin(1), "$", r"register_type\(Twin\)"),
         (Point | Spot, "text", "$", "this is a str"),
         (int, Point(1), "$", r"register_type\(Point\)"),
@@ -311,6 +316,12 @@ def test_a_registered_type_may_stand_anywhere_and_hold_others() -> None:
     value = [{"a": (Named(1, Point(2, 3.0), {Key(1), Key(2)}), Size.LARGE)}]
     assert comes_back_or_is_refused(value)
     assert refused([Named(1, Point(2), [Color.RED])]).path == "$[0].any[0]"
+
+
+def test_annotated_any_a_registered_type_is_told_from_what_has_the_same_json() -> None:
+    write, read = codec_for(Any)
+    for value in (Size.LARGE, "LARGE", Size.LARGE.value, [Size.LARGE], (Size.LARGE,)):
+        assert (read(write(value)), type(read(write(value)))) == (value, type(value))
 
 
 def _sample(hint: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.errors import StepExecutionError
+from agent_runtime_core.errors import InvalidArgument, StepExecutionError
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockRunContext, crash_everywhere
@@ -140,6 +140,24 @@ async def test_what_was_added_waits_for_the_next_step_that_succeeds() -> None:
     async with Rig() as rig:
         await rig.value(body)
     assert tries == [{"n": 1, "u": 1}] * 2
+
+
+@pytest.mark.parametrize("journal", [False, True])
+async def test_nothing_is_added_while_steps_run_side_by_side(journal: bool) -> None:
+    async def body(ctx: Any) -> Any:
+        executor = StepExecutor(ctx)
+
+        async def adds(ctx: Any, state: Any) -> dict[str, Any]:
+            with pytest.raises(InvalidArgument, match="read-only where steps run side by side"):
+                executor.update_custom_state({"k": 1})
+            return dict(executor.state.custom_state)
+
+        graph = await executor.run([Step("a", adds), Step("b", sees, depends_on=["a"])], initial_state={"n": 1})
+        executor.update_custom_state({"u": 2})
+        return [*graph.values(), *(await executor.run([Step("c", sees)])).values()]
+
+    wanted = [{"n": 1}, {"n": 1}, {"n": 1, "u": 2}]
+    assert await (survives(body) if journal else body(MockRunContext())) == wanted
 
 
 async def test_a_fallback_may_begin_with_steps_side_by_side() -> None:

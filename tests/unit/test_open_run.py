@@ -17,6 +17,7 @@ from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
     LeaseLost,
+    PortalMisuse,
     RunBusy,
     RunFailed,
     StorageClosed,
@@ -303,6 +304,14 @@ def test_without_a_loop(tmp_path: Path) -> None:
     info, kinds = asyncio.run(look(path))
     assert info.status == "succeeded"
     assert "done" in kinds
+
+
+def test_a_coroutine_in_place_of_the_function_is_refused_and_shows_the_call() -> None:
+    shown = r"run\.call\(StepExecutor\.run, \.\.\.\), not run\.call\(StepExecutor\.run\(\.\.\.\)\)"
+    with open_run_sync("memory://") as run:
+        with pytest.raises(PortalMisuse, match=shown):
+            run.call(StepExecutor(run.ctx).run([Step("a", print)]))  # type: ignore[arg-type]
+        assert run.call(run.ctx.step, "a", lambda: 1) == 1
 
 
 async def test_without_await_beside_a_running_loop(tmp_path: Path) -> None:

@@ -283,6 +283,72 @@ async def test_what_a_step_still_holds_on_to_does_not_change_the_state() -> None
         assert value["b"] == [1]
 
 
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("journal", [False, True])
+async def test_what_a_step_changes_in_a_result_is_its_own(place: Path | None, graph: bool, journal: bool) -> None:
+    async def first(ctx: Any, state: State) -> Any:
+        return {"list": [1]}
+
+    async def changes(ctx: Any, state: State) -> Any:
+        state.results["a"]["list"].append(2)
+        tried.append([*state.results["a"]["list"]])
+        if len(tried) == 1:
+            raise ConnectionError("again")
+        for result in state.results.values():
+            result.clear()
+        with pytest.raises(TypeError):
+            state.results["a"] = 1  # type: ignore[index]
+
+    async def reads(ctx: Any, state: State) -> Any:
+        return [state.results["a"], dict(state.results), "a" in state.results, len(state.results), repr(state.results)]
+
+    tried: list[Any] = []
+    steps = [
+        Step("a", first),
+        Step("b", changes, retries=1, retry_delay=0, depends_on=["a"] if graph else ()),
+        Step("c", reads, depends_on=["b"] if graph else ()),
+    ]
+    if journal:
+        async with Rig(place) as rig:
+            value = await rig.value(lambda ctx: StepExecutor(ctx).run(steps))
+    else:
+        value = await StepExecutor(MockRunContext()).run(steps)
+    both = {"a": {"list": [1]}, "b": None}
+    assert [value["a"], tried] == [both["a"], [[1], [1]]]
+    assert value["c"] == [both["a"], both, True, 2, repr(both)]
+
+
+@pytest.mark.parametrize("journal", [True, False])
+async def test_a_state_whose_text_stays_the_same_is_handed_on_as_a_resumed_run_would_read_it(journal: bool) -> None:
+    class Name(enum.StrEnum):
+        X = "x"
+
+    async def first(ctx: Any, state: State) -> None:
+        state.update(text="x", inside=["x"], one=[1], same=[1])
+
+    async def second(ctx: Any, state: State) -> None:
+        state["text"] = state["inside"][0] = Name.X
+        state["same"] = state["one"]
+
+    async def third(ctx: Any, state: State) -> Any:
+        state["one"].append(2)
+        return [type(state["text"]) is str, type(state["inside"][0]) is str, state["same"]]
+
+    async def last(ctx: Any, state: State) -> None:
+        state["text"] = Name.X
+
+    async def body(ctx: Any) -> Any:
+        executor = StepExecutor(ctx)
+        found = await executor.run([Step("a", first), Step("b", second), Step("c", third), Step("d", last)])
+        return [*found["c"], type(executor.state.custom_state["text"]) is str]
+
+    if journal:
+        async with Rig() as rig:
+            assert await rig.value(body) == [True, True, [1], True]
+    else:
+        assert await body(MockRunContext()) == [True, True, [1], True]
+
+
 async def test_the_first_pass_hands_on_what_a_resumed_run_would_read(place: Path | None) -> None:
     async def point(ctx: Any, state: State) -> Point:
         return Point(1, Colour.RED)
@@ -473,8 +539,11 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
     async with Rig() as rig:
 
         async def body(ctx: Any) -> None:
-            with pytest.raises(UnserialisableResult, match="bad"):
+            with pytest.raises(
+                UnserialisableResult, match=r"^step 'a': state\.bad: an object has no JSON form"
+            ) as caught:
                 await StepExecutor(ctx).run([Step("a", fn, on_in_doubt="fail")])
+            assert (caught.value.path, caught.value.step_name) == ("state.bad", "a")
             raise ConnectionError("cut")
 
         await rig.go(body)
@@ -482,6 +551,27 @@ async def test_a_state_that_cannot_be_kept_fails_the_step() -> None:
         assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"]
         await rig.go(body)
         assert [kind for kind, _ in await rig.told("step.")] == ["step.started", "step.failed"] * 2
+
+
+@pytest.mark.parametrize("needs", [(), ("a",)])
+@pytest.mark.parametrize("journal", [True, False])
+async def test_an_initial_state_that_cannot_be_kept_is_refused_as_a_state(
+    needs: tuple[str, ...], journal: bool
+) -> None:
+    calls = Calls()
+
+    async def body(ctx: Any) -> None:
+        with pytest.raises(UnserialisableResult, match=r"^state\.bad: an object has no JSON form"):
+            await StepExecutor(ctx).run(
+                [calls.step("a"), calls.step("b", depends_on=needs)], initial_state={"bad": object()}
+            )
+
+    if journal:
+        async with Rig() as rig:
+            await rig.value(body)
+    else:
+        await body(MockRunContext())
+    assert calls == []
 
 
 async def test_a_result_that_is_refused_names_its_step_and_the_way_out(place: Path | None) -> None:
@@ -777,6 +867,35 @@ async def test_steps_added_at_the_end_are_fine_and_renamed_ones_with_a_word(plac
 
         assert await rig.value(renamed) == {"a": "A", "bb": "B", "c": "C", "d": "D"}
         assert calls == ["a", "b", "c", "c", "d"]
+
+
+@pytest.mark.parametrize("old", ["a", "b"])
+@pytest.mark.parametrize("lines", [["ab", "bc"], ["bc", "ab"], ["ac", "bc"], ["ab", "bc", "ca"]])
+@pytest.mark.parametrize("door", ["chain", "apart", "graph", "step"])
+async def test_a_step_that_was_renamed_more_than_once_is_found(old: str, lines: list[str], door: str) -> None:
+    calls = Calls()
+
+    def body(name: str, lines: list[str], *, ends: bool) -> Any:
+        async def run(ctx: Any) -> Any:
+            for line in lines:
+                ctx.renamed(*line)
+            if door == "step":
+                value = {name: await ctx.step(name, lambda: calls.append(name) or name)}  # type: ignore[func-returns-value]
+            else:
+                steps = [calls.step("first"), calls.step(name, depends_on=["first"] if door == "graph" else ())]
+                ran = StepExecutor(ctx).run(steps)
+                value = await (asyncio.ensure_future(ran) if door == "apart" else ran)
+            if not ends:
+                raise ConnectionError
+            return value["c"]
+
+        return run
+
+    async with Rig() as rig:
+        await rig.go(body(old, [], ends=False))
+        before = len(calls)
+        assert await rig.value(body("c", lines, ends=True)) in (old, old.upper())
+        assert len(calls) == before
 
 
 async def test_two_executors_with_keys_of_their_own_do_not_meet(place: Path | None) -> None:

@@ -282,7 +282,7 @@ async def test_a_step_whose_state_cannot_be_saved_is_not_told_as_completed() -> 
         state["odd"] = object()
 
     executor = StepExecutor(ctx)
-    with pytest.raises(UnserialisableResult, match="odd"):
+    with pytest.raises(UnserialisableResult, match=r"^step 'a': state\.odd: an object"):
         await executor.run([Step("a", spoils, retries=2, retry_delay=0)])
     assert [kind for kind, _ in ctx.get_events() if kind.startswith("step.")] == ["step.started", "step.failed"]
     assert executor.state.custom_state == {}
@@ -355,6 +355,17 @@ async def test_checkpoint_false_is_not_in_an_earlier_checkpoint() -> None:
     await StepExecutor(ctx).run([Step("a", returning(1)), Step("b", light, checkpoint=False), Step("c", returning(3))])
     assert light.calls == 2
     assert ctx.get_checkpoints()[-1][KEY]["completed_steps"] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("needs", [(), ("a",)])
+async def test_what_waits_for_a_checkpoint_is_saved_at_the_end_of_its_list(needs: tuple[str, ...]) -> None:
+    ctx = MockRunContext()
+    light = Flaky(0)
+    steps = [Step("a", returning(1)), Step("b", light, checkpoint=False, depends_on=needs)]
+    for _ in range(2):
+        assert await StepExecutor(ctx).run(steps) == {"a": 1, "b": "ok"}
+    assert light.calls == 1
+    assert [each[KEY]["completed_steps"] for each in ctx.get_checkpoints()] == [["a"], ["a", "b"]]
 
 
 async def test_a_result_is_handed_on_as_a_resumed_run_would_read_it() -> None:
@@ -495,6 +506,48 @@ async def test_map_stops_when_the_context_is_cancelled() -> None:
     last = await ctx.get_state()
     assert last is not None
     assert last[KEY]["step_results"] == {"m[0]": 1}
+
+
+class Failing(MockRunContext):
+    """Its store, or its word of what is skipped, fails once."""
+
+    failing: str | None = None
+
+    def fail(self, what: str) -> None:
+        if self.failing == what:
+            self.failing = None
+            raise OSError("disk")
+
+    async def checkpoint(self, state: dict[str, Any]) -> None:
+        self.fail("checkpoint")
+        await super().checkpoint(state)
+
+    async def emit(self, event_type: Any, payload: dict[str, Any]) -> None:
+        if event_type == EventType.STEP_SKIPPED:
+            self.fail("emit")
+        await super().emit(event_type, payload)
+
+
+@pytest.mark.parametrize(("what", "in_flight"), [("checkpoint", [0, 1, 3]), ("emit", [0, 1])])
+async def test_map_finishes_and_keeps_what_is_in_flight_when_its_context_fails(what: str, in_flight: list[int]) -> None:
+    ctx = Failing()
+    await ctx.checkpoint({KEY: {"completed_steps": ["m[2]"], "step_results": {"m[2]": 2}}})
+    ctx.failing = what
+    begun, ended = list[int](), list[int]()
+
+    async def item(n: int) -> int:
+        begun.append(n)
+        for _ in range(9 * (n + 1)):
+            await asyncio.sleep(0)
+        ended.append(n)
+        return n
+
+    with pytest.raises(OSError, match="disk"):
+        await StepExecutor(ctx, max_concurrency=3).map("m", item, range(9))
+    assert begun == ended == in_flight
+    kept = await ctx.get_state()
+    assert kept is not None
+    assert kept[KEY]["step_results"] == {f"m[{n}]": n for n in (2, *in_flight)}
 
 
 async def test_map_puts_the_context_where_it_is_asked_for() -> None:

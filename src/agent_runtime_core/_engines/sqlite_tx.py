@@ -13,7 +13,10 @@ from ..errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 MOST_KNOWN = 20_000  # entries remembered between transactions
 USER_SQL_LIMIT = 1.0  # seconds of SQL a ctx.transaction may take on the writer thread
 
-_OUR_PREFIX = "arc_"
+_OUR_PREFIX = "arc_"  # of names of tables, in whatever case: to SQLite they are the same
+_OUR_NAMES = "SELECT name FROM sqlite_master WHERE name LIKE 'arc!_%' ESCAPE '!'"
+#: What these tell second is the name of a column.
+_OF_COLUMNS = (sqlite3.SQLITE_READ, sqlite3.SQLITE_UPDATE)
 _FULL_CODES = {
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR_WRITE,
@@ -185,9 +188,14 @@ class SQLiteTx:
         """Run a user's function here, kept off our tables and our transaction control, and in the file."""
         conn, clock = self._conn, self.engine.clock
         until = clock.boot() + USER_SQL_LIMIT
+        before = conn.execute(_OUR_NAMES).fetchall()
+        altered = False  # what a table is renamed to is not told
 
         def allowed(action: int, one: str | None, two: str | None, database: str | None, _: str | None) -> int:
-            ours = any(name and name.startswith(_OUR_PREFIX) for name in (one, two))
+            nonlocal altered
+            altered = altered or action == sqlite3.SQLITE_ALTER_TABLE
+            names = (one,) if action in _OF_COLUMNS else (one, two)
+            ours = any(name and name.lower().startswith(_OUR_PREFIX) for name in names)
             forbidden = action in _FORBIDDEN_TO_USERS or (action, database) == _TEMPORARY
             return sqlite3.SQLITE_DENY if ours or forbidden else sqlite3.SQLITE_OK
 
@@ -198,6 +206,8 @@ class SQLiteTx:
         try:
             result = fn(handed, *args)
             handed.check()
+            if altered and conn.execute(_OUR_NAMES).fetchall() != before:
+                raise sqlite3.DatabaseError("not authorized: names that begin with arc_ are those of this library")
         except BaseException as error:
             self._uncall(conn, handed)
             if conn.in_transaction:

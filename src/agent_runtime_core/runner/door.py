@@ -18,7 +18,7 @@ from ..journal.record import STARTED, Record
 from ..ledger import Ledger
 from ..outcome import error_payload
 from ..persistence.claim import CLAIM, Claim
-from ..portal import call
+from ..portal import call, takes_function
 from ..queue.row import RunRow
 from ..status import RunStatus
 from .core import AgentRunner
@@ -228,6 +228,7 @@ class SyncRun:
 
     def call(self, fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """`run.call(executor.run, steps)`: await a coroutine function of this run, and give its result."""
+        takes_function("run.call", fn)
 
         async def run() -> T:
             self.ctx.place.task = asyncio.current_task()

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
-from types import MappingProxyType
 from typing import Any, cast
 
-from .._json import decode, encode
+from .._json import decode
 from ..attempts import Work, perform
 from ..callees import Callee, threaded
 from ..errors import JournalMismatch, StepCancelledError
 from ..journal.record import Record
 from ..policy import PLAIN_POLICY
 from .listed import Listed
-from .model import State, Step
+from .model import Results, State, Step, is_its_text, state_text
 
 
 class Chain(Listed):
@@ -86,11 +85,11 @@ class Chain(Listed):
 
     def _match(self, recorded: Sequence[Record]) -> None:
         """Refuse these records of the list where it has other steps in their places."""
-        steps, total, renames = self.steps, self.total, self.book.renames
+        steps, total = self.steps, self.total
         for record in recorded:
             name, place = record.name, record.pos
             found = steps[place].name if place < total else None
-            if found != name and renames.get(found or "") != name:
+            if found != name and name not in self.book.former_names(found or ""):
                 way = f", or say ctx.renamed({name!r}, {found!r}) before it" if found is not None else ""
                 raise JournalMismatch(
                     f"the journal has step {name!r} at place {place} of this list, the code now has "
@@ -101,12 +100,13 @@ class Chain(Listed):
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
+        self.read: Results = Results(self.results)  # as its steps may read them
         self._new_state()
 
     def _new_state(self) -> None:
         """The state as last committed, free of anything a step still holds on to."""
         values = cast("dict[str, Any]", decode(self.state_text)) if self.state_text != "{}" else {}
-        self.state: State = State(values, MappingProxyType(self.results))
+        self.state: State = State(values, self.read)
         self.kept.custom_state = self.state
 
     def _go_to(self, index: int, step: Step) -> None:
@@ -128,6 +128,7 @@ class Chain(Listed):
         if self.changed is not None:
             self.state_text: str = self.changed
             book.keep_state(self.key, self.number, self.sealed, self.changed)
+        if self.changed is not None or not is_its_text(self.state):
             self._new_state()
         book.passed()
         self._completed(step)
@@ -145,9 +146,9 @@ class Chain(Listed):
     def _seal(self, work: Work, text: str, attempt: int, ms: int) -> Sequence[Record]:
         self.changed: str | None = None
         if self.state or self.state_text != "{}":
-            state_text = encode(dict(self.state))
-            if state_text != self.state_text:
-                self.changed = state_text
+            left = state_text(self.state, self.step.name)
+            if left != self.state_text:
+                self.changed = left
         if self.untold and self.changed is None:
             self.changed = self.state_text
         after = self._after(work.pos + 1)

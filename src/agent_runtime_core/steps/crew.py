@@ -1,9 +1,10 @@
-"""Those who work off a graph, side by side: whoever ends a step takes the next one that can begin."""
+"""Those who work off items or a graph, side by side: whoever ends a step takes the next one that can begin."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from ..errors import LeaseLost, Postponed, StepCancelledError, StorageError
 from .graph import Graph
@@ -12,6 +13,22 @@ from .graph import Graph
 STOPS = (LeaseLost, StepCancelledError, StorageError)
 
 Next = tuple[int | None, bool]  # a place, and whether its start is recorded
+
+
+async def all_of(workers: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait until all of them have ended, also when they are cancelled; then the error of the first that has one."""
+    tasks = [asyncio.ensure_future(worker) for worker in workers]
+    if not tasks:
+        return
+    try:
+        await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
+    for task in tasks:
+        task.result()
 
 
 class Crew:

@@ -25,6 +25,15 @@ class Dag(Listed):
         if self.placed:
             self._match()
         self._load(initial_state)
+        try:
+            await self._work()
+        finally:
+            if self.kept.custom_state is self.shown:
+                self.kept.custom_state = dict(self.shown)
+        return {step.name: self.results[step.name] for step in self.steps}
+
+    async def _work(self) -> None:
+        graph = self.graph
         self.told: set[int] = set()  # steps that were told to be left out
         places = enumerate(self.steps)
         if found := {place: record for place, step in places if (record := self._recorded(step)) is not None}:
@@ -37,12 +46,11 @@ class Dag(Listed):
         self.crew: Crew = Crew(graph, self.executor.max_concurrency, self._one, self._left_out)
         await self.crew.work()
         await self._write_deferred()
-        return {step.name: self.results[step.name] for step in self.steps}
 
     def _match(self) -> None:
         """Refuse a list without a step that an earlier claim recorded of it; their order and edges may change."""
         book = self.book
-        names = {book.renames.get(step.name, step.name) for step in self.steps} | self.graph.places.keys()
+        names = {old for step in self.steps for old in book.former_names(step.name)} | self.graph.places.keys()
         for record in book.listed(self.key).get(self.number, ()):
             if (name := record.name) in names:
                 continue
@@ -58,7 +66,9 @@ class Dag(Listed):
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
-        self.kept.custom_state = cast("dict[str, Any]", decode(self.state_text))
+        #: What the executor shows meanwhile: nothing is added to it, as nothing is to that of a step.
+        self.shown: ReadOnlyState = ReadOnlyState(cast("dict[str, Any]", decode(self.state_text)), {})
+        self.kept.custom_state = self.shown
 
     async def _one(self, place: int, begun: bool) -> Next:
         """Perform a step; the next one for this worker, and whether its start is recorded."""

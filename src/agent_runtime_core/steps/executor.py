@@ -64,7 +64,10 @@ class StepExecutor:
         return self._state
 
     def update_custom_state(self, values: Mapping[str, Any]) -> None:
-        """Add to the state that steps see; kept with the next step that succeeds."""
+        """Add to the state that steps see; kept with the next step that succeeds.
+
+        InvalidArgument while steps run side by side, for whom it is read-only.
+        """
         self._state.custom_state.update(values)
         self.added.update(values)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .._json import arguments_digest, encode
@@ -15,6 +14,7 @@ from ..journal.record import SKIPPED, Record
 from ..policy import Policy
 from ..recorded import BESIDE
 from ..uses import FRAME
+from .crew import all_of
 from .listed import recorded_results
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class FanOut:
         missing = await self._recorded(range(len(items)))
         self.queue: Iterator[int] = iter(missing)
         workers = min(self.executor.max_concurrency, len(missing))
-        await self._all([self._worker(next(self.queue)) for _ in range(workers)])
+        await all_of([self._worker(next(self.queue)) for _ in range(workers)])
         if self.failed is not None:
             raise self.failed
         return self.results
@@ -98,20 +98,6 @@ class FanOut:
             total = len(self.items)
             await book.ledger.note(book.boundary_record(SKIPPED, nev=len(skips), total=total, info={"steps": skips}))
         return missing
-
-    async def _all(self, workers: Sequence[Any]) -> None:
-        tasks = [asyncio.ensure_future(worker) for worker in workers]
-        if not tasks:
-            return
-        try:
-            await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            raise
-        for task in tasks:
-            task.result()
 
     async def _worker(self, index: int) -> None:
         place: int | None = index

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._tags import stored_as_dict
 from ..errors import InvalidArgument, brief
-from .model import Step
+from .model import Results, Step
 
 
 def is_graph(steps: Sequence[Step]) -> bool:
@@ -87,14 +87,14 @@ class Graph:
                     ahead.append(user)
         return found
 
-    def results(self, place: int, results: Mapping[str, Any]) -> Results:
+    def results(self, place: int, results: Mapping[str, Any]) -> Reachable:
         """Of these, what the step at `place` may read."""
         if not self._before:
             self._before = [0] * len(self.steps)
             for each in self.order:
                 for other in self.needs[each]:
                     self._before[each] |= self._before[other] | 1 << other
-        return Results(self, self._before[place], self.steps[place].name, results)
+        return Reachable(self, self._before[place], self.steps[place].name, results)
 
     # -- a pass: `begin`, then each place is taken once
 
@@ -127,14 +127,12 @@ class Graph:
 
 
 @stored_as_dict
-class Results(Mapping[str, Any]):
+class Reachable(Results):
     """Results of what a step depends on, directly or not; others are refused, as they may be there or not."""
 
     def __init__(self, graph: Graph, mask: int, step: str, results: Mapping[str, Any]) -> None:
-        self._graph, self._mask, self._step, self._results = graph, mask, step, results
-
-    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
+        super().__init__(results)
+        self._graph, self._mask, self._step = graph, mask, step
 
     def __getitem__(self, name: str) -> Any:
         place = self._graph.places.get(name)
@@ -145,7 +143,7 @@ class Results(Mapping[str, Any]):
                 f"step {self._step!r} reads the result of {brief(name)}, on which it does not depend: name it "
                 "in depends_on"
             )
-        return self._results[name]
+        return super().__getitem__(name)
 
     def __contains__(self, name: object) -> bool:
         place = self._graph.places.get(name) if isinstance(name, str) else None

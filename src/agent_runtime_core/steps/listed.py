@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import TYPE_CHECKING, Any, cast
 
-from .._json import decode, decode_all, encode
+from .._json import decode, decode_all
 from ..book import Book
 from ..journal.record import RESET, SKIPPED, Record
 from ..recorded import APART, BESIDE
-from .model import ExecutionState, Step, name_of
+from .model import ExecutionState, Step, name_of, state_text
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -65,7 +65,7 @@ class Listed:
         """
         book = self.book
         recorded, left = book.unmatched(self.key)
-        known = (recorded.get(name) or recorded.get(book.renames.get(name, "")) for name in names)
+        known = (recorded.get(each) for name in names for each in (name, *book.former_names(name)))
         # A new one has the length of the journal in it: no number of an earlier claim does.
         number = next((each for each in known if each in left), f"{APART}{book.length}.{len(book.beside)}")
         left.discard(number)
@@ -78,7 +78,7 @@ class Listed:
         before, own = book.state_before(self.key), book.state_of(self.key, self.number)
         if own is None:
             there = kept.custom_state if before is None else cast("dict[str, Any]", decode(before))
-            own = encode({**there, **executor.added, **(initial or {})})
+            own = state_text({**there, **executor.added, **(initial or {})})
             #: Whether it begins with what only a record of its own can tell the next time.
             self.untold: bool = own != (before or "{}") or self.info is not None or not self.placed
         else:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime as _dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Final, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, aware
 from .._forms import codec_for
 from .._ids import run_uuid, unbroken
-from .._json import MAX_RESULT
+from .._json import MAX_RESULT, encode
 from .._tags import stored_as_dict
 from ..callees import Callee, callee, known_callee
-from ..errors import InvalidArgument, brief
+from ..errors import InvalidArgument, UnserialisableResult, brief
 from ..policy import PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
 from ..retry import Delay
 from ..status import StepStatus
@@ -174,6 +175,32 @@ class ExecutionState:
 
 
 @stored_as_dict
+class Results(Mapping[str, Any]):
+    """What steps returned, by name. Each time it is a copy, so that a step changes nothing for others."""
+
+    def __init__(self, results: Mapping[str, Any]) -> None:
+        self._results: Mapping[str, Any] = results
+
+    def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __getitem__(self, name: str) -> Any:
+        return copy.deepcopy(self._results[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._results
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+
+@stored_as_dict
 class State(dict[str, Any]):
     """What a step sees: values it may change, kept only if it succeeds, and `results` of earlier steps by name.
 
@@ -205,6 +232,23 @@ class ReadOnlyState(State):
     popitem: Callable[..., Any] = _refuse
     setdefault: Callable[..., Any] = _refuse
     update: Callable[..., Any] = _refuse
+
+
+def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
+    """The text of a state; what cannot be kept is refused by where it is in it, and by the step that left it there."""
+    try:
+        return encode(dict(values))
+    except UnserialisableResult as error:
+        where = f"state{error.path[1:]}"
+        raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None
+
+
+_IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def is_its_text(values: Mapping[str, Any]) -> bool:
+    """Whether these values are as their text says, and nobody who holds on to them can change them."""
+    return _IMMUTABLE.issuperset(map(type, values.values())) and _IMMUTABLE.issuperset(map(type, values))
 
 
 name_of: Callable[[Any], str] = attrgetter("name")  # of a step

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
@@ -18,9 +17,9 @@ from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, Un
 from ..event_types import EventType
 from ..policy import NEVER_RETRIED, Policy
 from ..tools.deadline import let_go, limited
-from .crew import Crew, Next
+from .crew import Crew, Next, all_of
 from .graph import Graph
-from .model import ExecutionState, ReadOnlyState, State, Step
+from .model import ExecutionState, ReadOnlyState, Results, State, Step, state_text
 
 if TYPE_CHECKING:
     from .executor import StepExecutor
@@ -34,6 +33,7 @@ class Plain:
         self.ctx: Any = executor.ctx
         self._saving = asyncio.Lock()
         self._texts: dict[str, str] = {}  # the results that are kept, as they are saved
+        self._unsaved = False  # whether there are some since then
 
     @property
     def kept(self) -> ExecutionState:
@@ -71,12 +71,19 @@ class Plain:
         self.executor.added = {}
         self.kept.step_results[name], self._texts[name] = result, text
         self.kept.completed_steps.append(name)
+        self._unsaved = True
+
+    async def save_rest(self) -> None:
+        """At the end of the list, what still waits for a checkpoint."""
+        if self._unsaved:
+            await self.save()
 
     async def save(self) -> None:
         async with self._saving:  # else an older state could be the last one saved
+            self._unsaved = False
             whole = dict(await self.ctx.get_state() or {})
             results = {name: json.loads(text) for name, text in self._texts.items()}
-            state = json.loads(encode(dict(self.kept.custom_state)))
+            state = json.loads(state_text(self.kept.custom_state))
             whole[self.executor.checkpoint_key] = {
                 **self.kept.to_dict(), "step_results": results, "custom_state": state,
             }  # fmt: skip
@@ -86,8 +93,8 @@ class Plain:
         """How many steps lie behind, as progress tells it."""
         return int(about["step_index"])
 
-    def check(self) -> None:
-        """Refuse what a step leaves besides its result, if that cannot be saved."""
+    def check(self, name: str) -> None:
+        """Refuse what that step leaves besides its result, if it cannot be saved."""
 
     async def tries(
         self, name: str, about: Mapping[str, Any], policy: Policy, description: str | None, run: Callable[[], Any],
@@ -110,7 +117,7 @@ class Plain:
                 except UnserialisableResult as error:
                     raise refused_of(name, error) from None
                 result = how.decode(text)
-                self.check()
+                self.check(name)
             except StepCancelledError:
                 raise
             except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
@@ -155,6 +162,7 @@ class PlainChain(Plain):
 
     async def run(self, steps: Sequence[Step], initial_state: Mapping[str, Any] | None, resume: bool) -> dict[str, Any]:
         await self.begin(steps, initial_state, resume)
+        self.read: Results = Results(self.kept.step_results)  # as the steps may read them
         done = set(self.kept.completed_steps)
         for index, step in enumerate(steps):
             about = {"step_name": step.name, "step_index": index, "total_steps": len(steps)}
@@ -164,16 +172,17 @@ class PlainChain(Plain):
             if self.ctx.cancelled():
                 raise StepCancelledError(step.name)
             await self._perform(index, step, about)
+        await self.save_rest()
         return {step.name: self.kept.step_results[step.name] for step in steps}
 
     async def _perform(self, index: int, step: Step, about: Mapping[str, Any]) -> None:
-        committed = encode(dict(self.kept.custom_state))
+        committed = state_text(self.kept.custom_state)
         how = step.callee()
 
         def run() -> Any:
             # Each try sees the state as last committed.
             values = cast("dict[str, Any]", decode(committed))
-            self.state = State(values, MappingProxyType(self.kept.step_results))
+            self.state = State(values, self.read)
             self.kept.custom_state = self.state
             # (ctx, state) by place: nothing is to be injected.
             return step.fn(self.ctx, self.state) if how.is_async else threaded(step.fn, (self.ctx, self.state))
@@ -184,14 +193,14 @@ class PlainChain(Plain):
             self.kept.custom_state = cast("dict[str, Any]", decode(committed))
             raise
         kept = self.kept
-        kept.custom_state = dict(self.state)
+        kept.custom_state = cast("dict[str, Any]", decode(self.left))
         self.keep(step.name, result, text)
         kept.current_step_index = index + 1
         if step.checkpoint:
             await self.save()
 
-    def check(self) -> None:
-        encode(dict(self.state))
+    def check(self, name: str) -> None:
+        self.left: str = state_text(self.state, name)
 
 
 class PlainDag(Plain):
@@ -201,14 +210,24 @@ class PlainDag(Plain):
         await self.begin(graph.steps, initial_state, resume)
         self.graph: Graph = graph
         self.steps: Sequence[Step] = graph.steps
-        self.state_text: str = encode(dict(self.kept.custom_state))
+        self.state_text: str = state_text(self.kept.custom_state)
+        shown = self.kept.custom_state = ReadOnlyState(cast("dict[str, Any]", decode(self.state_text)), {})
+        try:
+            await self._work()
+        finally:
+            if self.kept.custom_state is shown:
+                self.kept.custom_state = dict(shown)
+        return {step.name: self.kept.step_results[step.name] for step in self.steps}
+
+    async def _work(self) -> None:
+        graph = self.graph
         self.done: set[int] = {graph.places[name] for name in self.kept.completed_steps if name in graph.places}
         self.told: set[int] = set()
         for place in sorted(self.done):
             await self.ctx.emit(EventType.STEP_SKIPPED, {**self._about(place), "reason": "already_completed"})
         graph.begin(self.done)
         await Crew(graph, self.executor.max_concurrency, self._one, self._left_out).work()
-        return {step.name: self.kept.step_results[step.name] for step in self.steps}
+        await self.save_rest()
 
     def _about(self, place: int) -> dict[str, Any]:
         return {"step_name": self.steps[place].name, "step_index": place, "total_steps": len(self.steps)}
@@ -264,35 +283,31 @@ class PlainFanOut(Plain):
             [(i, item, f"{name}[{key}]") for i, (item, key) in enumerate(zip(items, keys, strict=True))]
         )
         self.failed: Exception | None = None
-        workers = [asyncio.ensure_future(self._worker()) for _ in range(min(self.executor.max_concurrency, len(items)))]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
+        await all_of([self._worker() for _ in range(min(self.executor.max_concurrency, len(items)))])
         if self.failed is not None:
             raise self.failed
         return [self.kept.step_results[f"{name}[{key}]"] for key in keys]
 
     async def _worker(self) -> None:
         for index, item, label in self.queue:
-            about = {"step_name": self.name, "step_index": index, "total_steps": self.total}
             if self.failed is not None:
                 return
-            if label in self.kept.step_results:
-                await self.ctx.emit(EventType.STEP_SKIPPED, {**about, "reason": "already_completed"})
-                continue
-            if self.ctx.cancelled():
-                self.failed = self.failed or StepCancelledError(self.name)
-                return
             try:
-                once = partial(call, self.fn, self.how, (item,), self.ctx)
-                result, text = await self.tries(self.name, about, self.policy, None, once, self.how)
+                await self._one(index, item, label)
             except Exception as error:  # noqa: BLE001 - raised by run() when those in flight are kept
                 self.failed = self.failed or error
-                return
-            self.keep(label, result, text)
-            await self.save()
+
+    async def _one(self, index: int, item: Any, label: str) -> None:
+        about = {"step_name": self.name, "step_index": index, "total_steps": self.total}
+        if label in self.kept.step_results:
+            await self.ctx.emit(EventType.STEP_SKIPPED, {**about, "reason": "already_completed"})
+            return
+        if self.ctx.cancelled():
+            raise StepCancelledError(self.name)
+        once = partial(call, self.fn, self.how, (item,), self.ctx)
+        result, text = await self.tries(self.name, about, self.policy, None, once, self.how)
+        self.keep(label, result, text)
+        await self.save()
 
 
 def _saved_text(value: Any) -> str:
