@@ -306,10 +306,14 @@ class RunQueue(Backend):
         try:
             await self.settle(key, how)
         except (LeaseLost, Moved):
-            self._handed.pop((key, worker_id), None)
+            self._forget(key, worker_id, how.claim_id)
             raise LeaseLost(key, how.claim_id) from None
         if how.status != "running":
-            self._handed.pop((key, worker_id), None)
+            self._forget(key, worker_id, how.claim_id)
+
+    def _forget(self, key: str, worker_id: str, claim_id: str) -> None:
+        if self._handed.get((key, worker_id)) == claim_id:
+            del self._handed[key, worker_id]
 
     def keep(self, row: RunRow, claim_id: str) -> Settle:
         """A Settle that changes nothing yet: counters as they are."""
@@ -329,7 +333,7 @@ class RunQueue(Backend):
             return False
         held: bool = (await self.commits.commit(None, [Op("queue.beat", ((claim,), until))]))[0][0][0]
         if not held:
-            self._handed.pop((claim[0], worker_id), None)
+            self._forget(claim[0], worker_id, claim[1])
         return held
 
     async def requeue_for_retry(
