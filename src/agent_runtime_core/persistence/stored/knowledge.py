@@ -36,11 +36,10 @@ class StoredKnowledge(Home, KnowledgeStore):
         choice(FactType, fact.fact_type, "type of a fact")
         group = stored_key(fact.key, "fact's key")
         end = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
-        words = text_in([fact.key, fact.value, fact.source])
+        key, rank, text = id_text(fact.id, "fact"), seconds_of(fact.created_at, "created_at"), text_of(fact)
+        words = text_in([fact.key, fact.value, fact.source])  # no cycle comes here: the text would hold it for ever
         table = self.table(scope, "fact")
-        entry = Entry(
-            id_text(fact.id, "fact"), text_of(fact), group, seconds_of(fact.created_at, "created_at"), end, words
-        )
+        entry = Entry(key, text, group, rank, end, words)
         await table.write(table.put(entry))
 
     async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
