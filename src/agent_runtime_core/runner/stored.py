@@ -10,14 +10,14 @@ from uuid import UUID
 
 from .._engines.base import NOBODY, Commits, Op, behind
 from .._ids import run_uuid, unbroken
-from .._json import decode, encode, mapped
+from .._json import encode, mapped
 from .._load import load
 from ..backends import Backends
 from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
 from ..events.base import Event, EventBus
-from ..interfaces import ErrorInfo, RunResult
+from ..interfaces import RunResult
 from ..mailbox import answer_id, answered
-from ..outcome import before_of, decode_result
+from ..outcome import before_of, decode_result, error_in
 from ..place import Chronicle
 from ..portal import call
 from ..queue.base import RunQueue
@@ -148,8 +148,7 @@ class StoredRuns:
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
         output = row.told("output", mapped) if row.output else {}
-        told = decode(row.error) if row.error else None
-        error = None if told is None else ErrorInfo(**told) if isinstance(told, dict) else ErrorInfo("Error", str(told))
+        error = row.told("error", error_in) if row.error else None
         return RunResult(output, error=error, status=row.told("status", RunStatus), run_id=row.told("run_id", UUID))
 
     async def stream(
