@@ -198,11 +198,9 @@ class StoredAudit(Home, AuditStore):
     async def _prune(self, table: Table, older_than: float | None, keep: int | None) -> int:
         gone = 0
         if older_than is not None:
-            while old := await table.find(high=self.clock.wall() - older_than, limit=PAGE):
-                gone += sum(await table.write(*(table.delete(each.key) for each in old)))
+            gone += await _delete(table, high=self.clock.wall() - older_than)
         if keep is not None:
-            while more := await table.find(descending=True, offset=keep, limit=PAGE):
-                gone += sum(await table.write(*(table.delete(each.key) for each in more)))
+            gone += await _delete(table, descending=True, offset=keep)
         return gone
 
     async def export(
@@ -220,6 +218,15 @@ class StoredAudit(Home, AuditStore):
         sources = {kind: pages(self.table(scope, kind), low=low, high=high) for kind in KINDS}
         async for kind, document in in_order_of_time(sources):
             yield line(kind, model_of(KINDS[kind], document.text))
+
+
+async def _delete(table: Table, **which: Any) -> int:
+    """Delete what is found so; what a damaged index lists and does not find is left."""
+    gone, last = 0, None
+    while (found := await table.find(**which, limit=PAGE)) and found != last:
+        gone += sum(await table.write(*(table.delete(each.key) for each in found)))
+        last = found
+    return gone
 
 
 def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[float | None, float | None]:
