@@ -229,13 +229,15 @@ class StoredRuns:
         does not fit the schema asked for.
         """
         key = self._key(run_id)
+        if message_id:
+            unbroken("a message_id", message_id)
         asked = {
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
             if event.event_type == "approval.requested" and event.payload.get("name") == name
-            if "request_id" in event.payload  # else somebody's own event of that type
+            if isinstance(event.payload.get("request_id"), str)  # else somebody's own event of that type
         }
-        if request_id is not None and request_id not in asked:
+        if request_id is not None and (not isinstance(request_id, str) or request_id not in asked):
             raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
         if not asked:
             return await self.signal(run_id, name, answer, message_id=message_id)

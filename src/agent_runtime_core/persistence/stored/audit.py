@@ -19,7 +19,7 @@ from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, Per
 from ..plain import in_order_of_time, line
 from ..summary import summary
 from .base import Home
-from .choices import check_count, check_model, choice, seconds_of
+from .choices import check_count, check_link, check_model, choice, seconds_of
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
 
@@ -48,6 +48,8 @@ class StoredAudit(Home, AuditStore):
     async def log_event(self, entry: AuditEntry, scope: Scope | None = None) -> None:
         check_model(AuditEntry, entry)
         choice(AuditEventType, entry.event_type, "event type")
+        check_link(entry.run_id, "the run_id of an entry")
+        check_link(entry.conversation_id, "the conversation_id of an entry")
         await self._add("event", entry, scope, group="" if entry.run_id is None else str(entry.run_id))
 
     async def log_error(self, error: ErrorRecord, scope: Scope | None = None) -> None:
@@ -103,8 +105,8 @@ class StoredAudit(Home, AuditStore):
                 conversation_id is None or str(entry.conversation_id) == str(conversation_id)
             )
 
-        if run_id is not None and not isinstance(run_id, UUID | str):
-            raise InvalidArgument(f"a run id is a UUID or a string, not {brief(run_id)}")
+        check_link(run_id, "run_id")
+        check_link(conversation_id, "conversation_id")
         if isinstance(run_id, str) and HALF.search(run_id):
             return []  # no store keeps such an id, nor can be asked for it
         group = None if run_id is None else str(run_id)

@@ -15,7 +15,7 @@ from ..forms import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
 from .base import Home
-from .choices import check_model, choice, seconds_of
+from .choices import check_link, check_model, choice, seconds_of
 from .embeddings import MAX_VECTORS, Vectors
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
@@ -82,6 +82,8 @@ class StoredKnowledge(Home, KnowledgeStore):
         check_model(Summary, summary)
         if not isinstance(summary.conversation_ids, list | tuple):
             raise InvalidArgument(f"conversation_ids is a list, not {brief(summary.conversation_ids)}")
+        for each in (summary.conversation_id, *summary.conversation_ids):
+            check_link(each, "a conversation of a summary")
         table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
         key, rank = id_text(summary.id, "summary"), seconds_of(summary.created_at, "created_at")
         entry = Entry(key, text_of(summary), rank=rank)
