@@ -57,5 +57,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def aware(seconds: float) -> _dt.datetime:
-    """An aware UTC datetime of that many seconds since the epoch."""
-    return _dt.datetime.fromtimestamp(seconds, _dt.UTC)
+    """An aware UTC datetime of that many seconds since the epoch; ValueError or OverflowError where there is none."""
+    try:
+        return _dt.datetime.fromtimestamp(seconds, _dt.UTC)
+    except OSError as error:  # as the system's own calendar says it
+        raise OverflowError(f"{seconds!r} is no time that a calendar has") from error

@@ -205,14 +205,19 @@ def decode(text: str) -> object:
         raise UnserialisableResult("$", f"the text is not what was written: {error}") from error
 
 
-def mapped(text: str, *, known: bool = False) -> dict[str, Any]:
-    """decode() of a dict, or decode_known(); ValueError for what is none, UnserialisableResult for a type that is not
-    registered."""
+def readable(text: str, read: Callable[[str], object] = decode) -> object:
+    """decode(); ValueError for what is no JSON, UnserialisableResult for a type that is not registered."""
     try:
-        found = decode_known(text) if known else decode(text)
+        return read(text)
     except UnserialisableResult:
         strictly(text)  # which has nothing against such a type
         raise
+
+
+def mapped(text: str, *, known: bool = False) -> dict[str, Any]:
+    """decode() of a dict, or decode_known(); ValueError for what is none, UnserialisableResult for a type that is not
+    registered."""
+    found = readable(text, decode_known if known else decode)
     if not isinstance(found, dict):
         raise ValueError("not a dict")
     return found

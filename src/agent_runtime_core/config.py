@@ -147,7 +147,7 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     """The backend's name, and the options that say where it is: `memory://`, `sqlite:///path`, a path, `redis://host`."""
     text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
     if not isinstance(text, str):
-        raise InvalidArgument(f"{brief(path_or_url)} is no place to keep runs: give a path or a URL as text")
+        raise InvalidArgument(f"{brief(path_or_url)} is no place to keep anything: give a path or a URL as text")
     scheme, found, rest = text.partition("://")
     if text[:5].lower() == "file:":
         raise InvalidArgument(f"{brief(text, 500)}: there is no file: URL here; {_SQLITE_URLS}, or memory://")

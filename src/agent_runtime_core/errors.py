@@ -248,7 +248,8 @@ class LeaseLost(AgentRuntimeError):
     def __init__(self, key: str, token: str | None = None) -> None:
         self.key: str = key
         self.token: str | None = token
-        claim = "(none)" if not token else token[:80] if isinstance(token, str) else brief(token)
+        plain = isinstance(token, str) and token.isprintable()
+        claim = "(none)" if not token else token[:80] if plain else brief(token)
         super().__init__(
             f"claim {claim} no longer holds run {key}: another worker took over, "
             "or the run has ended; nothing was written"

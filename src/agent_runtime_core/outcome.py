@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
-from ._json import MAX_WHOLE, decode, encode
+from ._json import MAX_WHOLE, decode, encode, readable
 from .interfaces import ErrorInfo, RunResult
 from .status import RunStatus
+
+_ERROR = {"type": str, "message": str, "stack": str, "retriable": bool, "details": dict}
 
 
 class Before(NamedTuple):
@@ -32,6 +34,25 @@ def error_payload(error: ErrorInfo | None) -> dict[str, Any] | None:
         "retriable": error.retriable,
         "details": error.details,
     }
+
+
+def error_in(text: str) -> ErrorInfo | None:
+    """What a queue was told of an error; what an ErrorInfo has no place for is among its details.
+
+    ValueError for a text that no queue has written.
+    """
+    told = readable(text)
+    if told is None:
+        return None
+    if not isinstance(told, dict):
+        return ErrorInfo("Error", str(told))
+    fields = {name: told[name] for name, kind in _ERROR.items() if isinstance(told.get(name), kind)}
+    rest = {name: value for name, value in told.items() if name not in fields}
+    details = fields.get("details", {})
+    if rest:
+        clash = rest.keys() & details.keys()
+        details = {**rest, "details": details} if clash else {**details, **rest}
+    return ErrorInfo(**{"type": "Error", "message": "", **fields, "details": details})
 
 
 def payload_of(result: RunResult, before: Before | None = None) -> dict[str, Any]:

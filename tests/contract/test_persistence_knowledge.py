@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_runtime_core.errors import UnserialisableResult
+from agent_runtime_core.persistence.models import Fact
 from agent_runtime_core.persistence.stored.knowledge import StoredKnowledge
 from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, OURS, VECTORS, Case, Make, check
 from tests.contract.persistence import TECHNOLOGIES, maker
@@ -20,6 +22,16 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 @pytest.mark.parametrize("case", [*CASES, *VECTORS, *OURS], ids=lambda case: case.__name__)
 async def test_contract(case: Case, make: Make) -> None:
     await case(make)
+
+
+async def test_a_fact_that_holds_itself_is_refused_at_once(make: Make) -> None:
+    cycle: list[object] = []
+    cycle.append(cycle)
+    store = make()
+    with pytest.raises(UnserialisableResult, match="a cycle"):
+        await store.save_fact(Fact(key="k", value=cycle))
+    assert await store.list_facts() == []
+    await store.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

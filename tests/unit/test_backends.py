@@ -15,6 +15,7 @@ from agent_runtime_core.backends import Backends, configured, open_url, traced
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
 from agent_runtime_core.events import EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
+from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue, RunQueue, SQLiteQueue, get_queue
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore, StateStore, get_state_store
@@ -73,6 +74,8 @@ def test_options_and_the_urls_of_sqlite_itself_are_refused_with_the_way_out(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
         open_url(bad)
+    with pytest.raises(InvalidArgument, match=f"'{re.escape(bad)}'.*{way_out}"):
+        PersistenceManager.open(bad)
     assert not [*tmp_path.iterdir()]
 
 
@@ -209,7 +212,7 @@ async def test_beside_a_backend_that_was_handed_in_the_others_are_where_the_url_
 
 @pytest.mark.parametrize("bad", [None, 3, b"a.db"])
 def test_what_is_no_place_is_named(bad: Any) -> None:
-    with pytest.raises(InvalidArgument, match="no place to keep runs"):
+    with pytest.raises(InvalidArgument, match="no place to keep anything"):
         open_url(bad)
 
 

@@ -18,13 +18,21 @@ from agent_runtime_core import errors
 from agent_runtime_core.config import RuntimeConfig
 from agent_runtime_core.errors import AgentRuntimeError, brief
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts
 from agent_runtime_core.loop import agent_tool
-from agent_runtime_core.persistence import FileMemoryStore, PersistenceManager
+from agent_runtime_core.persistence import (
+    AuditEntry,
+    AuditEventType,
+    Conversation,
+    ConversationMessage,
+    FileMemoryStore,
+    PersistenceManager,
+    Summary,
+)
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue, get_queue
-from agent_runtime_core.registry import get_runtime, unregister_runtime
+from agent_runtime_core.registry import Registry, get_runtime, unregister_runtime
 from agent_runtime_core.retry import Backoff
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
@@ -72,6 +80,14 @@ def test_what_the_builtin_class_keeps_is_copied_too() -> None:
 class Mute:
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
+
+
+class Named(AgentRuntime):
+    key = "named"
+
+    async def run(self, ctx: RunContext) -> RunResult:
+        await ctx.step("done", lambda: 1)
+        return RunResult()
 
 
 def _deep() -> list[Any]:
@@ -306,6 +322,146 @@ async def test_filters_and_data_that_are_none_are_refused_by_stores(
         with pytest.raises(errors.InvalidArgument):
             await ask()
     await stores.close()
+
+
+LONG = "y" * 10**6
+
+
+@pytest.mark.parametrize("place", ["memory://", "sqlite:///kept.db"])
+@pytest.mark.parametrize("value", [["b"], 7, 10**5000, {"a": 1}, _deep(), Mute()], ids=range(6))
+async def test_a_message_that_leads_to_no_message_is_refused_and_breaks_no_conversation(
+    place: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with PersistenceManager.open(place) as stores:
+        conversations, audit, knowledge = (
+            cast(Any, each) for each in (stores.conversations, stores.audit, stores.knowledge)
+        )
+        first = ConversationMessage(role="user", content="hi")
+        kept = Conversation(messages=[first])
+        await conversations.save(kept)
+
+        def wrong(**fields: Any) -> ConversationMessage:
+            return ConversationMessage(role="user", content="x", **fields)
+
+        asked: list[Callable[[], Any]] = [
+            lambda: conversations.add_message(kept.id, wrong(branch_id=value)),
+            lambda: conversations.append(kept.id, [wrong(), wrong(parent_message_id=value)]),
+            lambda: conversations.append(kept.id, value if not isinstance(value, list | dict) else None),
+            lambda: conversations.save(Conversation(messages=[wrong(branch_id=value)])),
+            lambda: conversations.save(Conversation(active_branch_id=value)),
+            lambda: conversations.edit_message(kept.id, value, "x"),
+            lambda: conversations.regenerate(kept.id, value, "x"),
+            lambda: conversations.switch_branch(kept.id, value),
+            lambda: conversations.history(kept.id, branch_id=value),
+            lambda: conversations.history(kept.id, leaf=value),
+            lambda: conversations.fork(kept.id, at=value),
+            lambda: conversations.list_conversations(offset=None),
+            lambda: audit.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action="a", run_id=value)),
+            lambda: audit.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action="a", conversation_id=value)),
+            lambda: audit.get_events(conversation_id=value),
+            lambda: knowledge.save_summary(Summary(content="s", conversation_ids=[value])),
+        ]
+        for ask in asked:
+            with pytest.raises(errors.InvalidArgument) as refused:
+                await ask()
+            assert len(str(refused.value)) < 300
+        assert await conversations.history(kept.id) == [first]
+        assert len(await conversations.list_conversations()) == 1
+        assert await conversations.append(kept.id, (wrong() for _ in range(2))) == 2
+
+
+async def test_ids_of_megabytes_are_not_repeated() -> None:
+    async with PersistenceManager.open("memory://") as stores:
+        conversations = cast(Any, stores.conversations)
+        kept = Conversation(messages=[ConversationMessage(role="user", parent_message_id=cast(Any, LONG))])
+        await conversations.save(kept)
+        asked: list[Callable[[], Any]] = [
+            lambda: conversations.edit_message(kept.id, LONG, "x"),
+            lambda: conversations.switch_branch(kept.id, LONG),
+            lambda: conversations.history(kept.id),
+        ]
+        for ask in asked:
+            with pytest.raises(errors.InvalidArgument) as refused:
+                await ask()
+            assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("place", ["memory://", "sqlite:///runs.db"])
+@pytest.mark.parametrize("value", [["x"], 2**63, "x\ud800", _deep(), Mute()], ids=range(5))
+async def test_what_is_no_id_is_refused_by_runners_queues_and_states(
+    place: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with AgentRunner.open(place) as runner:
+        await runner.submit("a", run_id="k")
+        await runner.event_bus.publish("k", "approval.requested", {"name": "n", "request_id": ["mine"]})
+        asked: list[Callable[[], Any]] = [
+            lambda: runner.approve("k", "n", request_id=value),
+            lambda: runner.approve("k", "n", message_id=value),
+            lambda: runner.queue.extend_lease("k", "w", 1, claim_id=value),
+            lambda: runner.queue.release("k", "w", True, claim_id=value),
+            lambda: runner.queue.requeue_for_retry("k", "w", None, claim_id=value),
+        ]
+        if value != 2**63:
+            asked.append(lambda: runner.state_store.records("k", value))
+        for ask in asked:
+            with pytest.raises(errors.InvalidArgument) as refused:
+                await ask()
+            assert len(str(refused.value).encode()) < 300
+        assert await runner.state_store.records("k", 2**63) == []
+        assert await runner.state_store.records("k", -(2**63) - 1) == []
+
+
+@pytest.mark.parametrize("value", [10**5000, _deep(), Mute()], ids=range(3))
+async def test_a_conversation_id_that_has_no_text_is_refused(value: Any) -> None:
+    async with AgentRunner.open("memory://") as runner:
+        for ask in (runner.submit("a", {"conversation_id": value}), runner.submit("a", {"conversation_id": [value]})):
+            with pytest.raises((errors.InvalidArgument, errors.UnserialisableResult)) as refused:
+                await ask
+            assert len(str(refused.value)) < 300
+        assert await runner.runs() == []
+
+
+@pytest.mark.parametrize("take", [AgentRunner.open, PersistenceManager.open, SQLiteQueue])
+def test_a_link_that_leads_round_in_a_circle_is_refused(
+    take: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("one").symlink_to("two")
+    Path("two").symlink_to("one")
+    with pytest.raises(errors.InvalidArgument, match="'one' is a link that leads round in a circle"):
+        (lambda made: getattr(made, "memory", None))(take("one"))
+
+
+def test_a_claim_that_is_no_plain_text_can_be_printed() -> None:
+    for token in ("x\ud800", "a\nb", ["x"], LONG, 10**5000):
+        text = str(errors.LeaseLost("run", cast(Any, token)))
+        assert len(text.encode()) < 300
+        assert text.isprintable()
+
+
+@pytest.mark.parametrize("name", ["y" * 5_000_000, "ab" * 2_500_000])
+async def test_no_name_of_megabytes_holds_the_loop_for_a_hint(name: str) -> None:
+    async def nothing() -> None: ...
+
+    def compared(text: str, *_: Any, **__: Any) -> list[str]:
+        assert len(text) <= 100
+        return []
+
+    registry = Registry()
+    registry.register(Named())
+    runner = AgentRunner.open("memory://", registry=registry)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("difflib.get_close_matches", compared)
+        with pytest.raises(errors.UnknownAgent):
+            await runner.execute(name)
+        with pytest.raises(errors.InvalidArgument):
+            await StepExecutor(MockRunContext()).run([Step("a", nothing), Step("b", nothing, depends_on=[name])])
+        run_id = (await runner.execute("named")).run_id
+        with pytest.raises(errors.InvalidArgument, match="is recorded in run"):
+            await runner.fork(cast(Any, run_id), name)
+    await runner.close()
 
 
 def test_a_stand_in_for_litellm_needs_no_spec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ async def test_a_publisher_neither_waits_nor_reads_for_a_follower_that_is_behind
     await slow.aclose()
 
 
-@pytest.mark.parametrize("change", ["t = 1e300", "t = 'x'", "payload = '{'", "payload = x'00'"])
+@pytest.mark.parametrize("change", ["t = 1e300", "t = 1e18", "payload = '{'"])
 async def test_an_event_that_was_damaged_is_told(tmp_path: Path, change: str) -> None:
     bus = SQLiteEventBus(tmp_path / "events.db")
     await fill(bus, 2)

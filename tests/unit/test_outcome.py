@@ -6,9 +6,11 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._json import encode
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
-from agent_runtime_core.outcome import decode_result, encode_result, error_payload, payload_of, result_of
+from agent_runtime_core.outcome import decode_result, encode_result, error_in, error_payload, payload_of, result_of
+from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 
 FULL = RunResult(
@@ -37,3 +39,26 @@ def test_what_is_missing_takes_its_default() -> None:
 def test_a_value_without_a_json_form_is_named() -> None:
     with pytest.raises(UnserialisableResult, match=r"\$\.final_output\.bad"):
         encode_result(RunResult({"bad": object()}))
+
+
+@pytest.mark.parametrize(
+    ("told", "error"),
+    [
+        (None, None),
+        ("no", ErrorInfo("Error", "no")),
+        ({"message": "boom", "code": 7}, ErrorInfo("Error", "boom", details={"code": 7})),
+        ({"code": 7, "details": {"a": 1}}, ErrorInfo("Error", "", details={"a": 1, "code": 7})),
+        ({"a": 7, "details": {"a": 1}}, ErrorInfo("Error", "", details={"a": 7, "details": {"a": 1}})),
+        ({"type": 5, "retriable": "no", "details": [1]},
+         ErrorInfo("Error", "", details={"type": 5, "retriable": "no", "details": [1]})),
+        (error_payload(FULL.error), FULL.error),
+    ],
+)  # fmt: skip
+async def test_whatever_a_queue_is_told_of_an_error_can_be_read(told: object, error: ErrorInfo | None) -> None:
+    assert error_in(encode(told)) == error
+    async with AgentRunner.open("memory://") as runner:
+        run_id = await runner.submit("agent", {})
+        await runner.queue.claim("w")
+        await runner.queue.release(run_id, "w", False, error=told)
+        result = await runner.wait(run_id, 1)
+        assert (result.error, result.status) == (error, "failed")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .._ids import path_text
-from ..errors import InvalidArgument, StorageBusy, StorageError, StorageTooNew, brief
+from ..errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
 from .base import Concern
 from .presence import CommitLock
 from .sqlite_tx import DRIVER_ERRORS, translate
@@ -28,6 +28,8 @@ def checked(path: str | os.PathLike[str]) -> str:
             f"{brief(path, 500)} is no path of a database file; for one that is never kept use memory://"
         )
     where = os.path.realpath(text)
+    if os.path.islink(where):
+        raise InvalidArgument(f"{brief(text, 500)} is a link that leads round in a circle")
     if os.path.isdir(where):
         raise InvalidArgument(f"{brief(text, 500)} is a directory, not a database file")
     if os.path.exists(where) and not os.path.isfile(where):
@@ -159,6 +161,11 @@ class DatabaseFile:
             conn.execute("BEGIN IMMEDIATE")
             row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (concern.name,)).fetchone()
             version, newest = (row[0] if row else 0), len(concern.migrations)
+            if type(version) is not int or version < 0:
+                raise StorageCorrupt(
+                    f"{self.path}: its {concern.name} schema has version {brief(version)}, which none has: "
+                    "restore a backup"
+                )
             if version > newest:
                 raise StorageTooNew(
                     f"{self.path}: its {concern.name} schema has version {version}, this library knows {newest}; "

@@ -69,11 +69,11 @@ class Groups:
             if once or not self._apply_all(tx, batch):
                 self._apply_each(tx, batch)
             self._commit(tx)
-        except (sqlite3.Error, Undone) as error:
+        except (*DRIVER_ERRORS, Undone) as error:
             # The transaction as a whole failed: nothing of it landed.
             self._roll_back()
             if len(batch) == 1:
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, DRIVER_ERRORS):
                     batch[0].result, batch[0].error = None, translate(error, self.path)
                 return
             for request in batch:
@@ -106,7 +106,7 @@ class Groups:
         try:
             if not self.apply(self._tx, request):
                 self._known.forget()
-        except sqlite3.Error as error:
+        except DRIVER_ERRORS as error:
             self._known.forget()
             if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY:
                 return False
@@ -171,7 +171,7 @@ class Groups:
                 results.append(ops[name](tx, *args))
             request.result = results
             return True
-        except sqlite3.Error as error:
+        except DRIVER_ERRORS as error:
             if not self.conn.in_transaction:
                 raise
             request.error = translate(error, self.path)

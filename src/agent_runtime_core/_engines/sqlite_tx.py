@@ -41,7 +41,7 @@ _FORBIDDEN_TO_USERS = {
 _TEMPORARY = (sqlite3.SQLITE_INSERT, "temp")
 
 
-def ours_to_tell(error: sqlite3.Error) -> bool:
+def ours_to_tell(error: sqlite3.Error | UnicodeDecodeError) -> bool:
     """Whether the error is about the file, and not about what somebody asked of it."""
     code = getattr(error, "sqlite_errorcode", None) or 0
     return code in _FULL_CODES or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
@@ -213,7 +213,7 @@ class SQLiteTx:
             if conn.in_transaction:
                 conn.execute("ROLLBACK TO arc_user")
                 conn.execute("RELEASE arc_user")
-            if (isinstance(error, sqlite3.Error) and not ours_to_tell(error)) or not isinstance(error, Exception):
+            if (isinstance(error, DRIVER_ERRORS) and not ours_to_tell(error)) or not isinstance(error, Exception):
                 raise FunctionFailed(error) from error
             raise
         self._uncall(conn, handed)

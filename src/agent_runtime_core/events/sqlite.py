@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .._engines.backed import OnSQLite
 from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
+from ..errors import StorageCorrupt, brief
 from ..journal import sqlite as journal
 from ..journal.record import Record
 from .backed import BackedBus
@@ -22,6 +23,8 @@ _ROWS = "SELECT seq, type, payload, t, event_id FROM arc_events WHERE run_id = ?
 _TRIM = (
     "DELETE FROM arc_events WHERE run_id = ? AND seq < ? AND seq < (SELECT max(seq) FROM arc_events WHERE run_id = ?)"
 )
+
+_KINDS = (int, str, str, float, str)  # of what _ROWS gives
 
 Row = tuple[str, str, str, float]
 
@@ -55,8 +58,20 @@ def trim(tx: SQLiteTx, run_id: str, sequence: int) -> int:
     return tx.execute(_TRIM, (run_id, sequence, run_id)).rowcount
 
 
+def _sound(run_id: str, row: tuple[Any, ...]) -> StoredEvent:
+    """The row as it was read; StorageCorrupt where a column holds what is never written there."""
+    if tuple(map(type, row)) != _KINDS:
+        wrong = next(n for n, kind in enumerate(_KINDS) if type(row[n]) is not kind)
+        raise StorageCorrupt(
+            f"run {run_id}: {StoredEvent._fields[wrong]} {brief(row[wrong])} of event {brief(row[0])} is not what was "
+            "written; restore a backup"
+        )
+    event: StoredEvent = tuple.__new__(StoredEvent, row)
+    return event
+
+
 def rows(view: sqlite3.Connection, run_id: str, since: int, limit: int) -> Sequence[StoredEvent | Record]:
-    stored = [StoredEvent._make(row) for row in view.execute(_ROWS, (run_id, since, limit))]
+    stored = [_sound(run_id, row) for row in view.execute(_ROWS, (run_id, since, limit))]
     return merged(stored, journal.boundaries(view, run_id, since, limit), limit)
 
 

@@ -32,6 +32,7 @@ CREATE UNIQUE INDEX arc_events_id ON arc_events (run_id, event_id)""",
 # write with every record. Quiet records hold the number too, so the last record always tells.
 _AFTER_EVENTS = "SELECT seq + 1 FROM arc_events WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 _AFTER_RECORDS = "SELECT ev + nev FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
+_AFTER_LAST = "SELECT seq + 1 FROM arc_journal WHERE run_id = ? ORDER BY seq DESC LIMIT 1"
 _INSERT = "INSERT INTO arc_journal VALUES (?,?,?,?,?,?,?,?,?)"
 _COLUMNS = "SELECT seq, kind, name, result, body, ev, nev, crc FROM arc_journal WHERE run_id = ?"
 _RECORDS = _COLUMNS + " AND seq > ? ORDER BY seq"
@@ -48,8 +49,7 @@ _BOUNDARIES = _COLUMNS + (
 
 def head(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """The sequence number that the run's next event gets."""
-    record = tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()
-    return max(record[0] if record else 0, _behind_events(tx, run_id))
+    return max(_number(run_id, tx.execute(_AFTER_RECORDS, (run_id,)).fetchone()), _behind_events(tx, run_id))
 
 
 def next_sequence(tx: SQLiteTx, run_id: str) -> int:
@@ -62,8 +62,17 @@ def next_sequence(tx: SQLiteTx, run_id: str) -> int:
 
 def _behind_events(tx: SQLiteTx | sqlite3.Connection, run_id: str) -> int:
     """`head` where no record is yet."""
-    event = tx.execute(_AFTER_EVENTS, (run_id,)).fetchone()
-    return event[0] if event else 0
+    return _number(run_id, tx.execute(_AFTER_EVENTS, (run_id,)).fetchone())
+
+
+def _number(run_id: str, row: tuple[Any, ...] | None) -> int:
+    """What is to follow, 0 where nothing is there; StorageCorrupt where what is there has no number."""
+    number = row[0] if row else 0
+    if type(number) is not int:
+        raise StorageCorrupt(
+            f"run {run_id}: its last record or event has no number, as {brief(number)} follows it; restore a backup"
+        )
+    return number
 
 
 def _crc(run_id: str, seq: int, kind: str, name: str, result: str | bytes | None, body: str, nev: int) -> int:
@@ -103,8 +112,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         if is_again(record, there := ending(tx, run_id)):
             assert there is not None
             return there.seq
-        last = tx.execute("SELECT max(seq) FROM arc_journal WHERE run_id = ?", (run_id,)).fetchone()[0]
-        record = record._replace(seq=0 if last is None else last + 1)
+        record = record._replace(seq=_number(run_id, tx.execute(_AFTER_LAST, (run_id,)).fetchone()))
     (
         seq, kind, name, key, attempt, claim_id, t, text, error, state, pos, total, tries, ms, info, next_, digest, _,
         nev,

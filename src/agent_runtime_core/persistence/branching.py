@@ -66,8 +66,8 @@ class Tree:
             line.append(message)
 
     def message(self, message_id: UUID) -> ConversationMessage:
-        if message_id not in self.by_id:
-            raise InvalidArgument(f"there is no message {message_id} in this conversation")
+        if not isinstance(message_id, UUID | str) or message_id not in self.by_id:
+            raise InvalidArgument(f"there is no message {_named(message_id)} in this conversation")
         return self.by_id[message_id]
 
     def replaces(self, message: ConversationMessage) -> ConversationMessage | None:
@@ -106,8 +106,12 @@ class Tree:
     def _parent(self, message: ConversationMessage) -> ConversationMessage:
         parent = None if message.parent_message_id is None else self.by_id.get(message.parent_message_id)
         if parent is None:
-            raise BrokenHistory(f"the parent {message.parent_message_id} of message {message.id} is not there")
+            raise BrokenHistory(f"the parent {_named(message.parent_message_id)} of message {message.id} is not there")
         return parent
+
+
+def _named(id_: object) -> str:
+    return str(id_) if isinstance(id_, UUID) else brief(id_)
 
 
 def _circle(at: UUID) -> BrokenHistory:
@@ -160,14 +164,15 @@ def history(
     if isinstance(branch_id, EllipsisType):
         last = tree.on_branch.get(active) or tree.on_branch.get(None) or messages[-1:]
     else:
-        last = tree.on_branch.get(branch_id) or []
+        known = isinstance(branch_id, UUID | str | None)
+        last = (known and tree.on_branch.get(branch_id)) or []
         if not last and branch_id is not None:
             raise no_branch(branch_id)
     return tree.path(last[-1].id) if last else []
 
 
 def no_branch(branch_id: UUID) -> InvalidArgument:
-    return InvalidArgument(f"there is no branch {branch_id} in this conversation: None is the main line")
+    return InvalidArgument(f"there is no branch {_named(branch_id)} in this conversation: None is the main line")
 
 
 def replacement(

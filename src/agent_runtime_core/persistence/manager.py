@@ -11,16 +11,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import unquote
 
 from .._clock import SYSTEM
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
-from .._engines.redis_url import redacted
 from .._ids import new_ulid
 from .._load import load
 from .._refusals import meant
-from ..config import get_config
+from ..config import get_config, place_of
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
@@ -75,27 +73,8 @@ class PersistenceConfig:
     @classmethod
     def at(cls, path_or_url: str | os.PathLike[str], **more: Any) -> PersistenceConfig:
         """All six kinds in one place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
-        text = os.fspath(path_or_url) if isinstance(path_or_url, str | os.PathLike) else None
-        if not isinstance(text, str):
-            raise InvalidArgument(f"{brief(path_or_url)} is no place to keep documents: give a path or a URL as text")
-        scheme, found, rest = text.partition("://")
-        match scheme if found else "path":
-            case "path":
-                return cls._all("sqlite", {"path": text}, more)
-            case "memory":
-                return cls._all("memory", {"engine": MemoryEngine()}, more)
-            case "sqlite":
-                if not rest.startswith("/") or rest == "/":
-                    raise InvalidArgument(
-                        f"{brief(text, 500)}: write sqlite:///relative.db or sqlite:////absolute/path.db"
-                    )
-                return cls._all("sqlite", {"path": unquote(rest[1:])}, more)
-            case "redis" | "rediss" | "unix":
-                return cls._all("redis", {"url": text}, more)
-        raise InvalidArgument(
-            f"{brief(redacted(text), 500)}: there is memory://, sqlite:///path, redis://host:port/db, "
-            "or the path of a SQLite file; stores in files are PersistenceConfig(project_dir=...)"
-        )
+        technology, where = place_of(path_or_url)
+        return cls._all(technology, {"engine": MemoryEngine()} if technology == "memory" else where, more)
 
     @classmethod
     def on(cls, engine: Engine, **more: Any) -> PersistenceConfig:

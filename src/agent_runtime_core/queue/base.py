@@ -271,7 +271,9 @@ class RunQueue(Backend):
 
     def _claim_of(self, run_id: UUID | str, worker_id: str, claim_id: str | None) -> tuple[str, str]:
         key = stored_id(run_id)
-        token = claim_id or self._handed.get((key, named("a worker id", worker_id)))
+        token = (
+            unbroken("a claim_id", claim_id) if claim_id else self._handed.get((key, named("a worker id", worker_id)))
+        )
         if token is None:
             raise LeaseLost(key, f"of {brief(worker_id)}")
         return key, token

@@ -13,6 +13,7 @@ from .._engines.backed import OnSQLite
 from .._engines.base import Concern
 from .._engines.sqlite_tx import SQLiteTx
 from .._ids import known_uuid
+from ..errors import StorageCorrupt, brief
 from ..status import RunStatus
 from .base import RunQueue
 from .row import ClaimRequest, Mail, News, RunFilter, RunRow, damaged
@@ -125,6 +126,10 @@ def _misfit(kinds: tuple[type, ...]) -> str | None:
 
 def _sound(row: Sequence[Any]) -> RunRow:
     """The row as it was read; StorageCorrupt where it is not one that was written."""
+    if len(row) != len(RunRow._fields):
+        raise StorageCorrupt(
+            f"run {brief(row[0])}: its row has {len(row)} columns of {len(RunRow._fields)}: restore a backup"
+        )
     found: RunRow = tuple.__new__(RunRow, row)
     if (column := _misfit(tuple(map(type, row)))) is not None:
         raise damaged(found.run_id, column, getattr(found, column))
@@ -223,6 +228,10 @@ class SQLiteRows(Rows):
         found: list[str] = []
         after = ""
         while row := self.tx.execute(following, (after,)).fetchone():
+            if type(row[0]) is not str or row[0] <= after:
+                raise StorageCorrupt(
+                    f"agent {brief(row[0])} stands behind {brief(after)} in the queue: restore a backup"
+                )
             found.append(after := row[0])
         return found
 

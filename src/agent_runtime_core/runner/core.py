@@ -168,7 +168,7 @@ class AgentRunner(StoredRuns):
             return agent
         found = self.registry.get(agent)
         if found is None:
-            near = difflib.get_close_matches(agent, self.registry.keys(), n=1, cutoff=0.3)
+            near = difflib.get_close_matches(agent[:100], self.registry.keys(), n=1, cutoff=0.3)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownAgent(
                 f"no agent {brief(agent)} is registered in this process; register it first: register_runtime(…){hint}"

@@ -98,7 +98,7 @@ def _unrecorded(run_id: str, done: Sequence[Record], name: str, key: str | int |
         keys = [each.key.partition(":")[2] for each in done if each.name == name]
         wanted = brief(str(key))
         return f"step {brief(name)} of run {run_id} has no record with the key {wanted}: there is {_listed(keys)}"
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+    near = difflib.get_close_matches(name[:100], names, n=1, cutoff=0.3)
     hint = f"did you mean {near[0]!r}? there is" if near else "there is"
     return f"no step {brief(name)} is recorded in run {run_id}: {hint} {_listed(names)}"
 

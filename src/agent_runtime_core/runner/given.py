@@ -31,8 +31,14 @@ def lane_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None
     conversation = input.get("conversation_id")
     if conversation is None or conversation == "":
         return None
+    try:
+        conversation = str(conversation)
+    except Exception:  # noqa: BLE001 - nested too deeply, a number too long, or somebody else's __str__
+        raise InvalidArgument(
+            f"the conversation_id of an input is a UUID or a text, not {brief(conversation)}"
+        ) from None
     with contextlib.suppress(ValueError):
-        conversation = UUID(str(conversation))
+        conversation = UUID(conversation)
     return f"conversation:{conversation}"
 
 

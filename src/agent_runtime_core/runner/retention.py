@@ -18,15 +18,14 @@ async def vacuum(
     queue = backends.queue
     deleted, now = 0, queue.clock.wall()
     for status, age in retention.items():
-        while True:
-            wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
-            rows = await queue.find(wanted)
-            if not rows:
-                break
+        # Page by page: one that a damaged index lists and does not find is left out, and not met again and again.
+        wanted = RunFilter((RunStatus(status).value,), ended_before=now - age, limit=200)
+        while (rows := await queue.find(wanted)) and rows[-1].n > wanted.after:
             for row in rows:
                 with contextlib.suppress(Moved):  # somebody has resumed it meanwhile
                     await forget(backends, row, stores)
                     deleted += 1
+            wanted = wanted._replace(after=rows[-1].n)
     for commits in {id(backend.commits): backend.commits for backend in backends}.values():
         gives_back = getattr(commits, "compact", None)
         if gives_back is not None and (compact or (compact is None and deleted)):

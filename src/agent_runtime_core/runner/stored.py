@@ -10,14 +10,14 @@ from uuid import UUID
 
 from .._engines.base import NOBODY, Commits, Op, behind
 from .._ids import run_uuid, unbroken
-from .._json import decode, encode, mapped
+from .._json import encode, mapped
 from .._load import load
 from ..backends import Backends
 from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
 from ..events.base import Event, EventBus
-from ..interfaces import ErrorInfo, RunResult
+from ..interfaces import RunResult
 from ..mailbox import answer_id, answered
-from ..outcome import before_of, decode_result
+from ..outcome import before_of, decode_result, error_in
 from ..place import Chronicle
 from ..portal import call
 from ..queue.base import RunQueue
@@ -148,8 +148,7 @@ class StoredRuns:
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
         output = row.told("output", mapped) if row.output else {}
-        told = decode(row.error) if row.error else None
-        error = None if told is None else ErrorInfo(**told) if isinstance(told, dict) else ErrorInfo("Error", str(told))
+        error = row.told("error", error_in) if row.error else None
         return RunResult(output, error=error, status=row.told("status", RunStatus), run_id=row.told("run_id", UUID))
 
     async def stream(
@@ -230,13 +229,15 @@ class StoredRuns:
         does not fit the schema asked for.
         """
         key = self._key(run_id)
+        if message_id:
+            unbroken("a message_id", message_id)
         asked = {
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
             if event.event_type == "approval.requested" and event.payload.get("name") == name
-            if "request_id" in event.payload  # else somebody's own event of that type
+            if isinstance(event.payload.get("request_id"), str)  # else somebody's own event of that type
         }
-        if request_id is not None and request_id not in asked:
+        if request_id is not None and (not isinstance(request_id, str) or request_id not in asked):
             raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
         if not asked:
             return await self.signal(run_id, name, answer, message_id=message_id)

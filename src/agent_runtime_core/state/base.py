@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock
 from .._engines.base import Backend, Guard, Op
 from .._ids import stored_id, unbroken
-from .._json import decode, encode
-from ..errors import InvalidArgument, brief
+from .._json import encode, mapped
+from ..errors import InvalidArgument, StorageCorrupt, UnserialisableResult, brief
 from ..journal.record import Record
+
+_FURTHEST: Final = 2**53  # no run gets there, and every store can be asked for it
 
 
 class StateRow(NamedTuple):
@@ -22,6 +24,13 @@ class StateRow(NamedTuple):
     checkpoint: str | None = None
     mark: str | None = None
     t: float = 0.0
+
+
+def damaged(run_id: str, column: str, value: object) -> StorageCorrupt:
+    """That the stored state of a run holds what was never written there."""
+    return StorageCorrupt(
+        f"run {run_id}: the {column} of its state is {brief(value)}, which was not written: restore a backup"
+    )
 
 
 class StateStore(Backend):
@@ -68,8 +77,14 @@ class StateStore(Backend):
 
     async def get_checkpoint(self, run_id: UUID | str) -> dict[str, Any] | None:
         """The last checkpoint saved, or None."""
-        text = (await self.state(stored_id(run_id))).checkpoint
-        return None if text is None else cast("dict[str, Any]", decode(text))
+        key = stored_id(run_id)
+        text = (await self.state(key)).checkpoint
+        try:
+            return None if text is None else mapped(text)
+        except UnserialisableResult:
+            raise
+        except (ValueError, TypeError, RecursionError) as error:
+            raise damaged(key, "checkpoint", text) from error
 
     async def update_run_status(self, run_id: UUID | str, status: str, *, claim: str | None = None) -> None:
         """Say where the run stands; with `claim`, only while that claim holds."""
@@ -87,7 +102,9 @@ class StateStore(Backend):
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
         """The run's journal past that position, in order."""
-        records: list[Record] = await self.read("records", stored_id(run_id), after)
+        if not isinstance(after, int):
+            raise InvalidArgument(f"after={brief(after)} is no position in a journal: it is a whole number")
+        records: list[Record] = await self.read("records", stored_id(run_id), max(-1, min(after, _FURTHEST)))
         return records
 
     async def ending(self, run_id: str) -> Record | None:

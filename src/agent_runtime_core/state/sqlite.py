@@ -10,7 +10,7 @@ from .._engines.backed import OnSQLite
 from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
-from .base import StateRow, StateStore
+from .base import StateRow, StateStore, damaged
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
@@ -37,13 +37,13 @@ def status(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
 
 
 def checkpointed(tx: SQLiteTx, run_id: str, text: str, mark: str | None, now: float) -> None:
-    row = _one(tx.execute(_STATE, (run_id,)))
+    row = _state(tx, run_id)
     if (row.checkpoint, row.mark, row.t) != (text, mark, now):
         raise NotApplied
 
 
 def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
-    row = _one(tx.execute(_STATE, (run_id,)))
+    row = _state(tx, run_id)
     if (row.status, row.t) != (text, now):
         raise NotApplied
 
@@ -53,13 +53,14 @@ def delete(tx: SQLiteTx, run_id: str) -> None:
     journal.delete(tx, run_id)
 
 
-def _state(view: sqlite3.Connection, run_id: str) -> StateRow:
-    return _one(view.execute(_STATE, (run_id,)))
-
-
-def _one(rows: sqlite3.Cursor) -> StateRow:
-    row = rows.fetchone()
-    return StateRow(*row) if row else StateRow()
+def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
+    row = view.execute(_STATE, (run_id,)).fetchone()
+    if row is None:
+        return StateRow()
+    for column, value in zip(StateRow._fields, row, strict=True):
+        if not isinstance(value, float if column == "t" else str | None):
+            raise damaged(run_id, column, value)
+    return StateRow(*row)
 
 
 CONCERN = Concern(

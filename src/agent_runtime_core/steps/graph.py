@@ -39,7 +39,7 @@ class Graph:
     def _needs(self, step: Step) -> list[int]:
         for name in step.depends_on:
             if name not in self.places:
-                near = difflib.get_close_matches(name, self.places, n=1)
+                near = difflib.get_close_matches(name[:100], self.places, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else "name a step of the same list"
                 raise InvalidArgument(
                     f"step {brief(step.name)} depends on {brief(name)}, which is not in the list: {hint}"

@@ -97,7 +97,8 @@ class DocumentStore(ABC):
        get the same rank from one that was left to the store.
     3. A write under a claim that was superseded is refused with LeaseLost.
     4. What is past its `expires` is absent, to readers and to writers.
-    5. What cannot be read is an error that names it (StorageCorrupt, StorageTooNew): never absent, never overwritten.
+    5. What is found and cannot be read is an error that names it (StorageCorrupt, StorageTooNew): never overwritten.
+       What a damaged index or list of kinds does not lead to any more is absent.
 
     A backend brings two methods. `commit(guard, ops)` applies, besides the fences `fence.install` and `fence.forget`,
 

@@ -67,7 +67,7 @@ def _crc(place: int, document: Document) -> int:
 def read(row: tuple[Any, ...]) -> Row:
     id_, place, mark, key, group, rank, version, expires, crc, text = row
     document: Document = tuple.__new__(Document, (key, text, version, rank, group, expires))
-    if not isinstance(text, str) or _crc(place, document) != crc:
+    if type(id_) is not int or not isinstance(text, str) or _crc(place, document) != crc:
         raise StorageCorrupt(f"document {brief(key)} (row {id_}) does not match its checksum; it is left as it is")
     return Row(id_, place, mark, document)
 
@@ -128,7 +128,7 @@ def remove(tx: SQLiteTx, id_: int) -> None:
 
 def sweep(tx: SQLiteTx, now: float) -> None:
     """Take away a few of those that have expired, and kinds that have no other."""
-    gone = tx.execute(_EXPIRED, (now, SWEPT)).fetchall()
+    gone = [row for row in tx.execute(_EXPIRED, (now, SWEPT)) if set(map(type, row)) == {int}]  # else damaged
     for id_, _ in gone:
         remove(tx, id_)
     for place in {place for _, place in gone}:

@@ -60,7 +60,12 @@ def expression(place: int | None, words: Sequence[str]) -> str:
 
 
 def complete(view: sqlite3.Connection) -> bool:
-    return bool(view.execute(_UPTO).fetchone()[0] == MOST)
+    return _stored_upto(view) == MOST
+
+
+def _stored_upto(view: SQLiteTx | sqlite3.Connection) -> int:
+    row = view.execute(_UPTO).fetchone()
+    return row[0] if row and type(row[0]) is int else STALE  # damaged: all that is in the index is made anew
 
 
 def texts(view: sqlite3.Connection, place: int | None, now: float) -> list[tuple[str, float, str]]:
@@ -98,14 +103,14 @@ def _index(tx: SQLiteTx, how: str, row: tuple[int, int, str]) -> None:
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
     """Whether it is the index that is damaged, and nothing else."""
-    return error.sqlite_errorcode == sqlite3.SQLITE_CORRUPT_VTAB
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT_VTAB  # one of the driver's own has none
 
 
 def _indexed(tx: SQLiteTx, id_: int) -> bool:
     """Whether what is written of that document is to be written to the index too."""
     upto = tx.counters.get("documents.upto")
     if upto is None:
-        upto = tx.counters["documents.upto"] = int(tx.execute(_UPTO).fetchone()[0])
+        upto = tx.counters["documents.upto"] = _stored_upto(tx)
     if id_ > upto:
         return False
     if has_index():
@@ -115,13 +120,13 @@ def _indexed(tx: SQLiteTx, id_: int) -> bool:
 
 
 def _set(tx: SQLiteTx, upto: int) -> None:
-    tx.execute("UPDATE arc_document_index_state SET upto = ?", (upto,))
+    tx.execute("INSERT OR REPLACE INTO arc_document_index_state VALUES (1, ?)", (upto,))
     tx.counters["documents.upto"] = upto
 
 
 def index(tx: SQLiteTx, anew: bool) -> bool:
     """Index some more of the documents, or all `anew` where all were; True where all are."""
-    upto = int(tx.execute(_UPTO).fetchone()[0])
+    upto = _stored_upto(tx)
     if upto == STALE or (anew and upto == MOST):
         tx.execute("DROP TABLE IF EXISTS arc_document_index")
         tx.execute(_CREATE)

@@ -19,7 +19,7 @@ from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, Per
 from ..plain import in_order_of_time, line
 from ..summary import summary
 from .base import Home
-from .choices import check_count, check_model, choice, seconds_of
+from .choices import check_count, check_link, check_model, choice, seconds_of
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
 
@@ -48,6 +48,8 @@ class StoredAudit(Home, AuditStore):
     async def log_event(self, entry: AuditEntry, scope: Scope | None = None) -> None:
         check_model(AuditEntry, entry)
         choice(AuditEventType, entry.event_type, "event type")
+        check_link(entry.run_id, "the run_id of an entry")
+        check_link(entry.conversation_id, "the conversation_id of an entry")
         await self._add("event", entry, scope, group="" if entry.run_id is None else str(entry.run_id))
 
     async def log_error(self, error: ErrorRecord, scope: Scope | None = None) -> None:
@@ -103,8 +105,8 @@ class StoredAudit(Home, AuditStore):
                 conversation_id is None or str(entry.conversation_id) == str(conversation_id)
             )
 
-        if run_id is not None and not isinstance(run_id, UUID | str):
-            raise InvalidArgument(f"a run id is a UUID or a string, not {brief(run_id)}")
+        check_link(run_id, "run_id")
+        check_link(conversation_id, "conversation_id")
         if isinstance(run_id, str) and HALF.search(run_id):
             return []  # no store keeps such an id, nor can be asked for it
         group = None if run_id is None else str(run_id)
@@ -198,11 +200,9 @@ class StoredAudit(Home, AuditStore):
     async def _prune(self, table: Table, older_than: float | None, keep: int | None) -> int:
         gone = 0
         if older_than is not None:
-            while old := await table.find(high=self.clock.wall() - older_than, limit=PAGE):
-                gone += sum(await table.write(*(table.delete(each.key) for each in old)))
+            gone += await _delete(table, high=self.clock.wall() - older_than)
         if keep is not None:
-            while more := await table.find(descending=True, offset=keep, limit=PAGE):
-                gone += sum(await table.write(*(table.delete(each.key) for each in more)))
+            gone += await _delete(table, descending=True, offset=keep)
         return gone
 
     async def export(
@@ -220,6 +220,15 @@ class StoredAudit(Home, AuditStore):
         sources = {kind: pages(self.table(scope, kind), low=low, high=high) for kind in KINDS}
         async for kind, document in in_order_of_time(sources):
             yield line(kind, model_of(KINDS[kind], document.text))
+
+
+async def _delete(table: Table, **which: Any) -> int:
+    """Delete what is found so; what a damaged index lists and does not find is left."""
+    gone, last = 0, None
+    while (found := await table.find(**which, limit=PAGE)) and found != last:
+        gone += sum(await table.write(*(table.delete(each.key) for each in found)))
+        last = found
+    return gone
 
 
 def _between(start: _dt.datetime | None, end: _dt.datetime | None) -> tuple[float | None, float | None]:

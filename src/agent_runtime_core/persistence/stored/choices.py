@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as _dt
 from enum import Enum
 from typing import Any, TypeVar
+from uuid import UUID
 
 from ...errors import InvalidArgument, brief
 from ..models import moment
@@ -32,6 +33,12 @@ def check_model(kind: type[Any], model: Any) -> None:
     """InvalidArgument: it is another thing."""
     if not isinstance(model, kind):
         raise InvalidArgument(f"a model of {kind.__name__} is stored here, not {brief(model)}")
+
+
+def check_link(other: Any, name: str) -> None:
+    """InvalidArgument: it is neither None nor the id of another thing, a UUID or a text."""
+    if not isinstance(other, UUID | str | None):
+        raise InvalidArgument(f"{name} is a UUID or None, not {brief(other)}")
 
 
 def check_count(count: Any, name: str) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import datetime as _dt
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from ..forms import model_of
 from ..kinds import CONVERSATION, MESSAGE
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .base import Home
+from .choices import check_link
 from .keys import id_text
 from .pages import pages
 from .save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
@@ -48,6 +49,7 @@ class StoredConversations(Home, ConversationStore):
             raise InvalidArgument(f"a Conversation is saved here, not {brief(conversation)}")
         headers, messages = self._tables(scope)
         key = id_text(conversation.id, "conversation")
+        check_link(conversation.active_branch_id, "the active_branch_id of a conversation")
         entries = entries_of(key, conversation)
         for _ in range(CHANGE_TRIES):
             there = await headers.get(key)
@@ -81,6 +83,8 @@ class StoredConversations(Home, ConversationStore):
         self, scope: Scope | None = None, limit: int | None = 100, offset: int = 0, agent_key: str | None = None
     ) -> list[Conversation]:
         """Those of that agent, or of all, the last changed first, with their messages."""
+        if offset is None:
+            raise InvalidArgument("`offset` is a number of at least 0, not None")
         _counts(limit=limit, offset=offset)
         headers, messages = self._tables(scope)
         group = None if agent_key is None else group_of(agent_key)
@@ -112,6 +116,8 @@ class StoredConversations(Home, ConversationStore):
     ) -> int:
         headers, table = self._tables(scope)
         key = id_text(conversation_id, "conversation")
+        if not isinstance(messages, Iterable):
+            raise InvalidArgument(f"a list of ConversationMessage is appended here, not {brief(messages)}")
         ops = [table.add(message_entry(key, message)) for message in messages]
         if not ops and await headers.get(key) is None:
             raise no_conversation(conversation_id)

@@ -15,7 +15,7 @@ from ..forms import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
 from .base import Home
-from .choices import check_model, choice, seconds_of
+from .choices import check_link, check_model, choice, seconds_of
 from .embeddings import MAX_VECTORS, Vectors
 from .keys import id_text, stored_key
 from .pages import PAGE, pages
@@ -36,11 +36,10 @@ class StoredKnowledge(Home, KnowledgeStore):
         choice(FactType, fact.fact_type, "type of a fact")
         group = stored_key(fact.key, "fact's key")
         end = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
-        words = text_in([fact.key, fact.value, fact.source])
+        key, rank, text = id_text(fact.id, "fact"), seconds_of(fact.created_at, "created_at"), text_of(fact)
+        words = text_in([fact.key, fact.value, fact.source])  # no cycle comes here: the text would hold it for ever
         table = self.table(scope, "fact")
-        entry = Entry(
-            id_text(fact.id, "fact"), text_of(fact), group, seconds_of(fact.created_at, "created_at"), end, words
-        )
+        entry = Entry(key, text, group, rank, end, words)
         await table.write(table.put(entry))
 
     async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
@@ -83,6 +82,8 @@ class StoredKnowledge(Home, KnowledgeStore):
         check_model(Summary, summary)
         if not isinstance(summary.conversation_ids, list | tuple):
             raise InvalidArgument(f"conversation_ids is a list, not {brief(summary.conversation_ids)}")
+        for each in (summary.conversation_id, *summary.conversation_ids):
+            check_link(each, "a conversation of a summary")
         table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
         key, rank = id_text(summary.id, "summary"), seconds_of(summary.created_at, "created_at")
         entry = Entry(key, text_of(summary), rank=rank)

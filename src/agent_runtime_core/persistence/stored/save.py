@@ -16,6 +16,7 @@ from ..content import text_in
 from ..documents.base import Document, Entry, Table
 from ..forms import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
+from .choices import check_link
 from .keys import escaped, id_text
 from .merging import changed_fields
 from .order import ranks_for
@@ -60,7 +61,7 @@ def message_entry(conversation: str, message: ConversationMessage, *, max_bytes:
     if not isinstance(message, ConversationMessage):
         raise InvalidArgument(f"a ConversationMessage is appended here, not {brief(message)}")
     key = f"{conversation}/{id_text(message.id, 'message')}"
-    # These two would be stored, and could not be read or compared.
+    # These would be stored, and could not be read or compared.
     if not isinstance(message.timestamp, _dt.datetime):
         raise InvalidArgument(f"the timestamp of message {message.id} is a datetime, not {brief(message.timestamp)}")
     if not isinstance(message.tool_calls, list) or any(type(each) is not ToolCall for each in message.tool_calls):
@@ -68,6 +69,8 @@ def message_entry(conversation: str, message: ConversationMessage, *, max_bytes:
             f"the tool_calls of message {message.id} are a list of ToolCall(id=, name=, arguments=), "
             f"not {brief(message.tool_calls)}"
         )
+    check_link(message.parent_message_id, "the parent_message_id of a message")
+    check_link(message.branch_id, "the branch_id of a message")
     return Entry(key, text_of(message, max_bytes=max_bytes), conversation, words=text_in(message.content))
 
 

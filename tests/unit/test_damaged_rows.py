@@ -1,0 +1,294 @@
+"""What a flipped bit makes of a SQLite file, where no checksum tells it: a typed error, and no call that never ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_runtime_core._clock import aware
+from agent_runtime_core._engines.base import Op
+from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core.errors import StepExecutionError, StorageCorrupt
+from agent_runtime_core.events import SQLiteEventBus
+from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.persistence import PersistenceManager, Scope
+from agent_runtime_core.persistence.documents.base import Table
+from agent_runtime_core.persistence.models import AuditEntry, AuditEventType, Conversation, ConversationMessage
+from agent_runtime_core.queue import SQLiteQueue
+from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.state import SQLiteStateStore
+from tests.unit.rig import Script
+
+RUN = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
+BROKEN = "CAST(x'41ff' AS TEXT)"  # a text that is none
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a.db"
+
+
+def damaged(path: Path, *statements: str, loose: str | None = None) -> None:
+    """Carry out `statements`, where the table `loose` takes anything in its columns."""
+    if loose is not None:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+            conn.execute("PRAGMA writable_schema=ON")
+            for word in (" NOT NULL", " REAL"):
+                conn.execute("UPDATE sqlite_master SET sql = replace(sql, ?, '') WHERE name = ?", (word, loose))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        for each in statements:
+            conn.execute(each)
+
+
+async def nothing(ctx: Any) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[AgentRunner]:
+    registry = Registry()
+    registry.register(Script(nothing))
+    async with AgentRunner.open(path, registry=registry) as runner, asyncio.timeout(20):
+        yield runner
+
+
+# -- the queue
+
+
+async def cancelled(path: Path, count: int) -> list[str]:
+    """Runs that have ended, of which nothing is kept but their rows."""
+    queue = SQLiteQueue(path)
+    ids = [str((await queue.enqueue(None, "script", {})).run_id) for _ in range(count)]
+    for each in ids:
+        assert await queue.cancel(each)
+    await queue.close()
+    return ids
+
+
+async def test_a_run_that_is_listed_and_not_found_does_not_keep_vacuum_for_ever(path: Path) -> None:
+    ids = await cancelled(path, 3)
+    data = bytearray(path.read_bytes())
+    key = ids[1].encode()
+    places = [n for n in range(len(data)) if data.startswith(key, n)]
+    [of_index] = [n for n in places if data[n // 4096 * 4096] == 10]
+    data[of_index + 20] ^= 4
+    path.write_bytes(data)
+    async with opened(path) as runner:
+        assert len(await runner.runs()) == 3
+        assert await runner.queue.row(ids[1]) is None
+        assert await runner.vacuum({"cancelled": 0}) == 2
+        assert [str(each.run_id) for each in await runner.runs()] == [ids[1]]
+
+
+async def test_vacuum_goes_through_many_pages(path: Path) -> None:
+    await cancelled(path, 450)
+    async with opened(path) as runner:
+        assert await runner.vacuum({"cancelled": 0}) == 450
+
+
+async def test_a_table_that_lost_a_column_is_told(path: Path) -> None:
+    async with opened(path) as runner:
+        await runner.submit("script", {}, run_id="x")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute("PRAGMA writable_schema=ON")
+        conn.execute("UPDATE sqlite_master SET sql = replace(sql, 'mail_seq INTEGER NOT NULL,', '')")
+    async with opened(path) as runner:
+        asks: list[Callable[[], Awaitable[Any]]] = [runner.runs, lambda: runner.get_run("x"), runner.run_once]
+        for ask in asks:
+            with pytest.raises(StorageCorrupt, match="its row has 36 columns of 37"):
+                await ask()
+
+
+async def test_agents_that_do_not_stand_in_order_are_told(path: Path) -> None:
+    async with opened(path) as runner:
+        await runner.submit("script", {}, run_id="x")
+    damaged(path, "UPDATE arc_runs SET agent = x'41'")
+    async with opened(path) as runner:
+        with pytest.raises(StorageCorrupt, match="agent b'A'"):
+            await runner.queue.claim("w")
+
+
+@pytest.mark.parametrize("seconds", [1e18, -9e16, 1e300, float("nan")])
+def test_a_time_that_no_calendar_has_is_told(seconds: float) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        aware(seconds)
+    row = RunRow(RUN, "agent", created_at=seconds)
+    with pytest.raises(StorageCorrupt, match=f"run '{RUN}': created_at"):
+        row.told("created_at", aware)
+
+
+@pytest.mark.parametrize("error", ["{", "[", '{"$":', "x'00'", BROKEN])
+async def test_an_error_that_was_damaged_is_told_by_whoever_waits(path: Path, error: str) -> None:
+    async with opened(path) as runner:
+        run_id = await runner.submit("script", {}, run_id="x")
+        await runner.queue.claim("w")
+        await runner.queue.release(run_id, "w", False, error={"message": "boom"})
+    damaged(path, f"UPDATE arc_runs SET error = {error if error[0] in 'xC' else repr(error)}")
+    async with opened(path) as runner:
+        with pytest.raises(StorageCorrupt):
+            await runner.wait("x", 1)
+
+
+# -- the journal, the state and the events
+
+
+@pytest.mark.parametrize("damage", ["ev = NULL", "nev = NULL", "ev = 9223372036854775807"])
+async def test_a_record_without_a_number_is_told_by_whoever_counts_on(path: Path, damage: str) -> None:
+    store, bus = SQLiteStateStore(path), SQLiteEventBus(path)
+    await store.commits.commit(None, [Op("journal.append", (RUN, Record(0, DONE, "s", nev=1)))])
+    await store.close()
+    await bus.close()
+    damaged(path, f"UPDATE arc_journal SET {damage}", loose="arc_journal")
+    bus = SQLiteEventBus(path)
+    asks: list[Callable[[], Awaitable[Any]]] = [lambda: bus.head(RUN), lambda: bus.publish(RUN, "a", {})]
+    for ask in asks:
+        with pytest.raises(StorageCorrupt, match=f"run {RUN}: .* restore a backup"):
+            await ask()
+    await bus.close()
+
+
+@pytest.mark.parametrize("column", ["seq", "type", "payload", "t", "event_id"])
+@pytest.mark.parametrize("value", ["NULL", "x'41'", BROKEN])
+async def test_an_event_that_holds_what_is_never_written_is_told(path: Path, column: str, value: str) -> None:
+    bus = SQLiteEventBus(path)
+    await bus.publish(RUN, "said", {"n": 1})
+    await bus.close()
+    if (column, value) == ("seq", "NULL"):
+        return  # no key of SQLite's
+    damaged(path, f"UPDATE arc_events SET {column} = {value}", loose="arc_events")
+    bus = SQLiteEventBus(path)
+    for ask in (bus.get_events, bus.published):
+        with pytest.raises(
+            StorageCorrupt, match=f"run {RUN}: .*restore a backup" if value != BROKEN else "UTF-8|event"
+        ):
+            await ask(RUN)
+    await bus.close()
+
+
+@pytest.mark.parametrize("column", ["status", "checkpoint", "mark", "t"])
+async def test_a_state_that_holds_what_is_never_written_is_told(path: Path, column: str) -> None:
+    store = SQLiteStateStore(path)
+    await store.save_checkpoint(RUN, {"a": 1})
+    await store.update_run_status(RUN, "running")
+    await store.close()
+    damaged(path, f"UPDATE arc_state SET {column} = x'00'", loose="arc_state")
+    store = SQLiteStateStore(path)
+    for ask in (store.get_checkpoint, store.get_run_status):
+        with pytest.raises(StorageCorrupt, match=f"run {RUN}: the {column} of its state"):
+            await ask(RUN)
+    await store.close()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", '{"a":1}}', "[" * 100_000])
+async def test_a_checkpoint_that_is_none_is_told(path: Path, text: str) -> None:
+    store = SQLiteStateStore(path)
+    await store.save_checkpoint(RUN, {"a": 1})
+    await store.close()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+        conn.execute("UPDATE arc_state SET checkpoint = ?", (text,))
+    store = SQLiteStateStore(path)
+    with pytest.raises(StorageCorrupt, match=f"run {RUN}: the checkpoint of its state"):
+        await store.get_checkpoint(RUN)
+    await store.close()
+
+
+# -- documents
+
+
+async def said(memory: PersistenceManager) -> Any:
+    conversations = memory.conversations
+    conversation = next(iter(await conversations.list_conversations()), None)
+    if conversation is None:
+        await conversations.save(conversation := Conversation())
+    await conversations.add_message(conversation.id, ConversationMessage(role="user", content="a word"))
+    return await conversations.search("word")
+
+
+@pytest.mark.parametrize("damage", ["UPDATE {} SET upto = NULL", "UPDATE {} SET upto = 'x'", "DELETE FROM {}"])
+@pytest.mark.parametrize("first", ["write", "search"])
+async def test_an_index_that_does_not_know_how_far_it_goes_is_made_anew(path: Path, damage: str, first: str) -> None:
+    async with PersistenceManager.open(path) as stores:
+        assert len(await said(stores)) == 1
+    damaged(path, damage.format("arc_document_index_state"), loose="arc_document_index_state")
+    async with PersistenceManager.open(path) as stores:
+        if first == "search":
+            assert len(await stores.conversations.search("word")) == 1
+        assert len(await said(stores)) == 2
+    with contextlib.closing(sqlite3.connect(path)) as conn:
+        assert conn.execute("SELECT one, upto FROM arc_document_index_state").fetchall() == [(1, 2**62)]
+
+
+async def test_a_text_that_is_none_is_told_by_a_search(path: Path) -> None:
+    async with PersistenceManager.open(path) as stores:
+        assert len(await said(stores)) == 1
+    damaged(path, f"UPDATE arc_documents SET text = {BROKEN}")
+    async with PersistenceManager.open(path) as stores:
+        with pytest.raises(StorageCorrupt):
+            await stores.conversations.search("word")
+
+
+async def test_entries_that_are_listed_and_not_found_do_not_keep_prune_for_ever(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with PersistenceManager.open(path) as stores:
+        audit = stores.audit
+        assert audit is not None
+        for n in range(3):
+            await audit.log_event(AuditEntry(event_type=AuditEventType.CUSTOM, action=f"a{n}"), Scope.PROJECT)
+        delete = Table.delete
+        with monkeypatch.context() as patched:
+            patched.setattr(Table, "delete", lambda table, key: delete(table, "nowhere"))
+            async with asyncio.timeout(5):
+                assert await audit.prune(Scope.PROJECT, keep=0) == 0
+                assert await audit.prune(Scope.PROJECT, older_than=0) == 0
+        assert await audit.prune(Scope.PROJECT, keep=0) == 3
+
+
+# -- the file
+
+
+@pytest.mark.parametrize("version", ["'x'", "NULL", "x'02'", "-1", "1.5"])
+def test_a_version_that_is_no_number_is_told(path: Path, version: str) -> None:
+    SQLiteQueue(path).engine.close_now()
+    damaged(path, f"UPDATE arc_schema SET version = {version} WHERE concern = 'queue'", loose="arc_schema")
+    with pytest.raises(StorageCorrupt, match=r"its queue schema has version .*restore a backup"):
+        SQLiteQueue(path)
+
+
+def undecodable(tx: SQLiteTx, *_: Any) -> Any:
+    return b"a\xff".decode()
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+async def test_a_message_of_the_driver_that_is_no_text_is_told_as_damage(
+    path: Path, monkeypatch: pytest.MonkeyPatch, beside: int
+) -> None:
+    store = SQLiteStateStore(path)
+    with monkeypatch.context() as patched:
+        patched.setitem(store.engine.writer.ops, "state.status", undecodable)
+        others = [store.save_checkpoint(f"other{n}", {}) for n in range(beside)]
+        told = await asyncio.gather(store.update_run_status(RUN, "x"), *others, return_exceptions=True)
+    assert isinstance(told[0], StorageCorrupt)
+    assert told[1:] == [None] * beside
+    assert store.engine.writer.conn.in_transaction is False
+    await store.close()
+
+
+async def test_a_decoding_error_of_a_users_function_is_its_own(path: Path) -> None:
+    async def script(ctx: Any) -> Any:
+        with pytest.raises(StepExecutionError, match="can't decode byte 0xff"):
+            await ctx.transaction("t", undecodable)
+        return "went on"
+
+    registry = Registry()
+    registry.register(Script(script))
+    async with AgentRunner.open(path, registry=registry) as runner:
+        result = await runner.execute("script")
+        assert result.final_output == {"value": "went on"}
