@@ -854,6 +854,29 @@ async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | Non
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
 
 
+@pytest.mark.parametrize("which", ["listen", "standing"])
+async def test_a_loop_that_could_not_begin_leaves_the_runner_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    def refused(*args: Any) -> Any:
+        raise StorageBusy("can't start new thread")
+
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async with Rig() as rig:
+        rig.register(body)
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.runner.queue, which, refused)
+            with pytest.raises(StorageBusy):
+                await rig.runner.run_loop(handle_signals=False)
+        run_id = await rig.runner.submit("script")
+        loop = asyncio.ensure_future(rig.runner.run_loop(handle_signals=False))
+        assert (await rig.runner.wait(run_id, 10)).final_output == {"value": 1}
+        rig.runner.stop()
+        await loop
+
+
 # -- runs that may be what ends their process
 
 

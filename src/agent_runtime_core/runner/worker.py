@@ -214,29 +214,32 @@ class Worker:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
         self._slots = concurrency
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
-        self._wake, self._over = wake, over
-        stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
-        self._poll, self._standing = poll_interval, self.runner.queue.standing(self._given)
-        with self._signals(handle_signals):
+        self._wake, self._over, self._poll = wake, over, poll_interval
+        with contextlib.ExitStack() as undo, self._signals(handle_signals):
             try:
-                while not self._stopping:
-                    wake.clear()
-                    if not await self._fill():
-                        await self._sleep(wake, poll_interval)
-                await self._sit()
-                await self.drain()
-            except (Exception, asyncio.CancelledError):
-                # Whoever cancels the loop does not wait: what is running is given back now.
-                self._stopping = self._hurry = True
-                await self._sit()
-                await self.drain()
-                raise
+                if (stop_listening := self.runner.queue.listen("work", self._ring_from_thread)) is not None:
+                    undo.callback(stop_listening)
+                self._standing = self.runner.queue.standing(self._given)
+                await self._work(wake)
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
                 over.set_result(None)
-                if stop_listening is not None:
-                    stop_listening()
+
+    async def _work(self, wake: asyncio.Event) -> None:
+        try:
+            while not self._stopping:
+                wake.clear()
+                if not await self._fill():
+                    await self._sleep(wake, self._poll)
+            await self._sit()
+            await self.drain()
+        except (Exception, asyncio.CancelledError):
+            # Whoever cancels the loop does not wait: what is running is given back now.
+            self._stopping = self._hurry = True
+            await self._sit()
+            await self.drain()
+            raise
 
     async def _sit(self) -> None:
         """Nothing is claimed from now on: no claim stands any more."""
