@@ -31,6 +31,7 @@ STANDS = 2.0  # seconds a claim stands for longer than until the next look
 AT_ONCE = 1000  # runs claimed in one go, however many slots are free
 APART = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
+LAST = 0.5  # seconds to give back what did not
 
 
 class Worker:
@@ -41,6 +42,7 @@ class Worker:
         self._busy = 0  # runs that use a slot: those that wait in place do not
         self._slots = 1
         self._drives: dict[asyncio.Task[Any], Drive] = {}
+        self._left: set[asyncio.Task[Any]] = set()  # did not stop when they were told to; what they had was given back
         self._suspects: list[Drive] = []  # in flight, and begun as such
         self._met = False  # whether one was let go of since a claim that gave none
         self._began = 0.0  # when a run last began here
@@ -176,16 +178,22 @@ class Worker:
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        drive = self._drives.pop(task)
-        self._busy -= 1
-        if drive in self._suspects:
-            self._suspects.remove(drive)
-        self._met = self._met or suspected(drive.row)
+        self._left.discard(task)
+        drive = self._drives.pop(task, None)
+        if drive is None:
+            return
+        self._forget(drive)
         if task.cancelled() and not drive.entered:
             # Its loop ends, say, and not a line of it ran that could have given the run back.
             _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
+
+    def _forget(self, drive: Drive) -> None:
+        if drive in self._suspects:
+            self._suspects.remove(drive)
+        self._met = self._met or suspected(drive.row)
+        self._busy -= 1
         self._ring()
 
     def _ring(self) -> None:
@@ -318,7 +326,7 @@ class Worker:
         if not going or over is None or loop is None or loop.is_closed():
             await self.drain()
             return
-        patience = SHUTDOWN + grace / 5
+        patience = SHUTDOWN + LAST + 0.5
         if loop is asyncio.get_running_loop():
             await self.drain()
         else:
@@ -354,7 +362,7 @@ class Worker:
         until = clock.boot() + grace
         while self._drives and not self._hurry and clock.boot() < until:
             await asyncio.wait(self._drives, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
-        until = clock.boot() + SHUTDOWN + grace / 5
+        until = clock.boot() + SHUTDOWN
         while self._drives:
             # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
             for drive in self._drives.values():
@@ -363,4 +371,20 @@ class Worker:
             left = max(until - clock.boot(), 0)
             done, _ = await asyncio.wait(self._drives, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                break
+                await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Give back what has not stopped: whatever it goes on with, it is no longer this worker's."""
+        left, self._drives = self._drives, {}
+        self._left.update(left)
+        backs = [asyncio.ensure_future(drive.abandon()) for drive in left.values()]
+        try:
+            await asyncio.wait(backs, timeout=LAST)
+        finally:
+            for drive in left.values():
+                log.warning("run %s of agent %r did not stop: it is given back", drive.row.run_id, drive.row.agent)
+                drive.lost = drive.place.sealed = True
+                self.runner.heart.drop(drive.row.run_id, drive.row.claim_id)
+                self._forget(drive)
+            for task in (*backs, *left):
+                task.cancel()
