@@ -188,7 +188,7 @@ async def test_a_run_whose_task_is_cancelled_before_its_first_step_is_given_back
         assert loop.cancelled()
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
         # Nothing of it is left to the worker that gave it back.
-        assert (runner._worker._drives, runner._worker._busy) == ({}, 0)
+        assert (runner._worker._drives, runner._worker.slots.busy) == ({}, 0)
         assert await rig.runner.run_once()
         told = await rig.runner.get_run(run_id)
         assert (told.status, told.attempt) == (RunStatus.SUCCEEDED, 1)
@@ -905,7 +905,7 @@ async def test_what_does_not_stop_is_given_back_by_the_worker_and_closing_does_n
         await loop
         info = await other.get_run(run_id)
         assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "handed back")
-        assert (runner._worker._busy, runner.heart._held) == (0, {})
+        assert (runner._worker.slots.busy, runner.heart._held) == (0, {})
         async with asyncio.timeout(10):
             await runner.close()
         leave.set()

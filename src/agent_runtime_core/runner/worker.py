@@ -7,9 +7,8 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .._refusals import is_number
@@ -17,9 +16,11 @@ from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.given import whole
 from ..queue.row import ClaimRequest, RunRow
 from .drive import suspected
+from .slots import Slots
 
 if TYPE_CHECKING:
     from ..interfaces import AgentRuntime
+    from ..place import Place
     from ..queue.standing import StandingClaims
     from .core import AgentRunner
     from .drive import Drive
@@ -39,8 +40,7 @@ class Worker:
 
     def __init__(self, runner: AgentRunner) -> None:
         self.runner = runner
-        self._busy = 0  # runs that use a slot: those that wait in place do not
-        self._slots = 1
+        self.slots: Slots = Slots(runner.queue.clock, self._ring)
         self._drives: dict[asyncio.Task[Any], Drive] = {}
         self._left: set[asyncio.Task[Any]] = set()  # did not stop when they were told to; what they had was given back
         self._suspects: list[Drive] = []  # in flight, and begun as such
@@ -73,7 +73,7 @@ class Worker:
     async def _claim(self, count: int) -> list[RunRow]:
         runner = self.runner
         stands: dict[str, Any] = {}
-        if self._standing is not None and not self._busy and not self._stopping:
+        if self._standing is not None and not self._drives and not self._stopping:
             stands = {"standing": self._standing, "stands_for": self._poll + STANDS}
         rows: list[RunRow] = await runner.queue.claim_rows(
             runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count,
@@ -92,7 +92,7 @@ class Worker:
         if drive.agent is None:  # it was taken out of the registry while the claim was under way
             return self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if self._wake is not None:
-            drive.next_claim, drive.start = self._next_claim, self._start_all
+            drive.next_claim, drive.start = partial(self._next_after, drive.place), self._start_all
         if suspected(row):
             self._suspects.append(drive)
         self._began = self.runner.queue.clock.boot()
@@ -101,7 +101,7 @@ class Worker:
     def _given(self, rows: list[RunRow]) -> None:
         """A claim that stood got these: they are begun, or go back where there is no slot for them any more."""
         for row in rows:
-            if self._stopping or self._busy >= self._slots:
+            if self._stopping or self.slots.free <= 0:
                 drive = self._drive(row)
                 _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
             else:
@@ -114,7 +114,7 @@ class Worker:
         return self._follow(asyncio.ensure_future(drive.spare()), drive)
 
     def _follow(self, task: asyncio.Task[Any], drive: Drive) -> asyncio.Task[Any]:
-        self._busy += 1
+        self.slots.take(drive.place)
         self._drives[task] = drive
         task.add_done_callback(self._ended)
         return task
@@ -153,7 +153,7 @@ class Worker:
         return [drive for drive in self._suspects if suspected(drive.row)]
 
     def _is_quiet(self) -> bool:
-        return self._busy == 0 or self.runner.queue.clock.boot() - self._began > APART
+        return self.slots.busy == 0 or self.runner.queue.clock.boot() - self._began > APART
 
     def _is_careful(self) -> bool:
         return self._met or bool(self._feared())
@@ -162,16 +162,20 @@ class Worker:
         """For how many of its free slots this worker claims: where it met suspects, each is to have its turn."""
         if not self._is_careful():
             return free
-        if self._busy == 0:
+        if self.slots.busy == 0:
             return min(free, 1)
         return free if self._is_quiet() else 0
 
+    def _next_after(self, place: Place) -> ClaimRequest | None:
+        """What a run in this place claims, which may have no slot to give."""
+        return None if place.away else self._next_claim()
+
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
-        now, runner = self.runner.queue.clock.boot(), self.runner
-        if self._stopping or self._wake is None or self._busy > self._slots or now - self._looked > LOOK_AROUND:
+        now, runner, slots = self.runner.queue.clock.boot(), self.runner, self.slots
+        if self._stopping or self._wake is None or slots.busy > slots.count or now - self._looked > LOOK_AROUND:
             return None
-        if self._is_careful():  # its own slot is not free yet
+        if slots.waiting or self._is_careful():  # its own slot is not free yet
             return None
         return runner.queue.want(
             runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
@@ -193,22 +197,12 @@ class Worker:
         if drive in self._suspects:
             self._suspects.remove(drive)
         self._met = self._met or suspected(drive.row)
-        self._busy -= 1
+        self.slots.leave(drive.place)
         self._ring()
 
     def _ring(self) -> None:
         if self._wake is not None:
             self._wake.set()
-
-    @asynccontextmanager
-    async def idle(self) -> AsyncIterator[None]:
-        """A run waits in place: its slot is free meanwhile."""
-        self._busy -= 1
-        self._ring()
-        try:
-            yield
-        finally:
-            self._busy += 1
 
     # -- the loop
 
@@ -220,7 +214,7 @@ class Worker:
         whole("concurrency", concurrency)
         if not is_number(poll_interval) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
-        self._slots = concurrency
+        self.slots.allow(concurrency)
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
         self._wake, self._over, self._poll = wake, over, poll_interval
         with contextlib.ExitStack() as undo, self._signals(handle_signals):
@@ -232,6 +226,7 @@ class Worker:
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
+                self.slots.allow()
                 over.set_result(None)
 
     async def _work(self, wake: asyncio.Event) -> None:
@@ -257,12 +252,15 @@ class Worker:
 
     async def _fill(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
-        free = self._may_claim(min(self._slots - self._busy, AT_ONCE))
-        if free <= 0:
-            self._claims_due = False
-            return False
-        self._looked = self.runner.queue.clock.boot()
+        free = self._may_claim(min(self.slots.free, AT_ONCE))
         self._claims_due = False
+        if free <= 0:
+            return False
+        with self.slots.kept(free):
+            return await self._fill_with(free)
+
+    async def _fill_with(self, free: int) -> bool:
+        self._looked = self.runner.queue.clock.boot()
         try:
             rows = await self._claim(free)
         except StorageClosed:
@@ -278,7 +276,7 @@ class Worker:
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Until something may be claimable: a bell, a free slot, a timer that is due, or the next poll."""
-        if self._busy >= self._slots:
+        if self.slots.free <= 0:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
         # What was just claimed begins before this asks the store for anything.
@@ -301,7 +299,7 @@ class Worker:
         await clock.sleep(seconds)
 
     def _ring_from_thread(self) -> None:
-        if self._loop is not None and self._busy < self._slots:
+        if self._loop is not None and self.slots.busy < self.slots.count:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ring)
 
@@ -359,6 +357,7 @@ class Worker:
         """Let running work finish for the grace time, then give it back."""
         grace = self.runner.config.grace_seconds
         clock = self.runner.queue.clock
+        self.slots.drain()
         until = clock.boot() + grace
         while self._drives and not self._hurry and clock.boot() < until:
             await asyncio.wait(self._drives, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
