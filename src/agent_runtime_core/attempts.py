@@ -110,6 +110,8 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     book.running += 1
     token = FRAME.set(frame)
     try:
+        if book.idle:
+            await book.come_back()
         if not work.begun:
             await _begin(book, work, 1, doubtful)
         while True:
@@ -256,6 +258,7 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
         book.running += 1
         token = FRAME.set(Frame(book, work.name, work.key, 1, FRAME.get()))
         try:
+            await book.come_back()
             answer = await call(policy, callee(policy), (), book.owner())
         finally:
             book.step_left()

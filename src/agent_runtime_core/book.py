@@ -37,6 +37,7 @@ class Book(Recorded):
         self.emitted: int = 0  # how many events since then
         self.running: int = 0  # steps in flight; see `step_left`
         self.at_rest: Callable[[], None] | None = None  # hears that the last of them has ended
+        self.idle: bool = False  # the run has left its slot, and comes back to it before a step begins
         self.questions: list[Question] = ledger.questions  # to be settled before anything else is asked
         self._inside: Inside = Inside(self.done)
         self._next = 0  # of the imperative steps in their order
@@ -52,6 +53,11 @@ class Book(Recorded):
         if owner is None:
             raise JournalMismatch(f"step {name!r} is in doubt and nobody here can be asked")
         return await owner.waits.review(name, key, start, read)
+
+    async def come_back(self) -> None:
+        """Have a slot again for what the run goes on with."""
+        if self.idle and (owner := self.owner()) is not None:
+            await owner.waits.come_back()
 
     def step_left(self) -> None:
         """A step is no longer in flight."""

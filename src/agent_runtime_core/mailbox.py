@@ -8,7 +8,6 @@ import json
 from bisect import bisect
 from collections import defaultdict, deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Final
 
 from ._json import MAX_WHOLE, encode
@@ -48,6 +47,9 @@ class Mailbox:
         self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
         self._writing = 0  # ends of waits, and parks, that are being committed
         self._rest = asyncio.Event()  # something that went on beside the waits has ended
+        self._pausing = 0  # waits that wait in place
+        self._leaving: asyncio.Task[None] | None = None  # while something goes on beside them
+        self._given_back = False
         self._unfit: set[int] = set()  # messages that were told of as no answer
         #: Messages that went to waits before this claim.
         self._used = {mail for record in book.done.values() if record.info is not None and (mail := _consumed(record))}
@@ -137,6 +139,8 @@ class Mailbox:
         finally:
             del self._under_way[this]
             self._rest.set()
+            if not self._under_way:
+                self._place.goes_on(self._clock.boot())
 
     async def _waited(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         boot, park_after = self._clock.boot, self._services.park_after
@@ -144,6 +148,8 @@ class Mailbox:
         passed = -1
         while True:
             await self._look()
+            if self._book.idle and self._is_over(found, until):
+                await self.come_back()
             if self._place.sealed:  # another wait has parked the run
                 await asyncio.get_running_loop().create_future()
             mail = found()
@@ -174,8 +180,10 @@ class Mailbox:
         """Whether the run does nothing but wait: no step is in flight, and no wait beside this one is over."""
         if self._book.running or self._writing:
             return False
-        now = self._clock.wall()
-        return not any(found() or (until is not None and until <= now) for found, until in self._under_way.values())
+        return not any(self._is_over(found, until) for found, until in self._under_way.values())
+
+    def _is_over(self, found: Callable[[], Mail | None], until: float | None) -> bool:
+        return found() is not None or (until is not None and until <= self._clock.wall())
 
     async def _until_idle(self) -> None:
         self._book.at_rest = self._rest.set
@@ -187,26 +195,56 @@ class Mailbox:
     async def _pause(self, seconds: float | None, *, or_idle: bool = False) -> None:
         """Until mail comes, or `seconds` on the injected clock, or the run does nothing but wait.
 
-        The worker's slot is free meanwhile.
+        The worker's slot is free while it does not.
         """
         waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._place.mail.wait())]
         if seconds is not None:
             waits = [*waits, asyncio.ensure_future(self._until(self._clock.boot() + seconds))]
         if or_idle:
             waits = [*waits, asyncio.ensure_future(self._until_idle())]
-        place, alone = self._place, self._place.waiting_since is None and self._book.running == 0
-        if alone:
-            place.waiting_since = self._clock.boot()
-        idle = self._services.idle() if alone and self._services.idle is not None else nullcontext()
+        self._pausing += 1
+        self._leave_slot()
         try:
-            async with idle:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._pausing -= 1
+            if not self._pausing and self._leaving is not None:
+                self._leaving.cancel()
             for task in waits:
                 task.cancel()
-            if alone and place.waiting_since is not None:
-                place.waited += self._clock.boot() - place.waiting_since
-                place.waiting_since = None
+
+    def _leave_slot(self) -> None:
+        """Leave the slot of the run, now or as soon as it does nothing but wait."""
+        book, slots = self._book, self._services.slots
+        if book.idle or not self._pausing or self._leaving is not None:
+            return
+        if not self._idle():
+            self._leaving = asyncio.ensure_future(self._until_idle())
+            self._leaving.add_done_callback(self._left)
+            return
+        book.idle = True
+        self._place.waits(self._clock.boot())
+        if slots is not None:
+            slots.leave(self._place)
+
+    def _left(self, leaving: asyncio.Task[None]) -> None:
+        self._leaving = None
+        if leaving.cancelled() or leaving.exception() is None:
+            self._leave_slot()
+
+    async def come_back(self) -> None:
+        """Have a slot again; where there is none for long, the run goes back to the queue, and this never returns."""
+        place, slots = self._place, self._services.slots
+        place.waits(self._clock.boot())
+        try:
+            if slots is not None and not await slots.back(place):
+                await self._give_back()
+        finally:
+            if not place.away:
+                self._book.idle = False
+            if not place.away or not self._pausing:
+                place.goes_on(self._clock.boot())
+            self._leave_slot()
 
     async def _until(self, at: float) -> None:
         """Until `at` by the boot clock, which may have moved on before this began."""
@@ -216,19 +254,34 @@ class Mailbox:
     async def _park(self, reason: str) -> None:
         """Give the run back as waiting, until the first of its waits is over. Returns only if a message or a request
         to cancel came before the commit."""
-        row = self._row
         ends = [until for _, until in self._under_way.values()]
-        due = min((at for at in (*ends, row.deadline) if at is not None), default=0.0)
-        how = Settle(
-            row.claim_id, "waiting", self._clock.wall(), due_at=due, parked=1, reason=reason,
-            failures=row.failures, crashes=row.crashes, stalls=row.stalls, mark=row.mark, cursor=self._cursor,
+        due = min((at for at in (*ends, self._row.deadline) if at is not None), default=0.0)
+        try:
+            await self._seal(self._how("waiting", reason)._replace(due_at=due, cursor=self._cursor))
+        except Moved:
+            await self._ledger.status("running")
+
+    async def _give_back(self) -> None:
+        """Give the run back as pending: what it waited for is there."""
+        if self._given_back:  # by another wait
+            await asyncio.get_running_loop().create_future()
+        self._given_back = True
+        try:
+            await self._seal(self._how("pending", "handed back"))
+        finally:
+            self._given_back = False
+
+    def _how(self, status: str, reason: str) -> Settle:
+        row = self._row
+        return Settle(
+            row.claim_id, status, self._clock.wall(), parked=1, reason=reason,
+            failures=row.failures, crashes=row.crashes, stalls=row.stalls, mark=row.mark,
         )  # fmt: skip
+
+    async def _seal(self, how: Settle) -> None:
         self._writing += 1
         try:
             await self._ledger.settle(how)
-        except Moved:
-            await self._ledger.status("running")
-            return
         finally:
             self._writing -= 1
             self._rest.set()

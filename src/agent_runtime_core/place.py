@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +42,16 @@ class Chronicle(Protocol):
         """Write what happened; `result` is that of a run that has ended."""
 
 
+class Slots(Protocol):
+    """How many runs of a worker go on at once; one that only waits uses no slot."""
+
+    def leave(self, place: Place) -> None:
+        """The run only waits: its slot is free."""
+
+    async def back(self, place: Place) -> bool:
+        """Until the run has a slot again; False where it is to be given back instead."""
+
+
 @dataclass(repr=False, eq=False)
 class Services:
     """What a runner lends to the contexts it makes."""
@@ -61,8 +70,8 @@ class Services:
     persistence: Callable[[], PersistenceManager] | None = None
     #: What a run says to its conversation and to an audit store, where the runner was given stores for that.
     chronicle: Callable[[RunRow], Chronicle] | None = None
-    #: Entered while a run waits in place, so that its worker can do something else.
-    idle: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    #: Those that runs leave while they wait in place, so that their worker can do something else.
+    slots: Slots | None = None
     #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.
     told: Callable[[str, int, int], asyncio.Future[None] | None] | None = None
 
@@ -78,6 +87,7 @@ class Place:
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
     stopped: bool = False  # the task was told to stop
+    away: bool = False  # it uses no slot of its worker
     waited: float = 0.0  # seconds spent waiting in place
     waiting_since: float | None = None
     _awake: bool = False
@@ -97,6 +107,15 @@ class Place:
         if self.refusal is not None:
             raise self.refusal()
         await asyncio.get_running_loop().create_future()
+
+    def waits(self, now: float) -> None:
+        if self.waiting_since is None:
+            self.waiting_since = now
+
+    def goes_on(self, now: float) -> None:
+        if self.waiting_since is not None:
+            self.waited += now - self.waiting_since
+            self.waiting_since = None
 
     def stop(self) -> None:
         """Cancel the task, and wake whoever waits for it: it may not listen."""

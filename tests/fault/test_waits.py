@@ -236,7 +236,7 @@ async def test_a_worker_of_one_slot_runs_others_while_one_waits_in_place(kind: s
         runner.stop()
         await working
         assert most == 1
-        assert runner._worker._busy == 0
+        assert runner._worker.slots.busy == 0
 
 
 async def test_time_in_place_is_no_run_time(kind: str, tmp_path: Path) -> None:

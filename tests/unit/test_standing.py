@@ -496,7 +496,7 @@ async def test_a_suspect_is_alone_where_another_is_given_meanwhile(monkeypatch: 
         runs = [str(await runner.submit("a")) for _ in range(3)]
         first, companion, given = [row.changed(stalls=2) for row in await runner.queue.claim_rows("w", limit=3)]
         worker = runner._worker
-        worker._slots = 4
+        worker.slots.count = 4
         beginning = asyncio.ensure_future(worker._begin([first, companion]))
         await asyncio.sleep(0)  # the companion is on its way back
         worker._given([given])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -35,6 +36,7 @@ from agent_runtime_core.place import Place
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
+from agent_runtime_core.runner import worker as worker_module
 from agent_runtime_core.runner.claimed import AFTER_OUTAGE
 from agent_runtime_core.runner.drive import POISON, Drive
 from agent_runtime_core.runner.heart import Heart, Held
@@ -186,7 +188,7 @@ async def test_a_run_whose_task_is_cancelled_before_its_first_step_is_given_back
         assert loop.cancelled()
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
         # Nothing of it is left to the worker that gave it back.
-        assert (runner._worker._drives, runner._worker._busy) == ({}, 0)
+        assert (runner._worker._drives, runner._worker.slots.busy) == ({}, 0)
         assert await rig.runner.run_once()
         told = await rig.runner.get_run(run_id)
         assert (told.status, told.attempt) == (RunStatus.SUCCEEDED, 1)
@@ -852,6 +854,89 @@ async def test_closing_a_runner_that_works_gives_its_runs_back(place: Path | Non
         await other.close()
         assert await going
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
+
+
+@pytest.mark.parametrize("which", ["listen", "standing"])
+async def test_a_loop_that_could_not_begin_leaves_the_runner_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    def refused(*args: Any) -> Any:
+        raise StorageBusy("can't start new thread")
+
+    async def body(ctx: Any) -> int:
+        return 1
+
+    async with Rig() as rig:
+        rig.register(body)
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.runner.queue, which, refused)
+            with pytest.raises(StorageBusy):
+                await rig.runner.run_loop(handle_signals=False)
+        run_id = await rig.runner.submit("script")
+        loop = asyncio.ensure_future(rig.runner.run_loop(handle_signals=False))
+        assert (await rig.runner.wait(run_id, 10)).final_output == {"value": 1}
+        rig.runner.stop()
+        await loop
+
+
+async def test_what_does_not_stop_is_given_back_by_the_worker_and_closing_does_not_begin_anew(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "SHUTDOWN", 0.01)
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(ctx: Any) -> int:
+        inside.set()
+        while not leave.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await leave.wait()
+        return 1
+
+    async with Rig(place, VirtualClock(), grace_seconds=1e9, max_retries=3) as rig:
+        rig.register(stubborn)
+        runner, other = rig.another(), rig.runner
+        run_id = await other.submit("script")
+        loop = asyncio.ensure_future(runner.run_loop(handle_signals=False))
+        await until(inside)
+        tasks = list(runner._worker._drives)
+        runner.stop()
+        runner.stop()  # without the grace
+        await soon(loop.done)
+        await loop
+        info = await other.get_run(run_id)
+        assert (info.status, info.attempt, info.reason) == (RunStatus.PENDING, 1, "handed back")
+        assert (runner._worker.slots.busy, runner.heart._held) == (0, {})
+        async with asyncio.timeout(10):
+            await runner.close()
+        leave.set()
+        await asyncio.wait(tasks, timeout=10)
+        assert runner._worker._left == set()
+        assert (await other.get_run(run_id)).status is RunStatus.PENDING, "what it came to is not told any more"
+
+
+async def test_what_cannot_be_given_back_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "SHUTDOWN", 0.01)
+    monkeypatch.setattr(worker_module, "LAST", 0.01)
+    inside = asyncio.Event()
+
+    async def never(*args: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def body(ctx: Any) -> None:
+        inside.set()
+        await asyncio.Event().wait()
+
+    async with Rig(None, VirtualClock(), grace_seconds=0) as rig:
+        rig.register(body)
+        await rig.runner.submit("script")
+        loop = asyncio.ensure_future(rig.runner.run_loop(handle_signals=False))
+        await until(inside)
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.runner.queue.commits, "commit", never)
+            rig.runner.stop()
+            await soon(loop.done)
+            await loop
+            await soon(lambda: not rig.runner._worker._left)
 
 
 # -- runs that may be what ends their process

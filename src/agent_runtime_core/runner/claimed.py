@@ -194,6 +194,8 @@ class Claimed:
 
         Where another engine does not know the claim yet, or its end already, the queue alone is told.
         """
+        if self.lost:
+            return
         with contextlib.suppress(AgentRuntimeError, Moved):
             await self._give_back()
             return

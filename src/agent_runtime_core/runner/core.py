@@ -300,7 +300,7 @@ class AgentRunner(StoredRuns):
             tracer=self.tracer,
             persistence=lambda: self.persistence,
             chronicle=None if self._stores is None else self._chronicle,
-            idle=None if inline else self._worker.idle,
+            slots=None if inline else self._worker.slots,
             told=self._flow.told,
         )
 
@@ -361,7 +361,7 @@ class AgentRunner(StoredRuns):
         return await self._worker.once()
 
     async def run_loop(self, poll_interval: float = 1.0, *, concurrency: int = 1, handle_signals: bool = True) -> None:
-        """Work until `stop()`, up to `concurrency` runs at once.
+        """Work until `stop()`, up to `concurrency` runs at once; one that waits uses no slot, and waits for one then.
 
         SIGTERM and SIGINT stop claiming, let running work finish for `grace_seconds`, then give it back;
         a second signal skips the wait. Signals are only handled in the main thread.

@@ -7,9 +7,8 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .._refusals import is_number
@@ -17,9 +16,11 @@ from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.given import whole
 from ..queue.row import ClaimRequest, RunRow
 from .drive import suspected
+from .slots import Slots
 
 if TYPE_CHECKING:
     from ..interfaces import AgentRuntime
+    from ..place import Place
     from ..queue.standing import StandingClaims
     from .core import AgentRunner
     from .drive import Drive
@@ -31,6 +32,7 @@ STANDS = 2.0  # seconds a claim stands for longer than until the next look
 AT_ONCE = 1000  # runs claimed in one go, however many slots are free
 APART = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
 SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
+LAST = 0.5  # seconds to give back what did not
 
 
 class Worker:
@@ -38,9 +40,9 @@ class Worker:
 
     def __init__(self, runner: AgentRunner) -> None:
         self.runner = runner
-        self._busy = 0  # runs that use a slot: those that wait in place do not
-        self._slots = 1
+        self.slots: Slots = Slots(runner.queue.clock, self._ring)
         self._drives: dict[asyncio.Task[Any], Drive] = {}
+        self._left: set[asyncio.Task[Any]] = set()  # did not stop when they were told to; what they had was given back
         self._suspects: list[Drive] = []  # in flight, and begun as such
         self._met = False  # whether one was let go of since a claim that gave none
         self._began = 0.0  # when a run last began here
@@ -71,7 +73,7 @@ class Worker:
     async def _claim(self, count: int) -> list[RunRow]:
         runner = self.runner
         stands: dict[str, Any] = {}
-        if self._standing is not None and not self._busy and not self._stopping:
+        if self._standing is not None and not self._drives and not self._stopping:
             stands = {"standing": self._standing, "stands_for": self._poll + STANDS}
         rows: list[RunRow] = await runner.queue.claim_rows(
             runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count,
@@ -90,7 +92,7 @@ class Worker:
         if drive.agent is None:  # it was taken out of the registry while the claim was under way
             return self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if self._wake is not None:
-            drive.next_claim, drive.start = self._next_claim, self._start_all
+            drive.next_claim, drive.start = partial(self._next_after, drive.place), self._start_all
         if suspected(row):
             self._suspects.append(drive)
         self._began = self.runner.queue.clock.boot()
@@ -99,7 +101,7 @@ class Worker:
     def _given(self, rows: list[RunRow]) -> None:
         """A claim that stood got these: they are begun, or go back where there is no slot for them any more."""
         for row in rows:
-            if self._stopping or self._busy >= self._slots:
+            if self._stopping or self.slots.free <= 0:
                 drive = self._drive(row)
                 _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
             else:
@@ -112,7 +114,7 @@ class Worker:
         return self._follow(asyncio.ensure_future(drive.spare()), drive)
 
     def _follow(self, task: asyncio.Task[Any], drive: Drive) -> asyncio.Task[Any]:
-        self._busy += 1
+        self.slots.take(drive.place)
         self._drives[task] = drive
         task.add_done_callback(self._ended)
         return task
@@ -151,7 +153,7 @@ class Worker:
         return [drive for drive in self._suspects if suspected(drive.row)]
 
     def _is_quiet(self) -> bool:
-        return self._busy == 0 or self.runner.queue.clock.boot() - self._began > APART
+        return self.slots.busy == 0 or self.runner.queue.clock.boot() - self._began > APART
 
     def _is_careful(self) -> bool:
         return self._met or bool(self._feared())
@@ -160,47 +162,47 @@ class Worker:
         """For how many of its free slots this worker claims: where it met suspects, each is to have its turn."""
         if not self._is_careful():
             return free
-        if self._busy == 0:
+        if self.slots.busy == 0:
             return min(free, 1)
         return free if self._is_quiet() else 0
 
+    def _next_after(self, place: Place) -> ClaimRequest | None:
+        """What a run in this place claims, which may have no slot to give."""
+        return None if place.away else self._next_claim()
+
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
-        now, runner = self.runner.queue.clock.boot(), self.runner
-        if self._stopping or self._wake is None or self._busy > self._slots or now - self._looked > LOOK_AROUND:
+        now, runner, slots = self.runner.queue.clock.boot(), self.runner, self.slots
+        if self._stopping or self._wake is None or slots.busy > slots.count or now - self._looked > LOOK_AROUND:
             return None
-        if self._is_careful():  # its own slot is not free yet
+        if slots.waiting or self._is_careful():  # its own slot is not free yet
             return None
         return runner.queue.want(
             runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        drive = self._drives.pop(task)
-        self._busy -= 1
-        if drive in self._suspects:
-            self._suspects.remove(drive)
-        self._met = self._met or suspected(drive.row)
+        self._left.discard(task)
+        drive = self._drives.pop(task, None)
+        if drive is None:
+            return
+        self._forget(drive)
         if task.cancelled() and not drive.entered:
             # Its loop ends, say, and not a line of it ran that could have given the run back.
             _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
+
+    def _forget(self, drive: Drive) -> None:
+        if drive in self._suspects:
+            self._suspects.remove(drive)
+        self._met = self._met or suspected(drive.row)
+        self.slots.leave(drive.place)
         self._ring()
 
     def _ring(self) -> None:
         if self._wake is not None:
             self._wake.set()
-
-    @asynccontextmanager
-    async def idle(self) -> AsyncIterator[None]:
-        """A run waits in place: its slot is free meanwhile."""
-        self._busy -= 1
-        self._ring()
-        try:
-            yield
-        finally:
-            self._busy += 1
 
     # -- the loop
 
@@ -212,31 +214,35 @@ class Worker:
         whole("concurrency", concurrency)
         if not is_number(poll_interval) or not poll_interval > 0:
             raise InvalidArgument(f"poll_interval is a number of seconds above 0, not {brief(poll_interval)}")
-        self._slots = concurrency
+        self.slots.allow(concurrency)
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
-        self._wake, self._over = wake, over
-        stop_listening = self.runner.queue.listen("work", self._ring_from_thread)
-        self._poll, self._standing = poll_interval, self.runner.queue.standing(self._given)
-        with self._signals(handle_signals):
+        self._wake, self._over, self._poll = wake, over, poll_interval
+        with contextlib.ExitStack() as undo, self._signals(handle_signals):
             try:
-                while not self._stopping:
-                    wake.clear()
-                    if not await self._fill():
-                        await self._sleep(wake, poll_interval)
-                await self._sit()
-                await self.drain()
-            except (Exception, asyncio.CancelledError):
-                # Whoever cancels the loop does not wait: what is running is given back now.
-                self._stopping = self._hurry = True
-                await self._sit()
-                await self.drain()
-                raise
+                if (stop_listening := self.runner.queue.listen("work", self._ring_from_thread)) is not None:
+                    undo.callback(stop_listening)
+                self._standing = self.runner.queue.standing(self._given)
+                await self._work(wake)
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
                 self._wake, self._stopping, self._hurry = None, False, False
+                self.slots.allow()
                 over.set_result(None)
-                if stop_listening is not None:
-                    stop_listening()
+
+    async def _work(self, wake: asyncio.Event) -> None:
+        try:
+            while not self._stopping:
+                wake.clear()
+                if not await self._fill():
+                    await self._sleep(wake, self._poll)
+            await self._sit()
+            await self.drain()
+        except (Exception, asyncio.CancelledError):
+            # Whoever cancels the loop does not wait: what is running is given back now.
+            self._stopping = self._hurry = True
+            await self._sit()
+            await self.drain()
+            raise
 
     async def _sit(self) -> None:
         """Nothing is claimed from now on: no claim stands any more."""
@@ -246,12 +252,15 @@ class Worker:
 
     async def _fill(self) -> bool:
         """Claim for the free slots; True if something was claimed."""
-        free = self._may_claim(min(self._slots - self._busy, AT_ONCE))
-        if free <= 0:
-            self._claims_due = False
-            return False
-        self._looked = self.runner.queue.clock.boot()
+        free = self._may_claim(min(self.slots.free, AT_ONCE))
         self._claims_due = False
+        if free <= 0:
+            return False
+        with self.slots.kept(free):
+            return await self._fill_with(free)
+
+    async def _fill_with(self, free: int) -> bool:
+        self._looked = self.runner.queue.clock.boot()
         try:
             rows = await self._claim(free)
         except StorageClosed:
@@ -267,7 +276,7 @@ class Worker:
 
     async def _sleep(self, wake: asyncio.Event, poll_interval: float) -> None:
         """Until something may be claimable: a bell, a free slot, a timer that is due, or the next poll."""
-        if self._busy >= self._slots:
+        if self.slots.free <= 0:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
         # What was just claimed begins before this asks the store for anything.
@@ -290,7 +299,7 @@ class Worker:
         await clock.sleep(seconds)
 
     def _ring_from_thread(self) -> None:
-        if self._loop is not None and self._busy < self._slots:
+        if self._loop is not None and self.slots.busy < self.slots.count:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ring)
 
@@ -315,7 +324,7 @@ class Worker:
         if not going or over is None or loop is None or loop.is_closed():
             await self.drain()
             return
-        patience = SHUTDOWN + grace / 5
+        patience = SHUTDOWN + LAST + 0.5
         if loop is asyncio.get_running_loop():
             await self.drain()
         else:
@@ -348,10 +357,11 @@ class Worker:
         """Let running work finish for the grace time, then give it back."""
         grace = self.runner.config.grace_seconds
         clock = self.runner.queue.clock
+        self.slots.drain()
         until = clock.boot() + grace
         while self._drives and not self._hurry and clock.boot() < until:
             await asyncio.wait(self._drives, timeout=min(0.1, grace), return_when=asyncio.FIRST_COMPLETED)
-        until = clock.boot() + SHUTDOWN + grace / 5
+        until = clock.boot() + SHUTDOWN
         while self._drives:
             # Each time anew: a run that ends may have claimed the next one before it could hear of the end.
             for drive in self._drives.values():
@@ -360,4 +370,20 @@ class Worker:
             left = max(until - clock.boot(), 0)
             done, _ = await asyncio.wait(self._drives, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                break
+                await self._give_up()
+
+    async def _give_up(self) -> None:
+        """Give back what has not stopped: whatever it goes on with, it is no longer this worker's."""
+        left, self._drives = self._drives, {}
+        self._left.update(left)
+        backs = [asyncio.ensure_future(drive.abandon()) for drive in left.values()]
+        try:
+            await asyncio.wait(backs, timeout=LAST)
+        finally:
+            for drive in left.values():
+                log.warning("run %s of agent %r did not stop: it is given back", drive.row.run_id, drive.row.agent)
+                drive.lost = drive.place.sealed = True
+                self.runner.heart.drop(drive.row.run_id, drive.row.claim_id)
+                self._forget(drive)
+            for task in (*backs, *left):
+                task.cancel()
