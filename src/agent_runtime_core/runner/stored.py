@@ -32,7 +32,7 @@ from .flow import Flow
 from .forking import fork
 from .retention import forget, vacuum
 from .settings import RunInfo, RunnerConfig
-from .watching import events_until_ended, until_ended
+from .watching import Watch, events_until_ended
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
@@ -56,6 +56,7 @@ class StoredRuns:
         self._own_stores: PersistenceManager | None = None
         #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
         self._in_one_place: bool = False
+        self._watch: Watch = Watch(backends.queue)
 
     # -- where they are
 
@@ -136,7 +137,7 @@ class StoredRuns:
         return await self._result(ended)
 
     async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        return await until_ended(self.queue, run_id, at_most)
+        return await self._watch.until_ended(run_id, at_most)
 
     async def _result(self, row: RunRow) -> RunResult:
         record = await self.state_store.ending(row.run_id)
@@ -167,7 +168,7 @@ class StoredRuns:
         most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:
-            events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)
+            events_ = events_until_ended(self._watch, self.event_bus, key, since_sequence)
             async with contextlib.aclosing(events_) as events:
                 async for event in events:
                     yield event
