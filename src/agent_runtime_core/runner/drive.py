@@ -38,6 +38,8 @@ _RUNNING = RunStatus.RUNNING.value
 POISON = 3  # crashes in a row without a new record, after which a run is dead
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
 TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
+#: The ids of all runs that this task is part of, the outermost first.
+WITHIN: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_within")
 
 
 def suspected(row: RunRow) -> bool:
@@ -215,6 +217,7 @@ class Drive(Ends):
         """The task of the agent's code, which knows whose claim it writes under and whose turn it is part of."""
         around = copy_context()
         around.run(CLAIM.set, self._claim())
+        around.run(WITHIN.set, (*WITHIN.get(()), self.row.run_id))
         if self.row.lane is not None:
             around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
         return asyncio.get_running_loop().create_task(self._entered(ctx), context=around)

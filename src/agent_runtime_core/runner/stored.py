@@ -32,7 +32,7 @@ from .flow import Flow
 from .forking import fork
 from .retention import forget, vacuum
 from .settings import RunInfo, RunnerConfig
-from .watching import Watch, events_until_ended
+from .watching import Watch, closed, events_until_ended
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
@@ -56,7 +56,14 @@ class StoredRuns:
         self._own_stores: PersistenceManager | None = None
         #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
         self._in_one_place: bool = False
-        self._watch: Watch = Watch(backends.queue)
+
+    def _prepare(self) -> None:
+        self._watch: Watch = Watch(self.queue)
+        self._let_go = False
+
+    def _refuse_closed(self) -> None:
+        if self._let_go:  # also over stores that know of no end, as those in memory: nobody would run it
+            raise closed()
 
     # -- where they are
 
@@ -182,6 +189,7 @@ class StoredRuns:
 
         True: the request is recorded. False: the run is over already. With `wait`, the final status.
         """
+        self._refuse_closed()
         recorded = False
         while True:
             row = await self._row(run_id)
@@ -206,6 +214,7 @@ class StoredRuns:
 
         The same `message_id` is delivered once.
         """
+        self._refuse_closed()
         unbroken("a signal's name", name)
         if message_id:
             unbroken("a message_id", message_id)
@@ -230,6 +239,7 @@ class StoredRuns:
         told `request_id`. What comes before the first of them is kept for it. InvalidArgument if the answer
         does not fit the schema asked for.
         """
+        self._refuse_closed()
         key = self._key(run_id)
         asked = {
             event.payload["request_id"]: event.payload
@@ -257,6 +267,7 @@ class StoredRuns:
 
         Completed steps are kept, counters start anew. IllegalTransition for any other run.
         """
+        self._refuse_closed()
         ended = await self._row(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
@@ -285,6 +296,7 @@ class StoredRuns:
         A SQLite file of more than 64 MiB keeps its size, and its free space is used again: nobody can write while it is
         compacted. `compact` True does so all the same, and False never.
         """
+        self._refuse_closed()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
         return await vacuum(self.backends, kept, self._fenced(), compact)
 
@@ -293,6 +305,7 @@ class StoredRuns:
 
         IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
         """
+        self._refuse_closed()
         row = await self._row(run_id)
         while row.status not in LIVE:
             try:
@@ -319,6 +332,7 @@ class StoredRuns:
         Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
         not recorded, IdempotencyConflict where `new_run_id` is another run's.
         """
+        self._refuse_closed()
         return await fork(self.backends, await self._row(run_id), after_step, new_run_id, input)
 
     # -- without a loop
