@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 from ._clock import Clock
+from ._engines.base import Backend
 from ._engines.memory import MemoryEngine
 from .config import RuntimeConfig, check_setting, place_of
 from .events import get_event_bus
@@ -19,6 +21,8 @@ from .state.base import StateStore
 from .tracing import get_trace_sink
 from .tracing.noop import NoopTraceSink
 from .tracing.tracer import Tracer
+
+_Opened = TypeVar("_Opened", bound=Backend)
 
 
 class Backends(NamedTuple):
@@ -34,8 +38,25 @@ class Backends(NamedTuple):
         )
 
     async def close(self) -> None:
-        for backend in self:
-            await backend.close()
+        async with AsyncExitStack() as closing:
+            for backend in reversed(self):
+                closing.push_async_callback(backend.close)
+
+
+@contextmanager
+def opening() -> Iterator[Callable[[_Opened], _Opened]]:
+    """What is handed to what this gives is let go of if the block fails: half a store is none."""
+    with ExitStack() as undo:
+
+        def opened(backend: _Opened) -> _Opened:
+            # One of somebody else's may be closed in a loop only, where this is not.
+            close = getattr(getattr(backend, "engine", None), "close_now", None)
+            if close is not None:
+                undo.callback(close)
+            return backend
+
+        yield opened
+        undo.pop_all()
 
 
 def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
@@ -64,17 +85,9 @@ def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", m
 
 
 def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:
-    opened: list[Any] = []
-    try:
-        opened.append(get_queue(name, **where, max_retries=max_retries))
-        opened.append(get_event_bus(name, **where))
-        opened.append(get_state_store(name, **where))
-    except BaseException:
-        # Half a store is none: what could not be read is not kept open either.
-        for backend in opened:
-            backend.engine.close_now()
-        raise
-    return Backends(*opened)
+    with opening() as opened:
+        queue = opened(get_queue(name, **where, max_retries=max_retries))
+        return Backends(queue, opened(get_event_bus(name, **where)), opened(get_state_store(name, **where)))
 
 
 def configured(
@@ -95,10 +108,11 @@ def configured(
         name, where = config.chosen(setting, None, {})
         return {"backend": name, **({"engine": shared} if name == "memory" else where)}
 
-    if queue is None:
-        queue = get_queue(**options("queue_backend"), max_retries=max_retries)
-    if bus is None:
-        bus = get_event_bus(**options("event_bus_backend"))
-    if state is None:
-        state = get_state_store(**options("state_store_backend"))
-    return Backends(queue, bus, state)
+    with opening() as opened:
+        if queue is None:
+            queue = opened(get_queue(**options("queue_backend"), max_retries=max_retries))
+        if bus is None:
+            bus = opened(get_event_bus(**options("event_bus_backend")))
+        if state is None:
+            state = opened(get_state_store(**options("state_store_backend")))
+        return Backends(queue, bus, state)

@@ -248,3 +248,46 @@ def test_a_backend_written_for_0_5_2_is_told_what_it_lacks(kind: Any, lacks: str
     ):
         Older("x")
     assert str(inspect.signature(Old)) == "(path: 'str') -> 'None'"
+
+
+class _Refusing:
+    """A backend that cannot be made."""
+
+    def __init__(self, **options: Any) -> None:
+        raise InvalidArgument("not here")
+
+
+@pytest.mark.parametrize("wrong", [{"tools": 5}, {"trace_sinks": [5]}, {"persistence": 5}, {"config": 5}])
+def test_a_runner_that_is_refused_opens_nothing(wrong: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with pytest.raises(InvalidArgument):
+        AgentRunner.open(path, **wrong)
+    configure(backend_url=f"sqlite:///{path}")
+    with pytest.raises(InvalidArgument):
+        AgentRunner(**wrong)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("settings", [{"trace_sinks": ["nobody"]}, {"state_store_backend": f"{__name__}:_Refusing"}])
+def test_what_was_opened_for_a_runner_that_cannot_be_made_is_let_go(settings: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    configure(queue_backend="sqlite", event_bus_backend="sqlite", sqlite_path=str(path), **settings)
+    with pytest.raises(InvalidArgument):
+        AgentRunner()
+    assert path.exists()
+    assert str(path) not in SQLiteEngine._open
+
+
+def test_a_place_whose_runner_cannot_be_made_is_let_go(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with pytest.raises(InvalidArgument, match="trace sink"):
+        AgentRunner.open(path, trace_sinks=["nobody"])  # type: ignore[list-item]
+    assert str(path) not in SQLiteEngine._open
+
+
+def test_a_backend_that_was_handed_in_is_left_open(tmp_path: Path) -> None:
+    queue = SQLiteQueue(tmp_path / "a.db")
+    with pytest.raises(InvalidArgument, match="trace sink"):
+        AgentRunner(queue, trace_sinks=["nobody"])  # type: ignore[list-item]
+    assert queue.engine._users == 1
+    queue.engine.close_now()

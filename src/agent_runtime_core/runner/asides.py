@@ -25,6 +25,8 @@ LEAVING = 0.75  # seconds, however short the grace or when it is over, and as ma
 SHORTEST = 0.05  # seconds between two looks at the clock
 #: The runs with a concurrency key that this task is part of, by key: what it executes must not wait for them.
 TURNS: ContextVar[Mapping[str, str]] = ContextVar("agent_runtime_core_turns")
+#: The ids of all runs that this task is part of, the outermost first.
+WITHIN: ContextVar[tuple[str, ...]] = ContextVar("agent_runtime_core_within")
 
 
 class Cut(Exception):
@@ -66,6 +68,7 @@ class Asides(Claimed):
         """Where code of this run knows whose claim it writes under and whose turn it is part of."""
         around = contextvars.copy_context()
         around.run(CLAIM.set, self._claim())
+        around.run(WITHIN.set, (*WITHIN.get(()), self.row.run_id))
         if self.row.lane is not None:
             around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})
         return around

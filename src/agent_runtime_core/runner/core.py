@@ -9,14 +9,15 @@ import difflib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from .._json import decode
-from ..backends import configured, open_url, traced
+from ..backends import configured, open_url, opening, traced
 from ..config import get_config
-from ..errors import InvalidArgument, StorageClosed, StorageCorrupt, UnknownAgent, UnknownRun, brief
+from ..errors import InvalidArgument, StorageCorrupt, UnknownAgent, UnknownRun, brief
 from ..events.base import EventBus
 from ..interfaces import AgentRuntime, RunResult, TraceSink
 from ..outcome import before_of, decode_result
@@ -29,13 +30,14 @@ from ..registry import DEFAULT, Registry, key_of
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
-from .asides import TURNS
+from .asides import TURNS, WITHIN
 from .drive import Drive
-from .given import a_backend, busy, check_messages, lane_of
+from .given import a_backend, busy, check_messages, check_parts, lane_of
 from .heart import Heart
+from .inline import Inline
 from .settings import RunnerConfig
 from .stored import StoredRuns
-from .watching import LOOK_EVERY
+from .watching import LOOK_EVERY, closed
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -70,31 +72,27 @@ class AgentRunner(StoredRuns):
         persistence: PersistenceManager | None = None,
         registry: Registry = DEFAULT,
     ) -> None:
-        if persistence is not None and not hasattr(persistence, "homes"):
-            raise InvalidArgument(
-                f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
-                "or PersistenceManager.open(path_or_url)"
-            )
-        if tools is not None and not isinstance(tools, ToolRegistry):
-            raise InvalidArgument(f"tools is a ToolRegistry, not {brief(tools)}: register(tool) each of them in one")
-        settings = get_config()
-        if config is not None and not isinstance(config, RunnerConfig):
-            raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
+        check_parts(config, tools, trace_sinks, persistence)
         for what, given, kind in (
             ("queue", queue, RunQueue), ("event_bus", event_bus, EventBus), ("state_store", state_store, StateStore),
         ):  # fmt: skip
             if given is not None and not isinstance(given, kind):
                 raise InvalidArgument(f"{what} is {a_backend(kind)}, not {brief(given)}")
+        settings = get_config()
         config = config or RunnerConfig.of(settings)
         if queue is not None and queue.limits_retries:
             config = replace(config, max_retries=min(config.max_retries, queue.max_retries))
-        backends = configured(settings, queue, event_bus, state_store, max_retries=config.max_retries)
-        super().__init__(backends, config, registry, persistence)
-        self._in_one_place = settings.backend_url is not None and not (queue or event_bus or state_store)
-        self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
-        self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
-        self._borrowed: bool = False  # the backends are another runner's
-        self._prepare()
+        with opening() as opened:
+            backends = configured(settings, queue, event_bus, state_store, max_retries=config.max_retries)
+            for given, backend in zip((queue, event_bus, state_store), backends, strict=True):
+                if given is None:
+                    opened(backend)
+            super().__init__(backends, config, registry, persistence)
+            self._in_one_place = settings.backend_url is not None and not (queue or event_bus or state_store)
+            self.tools: ToolRegistry = tools if tools is not None else ToolRegistry()
+            self.tracer: Tracer | None = traced(settings, trace_sinks, backends.queue.clock)
+            self._borrowed: bool = False  # the backends are another runner's
+            self._prepare()
 
     @classmethod
     def open(
@@ -112,11 +110,17 @@ class AgentRunner(StoredRuns):
 
         `durability` "full" survives a power loss, "normal" a crash of the process; None is the configured one.
         """
+        check_parts(config, tools, trace_sinks, persistence)
         settings = get_config()
         config = config or RunnerConfig.of(settings)
         durability = settings.durability if durability is None else durability
-        places = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
-        runner = cls(*places, config, tools=tools, trace_sinks=trace_sinks, persistence=persistence, registry=registry)
+        with opening() as opened:
+            places = open_url(path_or_url, durability=durability, max_retries=config.max_retries)
+            for backend in places:
+                opened(backend)
+            runner = cls(
+                *places, config, tools=tools, trace_sinks=trace_sinks, persistence=persistence, registry=registry
+            )
         runner._in_one_place = True
         return runner
 
@@ -130,10 +134,11 @@ class AgentRunner(StoredRuns):
         return other
 
     def _prepare(self) -> None:
+        super()._prepare()
         self.heart: Heart = Heart(self.queue, self.config)
         self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
         self._worker: Worker = Worker(self)
-        self._let_go = False
+        self._inline: Inline = Inline(self.queue.clock, self.config.grace_seconds)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
             log.info(
@@ -147,17 +152,25 @@ class AgentRunner(StoredRuns):
         await self.close()
 
     async def close(self) -> None:
-        """Stop working, give back what runs, and let go of the backends; a `run_loop` that is going ends."""
+        """Stop working, give back what runs, and let go of the backends; a `run_loop` that is going ends.
+
+        What runs has `grace_seconds` to finish, in `execute` too, unless it only waits. Whoever still waits here for a
+        run, or executes one, gets StorageClosed.
+        """
+        until = self.queue.clock.boot() + self.config.grace_seconds
         await self._worker.close()
+        await self._inline.stop(until)
+        self._let_go = True
         self.heart.stop()
+        self._watch.close()
         if self._borrowed:
             return
-        self._let_go = True
-        await self.backends.close()
-        if self._own_stores is not None:
-            await self._own_stores.close()
-        if self.tracer is not None:
-            await in_thread(self.tracer.close)
+        async with AsyncExitStack() as closing:  # the last first, and each of them whatever becomes of the others
+            if self.tracer is not None:
+                closing.push_async_callback(in_thread, self.tracer.close)
+            if self._own_stores is not None:
+                closing.push_async_callback(self._own_stores.close)
+            closing.push_async_callback(self.backends.close)
 
     # -- executing here
 
@@ -225,15 +238,19 @@ class AgentRunner(StoredRuns):
     async def _execute(self, row: RunRow, runtime: AgentRuntime, if_running: str) -> RunResult:
         reopen, refused, refusals = True, "", 0
         while True:
+            self._refuse_closed()
             outcome, there = await self.take(row, reopen=reopen, wait=if_running == "wait")
             # An end that comes from now on is the answer, and no reason to begin anew.
             reopen = False
             if outcome == "claimed":
                 assert there is not None
                 drive = self._drive(there, runtime, inline=True)
-                result = await drive.run()
+                with self._inline.holding(drive):
+                    result = await drive.run()
                 if result is not None:
                     return result
+                if drive.handing_back:
+                    raise closed()
                 refused = "" if drive.lost else drive.row.claim_id
             elif outcome == "ended":
                 assert there is not None
@@ -250,7 +267,7 @@ class AgentRunner(StoredRuns):
                         "nobody else has the run: the store is damaged (restore a backup), or runs of this id in "
                         "another queue write to the same stores"
                     )
-                if if_running == "raise" or there.run_id in TURNS.get({}).values():
+                if if_running == "raise" or there.run_id in WITHIN.get(()):
                     raise busy(outcome, there)
                 if outcome == "behind":
                     with contextlib.suppress(UnknownRun):  # ended, and deleted since
@@ -350,10 +367,6 @@ class AgentRunner(StoredRuns):
             concurrency_key=lane_of(concurrency_key, input, parent_run_id),
         )  # fmt: skip
         return run.run_id
-
-    def _refuse_closed(self) -> None:
-        if self._let_go:  # also over stores that know of no end, as those in memory: nobody would run it
-            raise StorageClosed("this runner was closed: make another one")
 
     async def run_once(self) -> bool:
         """Claim one run of a registered agent and drive it; False when there was none."""

@@ -7,8 +7,25 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from ..config import check_setting
 from ..errors import InvalidArgument, RunBusy, brief
 from ..queue.row import RunRow
+from ..tools.registry import ToolRegistry
+from .settings import RunnerConfig
+
+
+def check_parts(config: object, tools: object, trace_sinks: object, persistence: object) -> None:
+    """InvalidArgument for what no runner can be made of, before anything is opened for it."""
+    if config is not None and not isinstance(config, RunnerConfig):
+        raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
+    if tools is not None and not isinstance(tools, ToolRegistry):
+        raise InvalidArgument(f"tools is a ToolRegistry, not {brief(tools)}: register(tool) each of them in one")
+    check_setting("trace_sinks", "trace_sinks", trace_sinks)
+    if persistence is not None and not hasattr(persistence, "homes"):
+        raise InvalidArgument(
+            f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
+            "or PersistenceManager.open(path_or_url)"
+        )
 
 
 def check_messages(input: Any) -> None:

@@ -32,7 +32,7 @@ from .flow import Flow
 from .forking import fork
 from .retention import forget, vacuum
 from .settings import RunInfo, RunnerConfig
-from .watching import events_until_ended, until_ended
+from .watching import Watch, closed, events_until_ended
 
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
@@ -56,6 +56,14 @@ class StoredRuns:
         self._own_stores: PersistenceManager | None = None
         #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
         self._in_one_place: bool = False
+
+    def _prepare(self) -> None:
+        self._watch: Watch = Watch(self.queue)
+        self._let_go = False
+
+    def _refuse_closed(self) -> None:
+        if self._let_go:  # also over stores that know of no end, as those in memory: nobody would run it
+            raise closed()
 
     # -- where they are
 
@@ -136,7 +144,7 @@ class StoredRuns:
         return await self._result(ended)
 
     async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
-        return await until_ended(self.queue, run_id, at_most)
+        return await self._watch.until_ended(run_id, at_most)
 
     async def _result(self, row: RunRow) -> RunResult:
         record = await self.state_store.ending(row.run_id)
@@ -166,7 +174,7 @@ class StoredRuns:
         most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
         with attached as output:
-            events_ = events_until_ended(self.queue, self.event_bus, key, since_sequence)
+            events_ = events_until_ended(self._watch, self.event_bus, key, since_sequence)
             async with contextlib.aclosing(events_) as events:
                 async for event in events:
                     yield event
@@ -180,6 +188,7 @@ class StoredRuns:
 
         True: the request is recorded. False: the run is over already. With `wait`, the final status.
         """
+        self._refuse_closed()
         recorded = False
         while True:
             row = await self._row(run_id)
@@ -204,6 +213,7 @@ class StoredRuns:
 
         The same `message_id` is delivered once.
         """
+        self._refuse_closed()
         name = unbroken("a signal's name", name)
         if message_id:
             message_id = unbroken("a message_id", message_id)
@@ -228,6 +238,7 @@ class StoredRuns:
         told `request_id`. What comes before the first of them is kept for it. InvalidArgument if the answer
         does not fit the schema asked for.
         """
+        self._refuse_closed()
         key = self._key(run_id)
         if message_id:
             unbroken("a message_id", message_id)
@@ -257,6 +268,7 @@ class StoredRuns:
 
         Completed steps are kept, counters start anew. IllegalTransition for any other run.
         """
+        self._refuse_closed()
         ended = await self._row(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
@@ -285,6 +297,7 @@ class StoredRuns:
         A SQLite file of more than 64 MiB keeps its size, and its free space is used again: nobody can write while it is
         compacted. `compact` True does so all the same, and False never.
         """
+        self._refuse_closed()
         kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
         return await vacuum(self.backends, kept, self._fenced(), compact)
 
@@ -293,6 +306,7 @@ class StoredRuns:
 
         IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
         """
+        self._refuse_closed()
         row = await self._row(run_id)
         while row.status not in LIVE:
             try:
@@ -319,6 +333,7 @@ class StoredRuns:
         Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
         not recorded, IdempotencyConflict where `new_run_id` is another run's.
         """
+        self._refuse_closed()
         return await fork(self.backends, await self._row(run_id), after_step, new_run_id, input)
 
     # -- without a loop
