@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core._ids import stored_id
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.target import agents_of
 from agent_runtime_core.config import configure, reset_config
@@ -471,7 +472,7 @@ def test_a_dead_letter_is_discarded_with_all_that_was_kept_of_it(run: Run, url: 
     async def gone(runner: AgentRunner) -> tuple[Any, Any]:
         with pytest.raises(UnknownRun):
             await runner.get_run("bad")
-        key = runner._key("bad")
+        key = stored_id("bad")
         return await runner.state_store.records(key), await runner.event_bus.get_events(key)
 
     assert on(url, gone) == ([], [])
