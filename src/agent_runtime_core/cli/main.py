@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
 from .._json import strictly
-from ..config import redacted
+from .._refusals import redacted
 from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
 from .acting import approve, cancel, fork, resume, signal, vacuum

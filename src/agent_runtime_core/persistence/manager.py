@@ -16,10 +16,9 @@ from urllib.parse import unquote
 from .._clock import SYSTEM
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
-from .._engines.redis_url import redacted
 from .._ids import new_ulid
 from .._load import load
-from .._refusals import meant
+from .._refusals import meant, redacted_url
 from ..config import get_config
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .base.audit import AuditStore
@@ -93,7 +92,7 @@ class PersistenceConfig:
             case "redis" | "rediss" | "unix":
                 return cls._all("redis", {"url": text}, more)
         raise InvalidArgument(
-            f"{brief(redacted(text), 500)}: there is memory://, sqlite:///path, redis://host:port/db, "
+            f"{brief(redacted_url(text), 500)}: there is memory://, sqlite:///path, redis://host:port/db, "
             "or the path of a SQLite file; stores in files are PersistenceConfig(project_dir=...)"
         )
 
