@@ -138,6 +138,22 @@ class RuntimeConfig:
         return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in FIELDS)})"
 
 
+_URLS = {
+    "memory": "memory://", "sqlite": "sqlite:///path", "redis": "redis://host:6379/0",
+    "rediss": "rediss://host:6379/0", "unix": "unix:///path/of.sock",
+}  # fmt: skip
+
+
+def refuse_half_a_url(text: str) -> None:
+    """InvalidArgument for a path that is more likely a URL: "redis", "memory:", "sqlite:agents.db"."""
+    scheme, colon, _ = text.partition(":")
+    url = _URLS.get(scheme.lower())
+    if url is not None:  # what follows may be a password
+        raise InvalidArgument(
+            f"{scheme + colon!r} without '://' is no URL: write {url}, or ./{scheme + colon}... for a file of that name"
+        )
+
+
 _SQLITE_URLS = "write sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
@@ -150,6 +166,8 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     if text[:5].lower() == "file:":
         raise InvalidArgument(f"{brief(text, 500)}: there is no file: URL here; {_SQLITE_URLS}, or memory://")
     if not found:
+        if text is path_or_url:
+            refuse_half_a_url(text)
         return "sqlite", {"path": text}
     shown = brief(redacted_url(text), 500)
     match scheme:

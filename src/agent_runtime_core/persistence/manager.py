@@ -19,7 +19,7 @@ from .._engines.memory import MemoryEngine
 from .._ids import new_ulid
 from .._load import load
 from .._refusals import meant, redacted_url
-from ..config import get_config
+from ..config import get_config, refuse_half_a_url
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
@@ -80,6 +80,8 @@ class PersistenceConfig:
         scheme, found, rest = text.partition("://")
         match scheme if found else "path":
             case "path":
+                if text is path_or_url:
+                    refuse_half_a_url(text)
                 return cls._all("sqlite", {"path": text}, more)
             case "memory":
                 return cls._all("memory", {"engine": MemoryEngine()}, more)
@@ -128,6 +130,11 @@ class PersistenceManager:
     """
 
     def __init__(self, config: PersistenceConfig | None = None) -> None:
+        if config is not None and not isinstance(config, PersistenceConfig):
+            raise InvalidArgument(
+                f"config is a PersistenceConfig, not {brief(config)}: PersistenceConfig.of(**settings), or "
+                "PersistenceManager.open(path_or_url)"
+            )
         self.config: PersistenceConfig = config if config is not None else PersistenceConfig()
         self.session_id: str = self.config.session_id or new_ulid(SYSTEM)
         self._made: dict[str, Any] = {}
