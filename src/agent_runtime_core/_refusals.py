@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import difflib
 import enum
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeGuard
 from uuid import UUID
@@ -13,6 +14,16 @@ from uuid import UUID
 from .errors import UnserialisableResult
 
 MAX_DEPTH: Final = 100
+
+_PASSWORD = r"(?i:(?<=password=)|(?<=passwd=))[^&#]*"
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+_IN_TEXT = re.compile(rf"(?<=://)[^/].*(?=@)|{_PASSWORD}")
+# Where the part with the host begins, also where somebody forgot the scheme.
+_START = r"(?:(?<=://)|^(?![A-Za-z+]*://))"
+# What stands before the last @, and passwords among the options.
+_SECRETS = re.compile(rf"{_START}[^/].*(?=@)|{_PASSWORD}", re.DOTALL)
+# No @, and after the colon no port: somebody forgot the host, and this is the password.
+_NO_PORT = re.compile(rf"{_START}[^/?#@\[\]]*:(?!//|[0-9]{{0,5}}(?:[/?#]|$))[^@]*$", re.DOTALL)
 
 
 class At:
@@ -95,6 +106,16 @@ def meant(name: object, known: Iterable[str]) -> str:
     # Cut off: what is compared takes time in the square of its length.
     near = difflib.get_close_matches(str(name)[:100], names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+
+
+def redacted_url(url: str) -> str:
+    """`url` with *** for what is, or may be, a secret in it; any text that is meant as one will do."""
+    return _NO_PORT.sub("***", _SECRETS.sub("***", url))
+
+
+def redacted(text: str) -> str:
+    """A text with *** for the secrets of a URL that it is, or that stands in it."""
+    return redacted_url(text) if _URL.match(text) else _IN_TEXT.sub("***", text)
 
 
 def foreign(value: object) -> str:

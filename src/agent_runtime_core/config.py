@@ -9,13 +9,12 @@ import json
 import logging
 import math
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import unquote
 
-from ._refusals import is_number, meant
+from ._refusals import is_number, meant, redacted, redacted_url
 from .errors import InvalidArgument, UnknownSetting, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
@@ -36,7 +35,6 @@ _POSITIVE = frozenset({
 _NOT_NEGATIVE = frozenset({"retry_backoff_base", "retry_backoff_max", "park_after"})
 _NUMBERS = _POSITIVE | _NOT_NEGATIVE
 _WHERE = frozenset({"engine", "path", "db_path", "url", "redis_url"})
-_PASSWORD = re.compile(r"(?<=://)[^/].*(?=@)|(?<=password=)[^&]*")
 
 _Kind = TypeVar("_Kind")
 
@@ -140,6 +138,22 @@ class RuntimeConfig:
         return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in FIELDS)})"
 
 
+_URLS = {
+    "memory": "memory://", "sqlite": "sqlite:///path", "redis": "redis://host:6379/0",
+    "rediss": "rediss://host:6379/0", "unix": "unix:///path/of.sock",
+}  # fmt: skip
+
+
+def refuse_half_a_url(text: str) -> None:
+    """InvalidArgument for a path that is more likely a URL: "redis", "memory:", "sqlite:agents.db"."""
+    scheme, colon, _ = text.partition(":")
+    url = _URLS.get(scheme.lower())
+    if url is not None:  # what follows may be a password
+        raise InvalidArgument(
+            f"{scheme + colon!r} without '://' is no URL: write {url}, or ./{scheme + colon}... for a file of that name"
+        )
+
+
 _SQLITE_URLS = "write sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
@@ -152,24 +166,26 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     if text[:5].lower() == "file:":
         raise InvalidArgument(f"{brief(text, 500)}: there is no file: URL here; {_SQLITE_URLS}, or memory://")
     if not found:
+        if text is path_or_url:
+            refuse_half_a_url(text)
         return "sqlite", {"path": text}
+    shown = brief(redacted_url(text), 500)
     match scheme:
         case "memory":
             return "memory", {}
         case "sqlite":
             if not rest.startswith("/") or rest == "/":
-                raise InvalidArgument(f"{brief(text, 500)}: {_SQLITE_URLS}")
+                raise InvalidArgument(f"{shown}: {_SQLITE_URLS}")
             path, found, _ = rest.partition("?")
             if found:
                 raise InvalidArgument(
-                    f"{brief(text, 500)}: a file takes no options: write sqlite://{path}, and %3F for a ? in its name"
+                    f"{shown}: a file takes no options: write sqlite://{path}, and %3F for a ? in its name"
                 )
             return "sqlite", {"path": unquote(rest[1:])}
         case "redis" | "rediss" | "unix":
             return "redis", {"url": text}
     raise InvalidArgument(
-        f"{brief(redacted(text), 500)}: there is memory://, sqlite:///path, redis://host:port/db, or the path "
-        "of a SQLite file"
+        f"{shown}: there is memory://, sqlite:///path, redis://host:port/db, or the path of a SQLite file"
     )
 
 
@@ -316,9 +332,6 @@ def _misfit(name: str, value: Any) -> str:
 def _shown(name: str, value: Any) -> str:
     if name in _SECRETS:
         return "None" if value is None else "'***'"
-    return brief(redacted(value) if isinstance(value, str) else value, 500)
-
-
-def redacted(text: str) -> str:
-    """The text without the user and the password of a URL in it."""
-    return _PASSWORD.sub("***", text)
+    if isinstance(value, str):
+        value = redacted_url(value) if name.endswith("_url") else redacted(value)
+    return brief(value, 500)

@@ -108,6 +108,12 @@ def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
 
 def takes_function(door: str, fn: object) -> None:
     """Refuse what is no function at a door that makes the call itself; a coroutine is closed."""
+    if inspect.isasyncgenfunction(fn):
+        name = _name(fn)
+        raise PortalMisuse(
+            f"{door} waits for one result, and {name} gives many: go through them in a coroutine function of your own, "
+            f"async def follow(): async for each in {name.rpartition('.')[2]}(...), and {door}(follow)"
+        )
     if callable(fn):
         return
     if inspect.iscoroutine(fn):

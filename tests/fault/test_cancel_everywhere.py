@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines import sqlite_writer
+from agent_runtime_core._ids import stored_id
 from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import RunFailed
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
@@ -131,7 +132,7 @@ async def nothing_left(runner: AgentRunner, run_id: str, before: set[asyncio.Tas
 
     await until(lambda: not ours())
     await no_transaction_left(runner)
-    row = await runner.queue.row(runner._key(run_id))
+    row = await runner.queue.row(stored_id(run_id))
     if row is None:
         return None
     assert row.status != "running", "its lease was not let go"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import SYSTEM
+from agent_runtime_core._ids import stored_id
 from agent_runtime_core.backends import Backends
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.events import InMemoryEventBus
@@ -215,7 +216,7 @@ async def test_who_takes_over_when_execute_dies(kind: str, recover: str, tmp_pat
         dying = here.runner()
         dead = asyncio.ensure_future(dying.execute("a", "x", recover=recover))
         await until(lambda: bool(ran))
-        dying.heart.drop(dying._key("x"))
+        dying.heart.drop(stored_id("x"))
         clock.advance(61)
         worker = here.runner()
         assert await worker.run_once() is (recover == "worker")
@@ -263,7 +264,7 @@ async def test_the_caller_is_cancelled_though_the_lease_is_lost(kind: str, tmp_p
         runner = here.runner()
         task = asyncio.ensure_future(runner.execute("a", "x", recover="worker"))
         await began.wait()
-        runner.heart.drop(runner._key("x"))
+        runner.heart.drop(stored_id("x"))
         clock.advance(61)
         assert await here.runner().queue.claim("thief")
         task.cancel()

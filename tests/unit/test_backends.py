@@ -13,7 +13,7 @@ from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core.backends import Backends, configured, open_url, traced
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
-from agent_runtime_core.errors import InvalidArgument, StorageCorrupt
+from agent_runtime_core.errors import InvalidArgument, StorageCorrupt, UnknownSetting
 from agent_runtime_core.events import EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue, RunQueue, SQLiteQueue, get_queue
@@ -291,3 +291,39 @@ def test_a_backend_that_was_handed_in_is_left_open(tmp_path: Path) -> None:
         AgentRunner(queue, trace_sinks=["nobody"])  # type: ignore[list-item]
     assert queue.engine._users == 1
     queue.engine.close_now()
+
+
+@pytest.mark.parametrize("half", ["redis", "memory:", "sqlite:agents.db", "Redis", "redis:me:secret@h", "unix:/a.sock"])
+def test_what_looks_like_a_url_names_no_file(half: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    opens: list[Any] = [open_url, AgentRunner.open, PersistenceManager.open, lambda url: get_queue_at(url)]
+    for refused in opens:
+        with pytest.raises(InvalidArgument, match=r"without '://' is no URL: write \w+://.*, or \./\w+") as caught:
+            refused(half)
+        assert "secret" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def get_queue_at(url: str) -> RunQueue:
+    configure(backend_url=url)
+    return get_queue()
+
+
+@pytest.mark.parametrize("name", ["./redis", Path("memory"), "redis/a.db", "rediscover.db", "a:b.db"])
+async def test_a_file_may_be_called_so(name: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "redis").mkdir() if name == "redis/a.db" else None
+    places = open_url(name)
+    assert (tmp_path / name).exists()
+    await places.close()
+
+
+@pytest.mark.parametrize("backend", ["memory", "sqlite"])
+@pytest.mark.parametrize("get", [get_queue, get_event_bus, get_state_store])
+def test_an_option_that_no_backend_takes_is_told_with_the_nearest(get: Any, backend: str, tmp_path: Path) -> None:
+    where = {"path": tmp_path / "a.db"} if backend == "sqlite" else {}
+    with pytest.raises(UnknownSetting, match="no setting 'clok': did you mean 'clock'"):
+        get(backend, **where, clok=1)
+    with pytest.raises(UnknownSetting, match=r"there are .*clock, .*engine"):
+        get(backend, **where, zz=1)
+    assert not (tmp_path / "a.db").exists()

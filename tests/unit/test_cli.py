@@ -17,6 +17,7 @@ import pytest
 
 from agent_runtime_core import __version__
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core._ids import stored_id
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.target import agents_of
 from agent_runtime_core.config import configure, reset_config
@@ -476,7 +477,7 @@ def test_a_dead_letter_is_discarded_with_all_that_was_kept_of_it(run: Run, url: 
     async def gone(runner: AgentRunner) -> tuple[Any, Any]:
         with pytest.raises(UnknownRun):
             await runner.get_run("bad")
-        key = runner._key("bad")
+        key = stored_id("bad")
         return await runner.state_store.records(key), await runner.event_bus.get_events(key)
 
     assert on(url, gone) == ([], [])

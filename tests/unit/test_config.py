@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from agent_runtime_core.config import RuntimeConfig, configure, get_config, reset_config
+from agent_runtime_core.config import RuntimeConfig, configure, get_config, place_of, reset_config
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
 
 
@@ -214,6 +214,27 @@ def test_no_secret_is_in_the_text_of_the_configuration() -> None:
     assert "redis://***@host:6379/0" in text
     assert "openai_api_key='***'" in text
     assert "sqlite:///a@b" in repr(configure(backend_url="sqlite:///a@b"))
+    assert "default_model='a:model'" in repr(configure(default_model="a:model"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h:6379/0?passwd=secret", "redis://h:6379/0?PASSWORD=secret", "redis://:se\ncret@h/0",
+        "redis:user:secret@h", "user:secret", "redis://user:secret",
+    ],
+)  # fmt: skip
+def test_a_url_hides_its_password_however_it_is_written(url: str) -> None:
+    texts = [repr(RuntimeConfig(redis_url=url)), repr(RuntimeConfig(backend_url=url))]
+    if "://" in url:
+        texts.append(repr(RuntimeConfig(langfuse_host=url)))
+    for text in texts:
+        assert "cret" not in text.replace("langfuse_secret_key", "")
+
+
+def test_what_a_file_is_not_named_by_hides_its_password_too() -> None:
+    with pytest.raises(InvalidArgument, match=r"\?password=\*\*\*"):
+        place_of("sqlite:///a.db?password=secret")
 
 
 def test_no_secret_is_in_an_error() -> None:

@@ -378,3 +378,9 @@ def test_a_store_of_theirs_that_fails_fails_the_run_and_says_so() -> None:
     assert result.error is not None
     assert (result.error.type, result.error.message) == ("OSError", "no such table")
     call(runner.close)
+
+
+@pytest.mark.parametrize("wrong", [{"project_dir": "x"}, "a.db", 5])
+def test_a_configuration_is_one(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"config is a PersistenceConfig, not .*PersistenceManager\.open"):
+        PersistenceManager(wrong)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime_core._engines.redis_url import Place, redacted, redis_place
+from agent_runtime_core._engines.redis_url import Place, redis_place
+from agent_runtime_core._refusals import redacted_url
 from agent_runtime_core.errors import InvalidArgument
 
 
@@ -124,7 +125,7 @@ def test_a_place_is_named_by_a_text() -> None:
     ],
 )
 def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
-    assert redacted(url) == shown
+    assert redacted_url(url) == shown
 
 
 words = st.text(st.characters(codec="utf-8"), min_size=1)

@@ -1270,6 +1270,40 @@ def test_what_is_no_backend_is_told_what_it_lacks(name: str, said: str) -> None:
             AgentRunner(**{name: wrong})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("verb", ["get_run", "wait", "cancel", "resume", "discard", "fork"])
+async def test_no_id_is_told_as_that(verb: str) -> None:
+    async with Rig() as rig:
+        with pytest.raises(InvalidArgument, match="a run id is a UUID or a string, not None"):
+            await getattr(rig.runner, verb)(None)
+        with pytest.raises(InvalidArgument, match="not None"):
+            await rig.runner.signal(None, "go")  # type: ignore[arg-type]
+        with pytest.raises(UnknownRun, match="no run nobody is stored here"):
+            await getattr(rig.runner, verb)("nobody")
+
+
+@pytest.mark.parametrize("by_worker", [False, True])
+async def test_a_run_that_would_execute_itself_is_busy(by_worker: bool) -> None:
+    async def body(ctx: Any) -> str:
+        try:
+            await rig.runner.execute("other", "other")
+        except RunBusy as busy:
+            return str(busy)
+        return ""
+
+    async def other(ctx: Any) -> Any:
+        return (await rig.runner.execute("script", "r")).final_output
+
+    async with Rig() as rig:
+        rig.register(body)
+        rig.register(other, "other")
+        if by_worker:
+            await rig.runner.submit("script", run_id="r")
+            await rig.runner.run_once()
+        result = await rig.runner.execute("script", "r")
+        assert result.final_output is not None
+        assert "r is held by worker-1" in (await rig.runner.wait("other")).error.message  # type: ignore[union-attr]
+
+
 async def test_a_transaction_says_where_it_works() -> None:
     async with Rig() as rig:
         result = await rig.go(lambda ctx: ctx.transaction("t", lambda conn: 1))

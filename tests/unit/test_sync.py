@@ -77,6 +77,21 @@ def test_a_coroutine_in_place_of_the_function_is_a_misuse_that_shows_the_call(do
         door(5)
 
 
+@pytest.mark.parametrize("door", [call, from_thread])
+def test_what_gives_many_values_is_refused_with_the_way_out(door: Callable[..., Any]) -> None:
+    runner = AgentRunner.open("memory://")
+    said = rf"{door.__name__} waits for one result, and .*stream gives many: .* async for each in stream\(\.\.\.\)"
+    with pytest.raises(PortalMisuse, match=said):
+        door(runner.stream, "r")
+
+    async def follow() -> list[Any]:
+        return [event async for event in runner.stream("r")]
+
+    call(runner.submit, "nobody", run_id="r")
+    call(runner.cancel, "r")
+    assert [event.event_type for event in call(follow)] == ["run.cancelled"]
+
+
 def test_context_variables_go_along_and_do_not_come_back() -> None:
     async def look() -> str:
         name = NAME.get()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
+from ..config import refuse_unknown
 from ..errors import InvalidArgument, brief
 from .base import Concern, Engine, Guard, Op
 from .memory import MemoryEngine
@@ -25,8 +27,11 @@ class Backed:
     reads: ClassVar[Mapping[str, Callable[..., Any]]]
 
     def __init__(self, **options: Any) -> None:
-        # The base of the concern is next in line.
-        super().__init__(**options)
+        try:
+            super().__init__(**options)  # the base of the concern is next in line
+        except TypeError:
+            refuse_unknown(options, _options_of(type(self)))
+            raise
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return await self.engine.commit(guard, ops)
@@ -38,6 +43,12 @@ class Backed:
         if not self._let_go:
             self._let_go = True
             await self.engine.close()
+
+
+def _options_of(kind: type) -> set[str]:
+    """What its constructor takes, and those of its bases, by name."""
+    taken = {name for base in kind.__mro__ for name in inspect.signature(vars(base).get("__init__", object)).parameters}
+    return taken - {"self", "args", "kwargs", "options"}
 
 
 class OnMemory(Backed):

@@ -1,4 +1,4 @@
-"""Where a Redis is and which of its keys are ours, as a URL says it; and URLs without their secrets.
+"""Where a Redis is and which of its keys are ours, as a URL says it.
 
     redis://[user:password@]host[:6379][/db][?prefix=arc]       rediss:// is the same over TLS
     unix://[user:password@]/path/of.sock[?db=0&prefix=arc]
@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from .._refusals import redacted_url
 from ..errors import InvalidArgument, brief
 
 PREFIX = "arc"
@@ -22,12 +23,6 @@ _OPTIONS = ("db", "prefix", "allow_unsafe")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NUMBER = re.compile(r"[0-9]{1,5}")
 _TRUTH = {"1": True, "true": True, "0": False, "false": False}
-# Where the part with the host begins, also where somebody forgot the scheme.
-_START = r"(?:(?<=://)|^(?![A-Za-z+]*://))"
-# What stands before the last @, and passwords among the options.
-_SECRETS = re.compile(rf"{_START}[^/].*(?=@)|(?i:(?<=password=)|(?<=passwd=))[^&#]*", re.DOTALL)
-# No @, and after the colon no port: somebody forgot the host, and this is the password.
-_NO_PORT = re.compile(rf"{_START}[^/?#@\[\]]*:(?!//|[0-9]{{0,5}}(?:[/?#]|$))[^@]*$", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +88,8 @@ def redis_place(url: str) -> Place:
     )
 
 
-def redacted(url: str) -> str:
-    """`url` with *** for what is, or may be, a secret in it; any text will do."""
-    return _NO_PORT.sub("***", _SECRETS.sub("***", url))
-
-
 def _refused(url: str, why: str) -> InvalidArgument:
-    return InvalidArgument(f"{brief(redacted(url), 500)}: {why}")
+    return InvalidArgument(f"{brief(redacted_url(url), 500)}: {why}")
 
 
 def _split(url: str) -> SplitResult:

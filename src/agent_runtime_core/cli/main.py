@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from .._json import strictly
 from .._load import load
-from ..config import redacted
+from .._refusals import redacted
 from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..status import RunStatus
 from .acting import approve, cancel, fork, resume, signal, vacuum

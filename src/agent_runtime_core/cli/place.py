@@ -12,7 +12,8 @@ from urllib.parse import unquote
 
 from .._engines.memory import MemoryEngine
 from .._ids import run_uuid
-from ..config import get_config, redacted
+from .._refusals import redacted
+from ..config import get_config
 from ..errors import InvalidArgument, UnknownRun, brief
 from ..queue.row import LIVE, RunFilter, RunRow
 from ..registry import Registry

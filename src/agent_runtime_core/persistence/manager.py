@@ -108,6 +108,11 @@ class PersistenceManager:
     """
 
     def __init__(self, config: PersistenceConfig | None = None) -> None:
+        if config is not None and not isinstance(config, PersistenceConfig):
+            raise InvalidArgument(
+                f"config is a PersistenceConfig, not {brief(config)}: PersistenceConfig.of(**settings), or "
+                "PersistenceManager.open(path_or_url)"
+            )
         self.config: PersistenceConfig = config if config is not None else PersistenceConfig()
         self.session_id: str = self.config.session_id or new_ulid(SYSTEM)
         self._made: dict[str, Any] = {}

@@ -209,8 +209,8 @@ class AgentRunner(StoredRuns):
         or input under it is an IdempotencyConflict. With `recover="worker"` workers take the run over if
         this process dies; otherwise the next `execute` does. While another run has the turn of its
         `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way. Within a run of
-        that key, which would wait for itself, it is a RunBusy; within one of the same conversation, whose
-        key was not given, it is part of that run's turn.
+        that key, which would wait for itself, it is a RunBusy, as it is within the run of that id; within one
+        of the same conversation, whose key was not given, it is part of that run's turn.
         """
         self._refuse_closed()
         if if_running not in ("wait", "raise"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from .._engines.base import NOBODY, Commits, Op, behind
-from .._ids import run_uuid, unbroken
+from .._ids import stored_id, unbroken
 from .._json import encode, mapped
 from .._load import load
 from ..backends import Backends
@@ -101,18 +101,9 @@ class StoredRuns:
 
     # -- asking
 
-    def _key(self, run_id: UUID | str) -> str:
-        return str(run_uuid(run_id, self.queue.clock)[0])
-
-    async def _row(self, run_id: UUID | str) -> RunRow:
-        row = await self.queue.row(self._key(run_id))
-        if row is None:
-            raise UnknownRun(f"no run {run_id} is stored here")
-        return row
-
     async def get_run(self, run_id: UUID | str) -> RunInfo:
         """Where a run stands; UnknownRun if it is not stored here."""
-        return RunInfo.of(await self._row(run_id))
+        return RunInfo.of(await self.queue.must_get(run_id))
 
     async def runs(
         self,
@@ -136,7 +127,7 @@ class StoredRuns:
         """The result of a run once it has ended; TimeoutError after `timeout` seconds, of which 0 is a look."""
         if timeout is not None:
             timeout = seconds("timeout", timeout)
-        key = (await self._row(run_id)).run_id
+        key = (await self.queue.must_get(run_id)).run_id
         # Looking takes a store that is not in this process some time as well.
         ended = await self._until_ended(key, at_most=timeout)
         if ended is None:
@@ -169,7 +160,7 @@ class StoredRuns:
         `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
         is asked for. Without, and where another process has the run, it is never slowed.
         """
-        key = (await self._row(run_id)).run_id
+        key = (await self.queue.must_get(run_id)).run_id
         whole("since_sequence", since_sequence, least=0)
         most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
         attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
@@ -191,7 +182,7 @@ class StoredRuns:
         self._refuse_closed()
         recorded = False
         while True:
-            row = await self._row(run_id)
+            row = await self.queue.must_get(run_id)
             if row.status not in LIVE:
                 if row.status == "cancelled":
                     await cancelled_whole(self.backends, self.registry, row)
@@ -217,7 +208,7 @@ class StoredRuns:
         name = unbroken("a signal's name", name)
         if message_id:
             message_id = unbroken("a message_id", message_id)
-        key = self._key(run_id)
+        key = stored_id(run_id)
         status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
         if status == "unknown":
             raise UnknownRun(f"no run {run_id} is stored here")
@@ -239,9 +230,9 @@ class StoredRuns:
         does not fit the schema asked for.
         """
         self._refuse_closed()
-        key = self._key(run_id)
+        key = stored_id(run_id)
         if message_id:
-            unbroken("a message_id", message_id)
+            message_id = unbroken("a message_id", message_id)
         asked = {
             event.payload["request_id"]: event.payload
             for event in await self.event_bus.get_events(key)
@@ -269,7 +260,7 @@ class StoredRuns:
         Completed steps are kept, counters start anew. IllegalTransition for any other run.
         """
         self._refuse_closed()
-        ended = await self._row(run_id)
+        ended = await self.queue.must_get(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
         told = Op("state.status", (key, RunStatus.PENDING.value, now))
@@ -277,7 +268,7 @@ class StoredRuns:
         try:
             await queue.commit(None, [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])])
         except Moved:
-            row = await self._row(run_id)
+            row = await self.queue.must_get(run_id)
             raise IllegalTransition(
                 f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
             ) from None
@@ -307,12 +298,12 @@ class StoredRuns:
         IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
         """
         self._refuse_closed()
-        row = await self._row(run_id)
+        row = await self.queue.must_get(run_id)
         while row.status not in LIVE:
             try:
                 return await forget(self.backends, row, self._fenced())
             except Moved:  # begun anew since it was read, and maybe ended again
-                row = await self._row(run_id)
+                row = await self.queue.must_get(run_id)
         raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
 
     async def fork(
@@ -334,7 +325,7 @@ class StoredRuns:
         not recorded, IdempotencyConflict where `new_run_id` is another run's.
         """
         self._refuse_closed()
-        return await fork(self.backends, await self._row(run_id), after_step, new_run_id, input)
+        return await fork(self.backends, await self.queue.must_get(run_id), after_step, new_run_id, input)
 
     # -- without a loop
 

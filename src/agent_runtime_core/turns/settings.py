@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import FIELDS, PREFIX, RuntimeConfig, check_setting, from_environment, number_in, redacted, truth_in
+from .._refusals import redacted
+from ..config import FIELDS, PREFIX, RuntimeConfig, check_setting, from_environment, number_in, truth_in
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .personality import PackSet
 from .tables import POSITIVE, SECRET, TABLE, TEXT, TRUTH, Key, checked, known, take_table
