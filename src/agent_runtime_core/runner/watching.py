@@ -174,7 +174,8 @@ class _Waits:
             await self._read(due[start : start + AT_ONCE])
         if at_all:
             now = self._loop.time()
-            self._rested = now + max(PAUSE, PATIENCE * (now - began)) if len(due) > 1 else now
+            pause = min(max(PAUSE, PATIENCE * (now - began)), LOOK_EVERY)
+            self._rested = now + pause if len(due) > 1 else now
             self._poll, self._at_all = now + LOOK_EVERY, False
             self._set_timer()
 
