@@ -308,6 +308,7 @@ async def test_what_goes_on_after_a_wait_was_given_up_has_a_slot_for_its_next_st
             wait.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await wait
+            assert ctx.place.waiting_since is None, "from now on its time is its own"
             await crew.step(ctx, "instead")
 
         here.rig.register(gives_up, "gives up")
