@@ -120,7 +120,7 @@ class Ledger(Notes):
     def retire(self) -> None:
         """Have every later write refused: another attempt goes on."""
         self._flush()
-        self.guard = Guard(self.run_id, "")
+        self.guard: Guard = Guard(self.run_id, "")
         self.refusal = lambda _: LeaseLost(self.run_id, self.claim_id)
 
     # -- writing

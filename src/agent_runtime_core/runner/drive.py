@@ -177,7 +177,7 @@ class Drive(Ends):
 
     async def _attempt(self, book: Book) -> Outcome:
         """One attempt of the agent's `run`, and what came of it."""
-        self.ends_at = self.clock.boot() + self.config.run_timeout_seconds - self.place.waited
+        self.ends_at: float = self.clock.boot() + self.config.run_timeout_seconds - self.place.waited
         try:
             ctx = Context(self.row, book, self.services, self.place)
         except UnserialisableResult as unknown:

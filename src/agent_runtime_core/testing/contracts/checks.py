@@ -28,7 +28,7 @@ class Cases(list[C]):
 
     def __init__(self, cases: Iterable[C] = (), several: Sequence[Callable[..., Awaitable[None]]] = ()) -> None:
         super().__init__(cases)
-        self.several = tuple(several)
+        self.several: tuple[Callable[..., Awaitable[None]], ...] = tuple(several)
 
     def __call__(self, case: C) -> C:
         told = cast(C, _told(case))
