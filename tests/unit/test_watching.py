@@ -169,6 +169,29 @@ async def test_what_ends_while_others_are_looked_at_is_looked_at_again() -> None
     assert queue.reads == [3, 3]
 
 
+async def test_a_look_that_took_long_does_not_make_the_next_one_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, slow = asyncio.get_running_loop(), 0.0
+    time = loop.time
+    monkeypatch.setattr(loop, "time", lambda: time() + slow)
+
+    async def stall() -> None:
+        nonlocal slow
+        slow += 20
+
+    queue = _Runs(2)
+    waits = _all(_watch(queue), queue)
+    await _turns()
+    queue._news = stall
+    queue.end("run-0", "running")
+    await _turns()
+    assert queue.reads == [2, 2]
+    queue._news = None
+    for run_id in queue.status:
+        queue.end(run_id)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*waits)
+
+
 async def test_a_run_whose_bell_nobody_hears_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LOOK_EVERY", 0)
     queue = _Runs(2)

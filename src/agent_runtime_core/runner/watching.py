@@ -15,7 +15,8 @@ from ..queue.row import LIVE, RunRow
 
 LOOK_EVERY = 1.0  # seconds between looks at runs that are waited for, behind the bell
 PAUSE = 0.005  # seconds between looks at more than one of them, however often the bell rings,
-PATIENCE = 4  # or so many times what the last look took
+PATIENCE = 4  # or so many times what the last look took,
+EACH = 0.0002  # though no more for each of them: a store that was slow once is no reason to look at few of them late
 AT_ONCE = 500  # runs that are asked about in one read
 
 _End = asyncio.Future[RunRow]
@@ -174,9 +175,9 @@ class _Waits:
             await self._read(due[start : start + AT_ONCE])
         if at_all:
             now = self._loop.time()
-            pause = min(max(PAUSE, PATIENCE * (now - began)), LOOK_EVERY)
-            self._rested = now + pause if len(due) > 1 else now
-            self._poll, self._at_all = now + LOOK_EVERY, False
+            pause = max(PAUSE, min(PATIENCE * (now - began), EACH * len(due))) if len(due) > 1 else 0.0
+            self._rested, self._poll = now + min(pause, LOOK_EVERY), now + LOOK_EVERY
+            self._at_all = False
             self._set_timer()
 
     async def _read(self, run_ids: Sequence[str]) -> None:
