@@ -78,14 +78,18 @@ class Asides(Claimed):
     ) -> T:
         """The result of `work`; Cut if it takes longer than what is left of the attempt, or than the grace of a run
         that was told to stop. What is not `within` the attempt has the grace alone."""
-        task = asyncio.get_running_loop().create_task(work, context=around)
+        try:
+            task = asyncio.get_running_loop().create_task(work, context=around)
+        except RuntimeError:  # the loop turns no more
+            work.close()
+            raise
         try:
             await self._watch(task, within)
-        finally:
-            if late := not task.done():
-                task.cancel()
-                await let_go(task, what, LEAVING)
-        if late:
+        except asyncio.CancelledError:
+            await _stopped(task, what)
+            raise
+        if not task.done():
+            await _stopped(task, what)
             raise Cut(f"{what} took too long, and is not waited for any longer")
         try:
             return task.result()
@@ -134,6 +138,12 @@ class Asides(Claimed):
             raise
         except Exception as error:  # noqa: BLE001 - the run is as it is
             log.warning("what run %s did is not audited: %s", self.row.run_id, error)
+
+
+async def _stopped(task: asyncio.Task[Any], what: str) -> None:
+    if not task.done():
+        task.cancel()
+        await let_go(task, what, LEAVING)
 
 
 async def _called(hook: Callable[..., Any], *args: Any) -> Any:

@@ -69,6 +69,9 @@ class Drive(Ends):
             elif isinstance(error, StorageBusy | StorageFull):  # what is damaged is no better later
                 await self._put_off(error)
             raise
+        except GeneratorExit:  # its loop turns no more: there is nobody to wait for
+            self.lost = True
+            raise
         finally:
             self.place.sealed = True
             if self.ended is not None:

@@ -109,8 +109,10 @@ async def account(
 
 
 def ending(result: RunResult) -> tuple[Any, ...]:
-    """What is to be the same of a result: its status, its final output, and the type of its error."""
-    return told_as(result), result.final_output, None if result.error is None else result.error.type
+    """What is to be the same of a result: its status, its final output, and the type of its error. One that was stopped
+    may have got less far."""
+    output = None if result.status in STOPPED else result.final_output
+    return told_as(result), output, None if result.error is None else result.error.type
 
 
 def told_as(result: RunResult) -> str:
