@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ._contexts import restore
 from ._json import MAX_BYTES, decode, encode
@@ -161,8 +161,9 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
     return handed
 
 
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-_all_plain = _PLAIN.issuperset
+#: Kinds of values that are as their text says, and that nobody who holds on to one can change.
+IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
+_all_plain = IMMUTABLE.issuperset
 
 
 class _NotPlain(Exception):
@@ -189,7 +190,7 @@ def _copy(value: Any) -> Any:
         return made
     if kind is list:
         return value.copy() if _all_plain(map(type, value)) else [_copy(item) for item in value]
-    if kind in _PLAIN:
+    if kind in IMMUTABLE:
         return value
     raise _NotPlain
 

@@ -8,7 +8,7 @@ import datetime as _dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, aware
@@ -16,6 +16,7 @@ from .._forms import codec_for
 from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT, encode
 from .._tags import stored_as_dict
+from ..attempts import IMMUTABLE
 from ..callees import Callee, callee, known_callee
 from ..errors import InvalidArgument, UnserialisableResult, brief
 from ..policy import PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
@@ -243,12 +244,9 @@ def state_text(values: Mapping[str, Any], step: str | None = None) -> str:
         raise UnserialisableResult(where, error.reason, max_bytes=error.max_bytes, step_name=step) from None
 
 
-_IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
-
-
 def is_its_text(values: Mapping[str, Any]) -> bool:
     """Whether these values are as their text says, and nobody who holds on to them can change them."""
-    return _IMMUTABLE.issuperset(map(type, values.values())) and _IMMUTABLE.issuperset(map(type, values))
+    return IMMUTABLE.issuperset(map(type, values.values())) and IMMUTABLE.issuperset(map(type, values))
 
 
 name_of: Callable[[Any], str] = attrgetter("name")  # of a step
