@@ -141,7 +141,7 @@ def path_text(value: object) -> str | None:
 def unbroken(what: str, value: object) -> str:
     """The plain text, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
     if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
-        return plain(value)
+        return value if type(value) is str else plain(value)
     if isinstance(value, str) and value:
         raise InvalidArgument(
             f"{what} {value!a:.80} holds half a character, a lone surrogate, which stores cannot keep"

@@ -128,7 +128,7 @@ class Chain(Listed):
         if self.changed is not None:
             self.state_text: str = self.changed
             book.keep_state(self.key, self.number, self.sealed, self.changed)
-        if self.changed is not None or not is_its_text(self.state):
+        if self.changed is not None or (self.state and not is_its_text(self.state)):
             self._new_state()
         book.passed()
         self._completed(step)
