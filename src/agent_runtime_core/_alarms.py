@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 from contextvars import Context
-from operator import itemgetter
+from heapq import heapify, heappop, heappush
+from typing import Any
 
 _NEVER = float("inf")
+FEW = 64  # alarms that are no longer set, which nobody minds
+#: [when it rings, the how manieth it is, for whom, what it calls]; the last two are None in one that is no longer set,
+#: which keeps its place among the times.
+_Alarm = list[Any]
 
 
 class Alarms:
@@ -26,7 +31,7 @@ class Alarms:
         self._here().set(who, seconds, wake)
 
     def drop(self, who: Hashable) -> None:
-        self._here().waiting.pop(who, None)
+        self._here().drop(who)
 
     def _here(self) -> _Alarms:
         loop = asyncio.get_running_loop()
@@ -42,17 +47,29 @@ class _Alarms:
     """Those of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: Context) -> None:
-        self.waiting: dict[Hashable, tuple[float, Callable[[], None]]] = {}
+        self.waiting: dict[Hashable, _Alarm] = {}
         self._loop = loop
         self._context = context
+        self._times: list[_Alarm] = []  # a heap of them, and of some that are no longer set
+        self._set = 0  # how many were set
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = _NEVER  # by the time of the loop
 
     def set(self, who: Hashable, seconds: float, wake: Callable[[], None]) -> None:
-        at = self._loop.time() + seconds
-        self.waiting[who] = (at, wake)
+        self.drop(who)
+        at, self._set = self._loop.time() + seconds, self._set + 1
+        self.waiting[who] = alarm = [at, self._set, who, wake]
+        if len(self._times) > 2 * len(self.waiting) + FEW:
+            self._times = list(self.waiting.values())
+            heapify(self._times)
+        else:
+            heappush(self._times, alarm)
         if at < self._rings_at:
             self._ring_at(at)
+
+    def drop(self, who: Hashable) -> None:
+        if (alarm := self.waiting.pop(who, None)) is not None:
+            alarm[2] = alarm[3] = None  # nothing is kept for what nobody waits for
 
     def _ring_at(self, at: float) -> None:
         if self._timer is not None:
@@ -62,16 +79,18 @@ class _Alarms:
     def _ring(self) -> None:
         # Its time is one at which something is due, even where the loop's clock is not quite there.
         now, self._rings_at, self._timer = max(self._loop.time(), self._rings_at), _NEVER, None
-        for _, who in sorted(((at, who) for who, (at, _) in self.waiting.items() if at <= now), key=itemgetter(0)):
-            self._wake(who, now)
-        if self.waiting:
-            self._ring_at(min(at for at, _ in self.waiting.values()))
+        times, due = self._times, []  # and not what those that are woken set, however soon it is
+        while times and (times[0][0] <= now or times[0][3] is None):
+            due.append(heappop(times))
+        for alarm in due:
+            _, _, who, wake = alarm  # as one that was woken before has left it
+            if wake is not None:
+                self.drop(who)
+                self._wake(wake)
+        if times and times[0][0] < self._rings_at:
+            self._ring_at(times[0][0])
 
-    def _wake(self, who: Hashable, now: float) -> None:
-        at, wake = self.waiting.get(who, (_NEVER, None))
-        if wake is None or at > now:
-            return  # one that was woken before has dropped it, or set it anew
-        del self.waiting[who]
+    def _wake(self, wake: Callable[[], None]) -> None:
         try:
             wake()
         except Exception as error:  # noqa: BLE001 - the others are to be woken all the same

@@ -31,9 +31,8 @@ class Clock:
         #: By the time of the event loop, which a test does not move.
         self.alarms: Alarms = Alarms()
 
-    def wall(self) -> float:
-        """Seconds since the epoch; may jump."""
-        return time.time()
+    #: Seconds since the epoch; may jump.
+    wall: Callable[[], float] = staticmethod(time.time)
 
     #: Seconds since this machine started, the same in every process on it; never goes back. Each step asks twice.
     boot: Callable[[], float] = staticmethod(

@@ -6,10 +6,11 @@ import asyncio
 import time
 from contextvars import ContextVar, copy_context
 from functools import partial
+from weakref import ref
 
 import pytest
 
-from agent_runtime_core._alarms import Alarms
+from agent_runtime_core._alarms import FEW, Alarms
 
 
 async def test_each_is_woken_once_and_not_before_its_time() -> None:
@@ -89,6 +90,51 @@ async def test_who_sets_it_while_others_are_woken_is_woken_too() -> None:
     alarm.set("first", 0.001, lambda: alarm.set("second", 0.001, woken.set))
     async with asyncio.timeout(10):
         await woken.wait()
+
+
+async def test_those_that_are_dropped_are_not_kept() -> None:
+    alarm, rounds = Alarms(), 1000
+    stays, freed = object(), []
+
+    class Caller:
+        def wake(self) -> None:
+            raise AssertionError("it was dropped")
+
+    alarm.set(stays, 3600, lambda: None)
+    for _ in range(rounds):
+        caller = Caller()
+        freed.append(ref(caller))
+        alarm.set(caller, 1800, caller.wake)
+        alarm.drop(caller)
+    del caller
+    assert all(each() is None for each in freed)
+    here = alarm._here()
+    assert list(here.waiting) == [stays]
+    assert len(here._times) <= 2 * len(here.waiting) + FEW + 1
+
+
+async def test_one_that_rings_does_not_look_at_all_others() -> None:
+    alarm, woken = Alarms(), asyncio.Event()
+    looked_at = 0
+
+    class Counted(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return float(self) < other
+
+    many = 1024
+    for number in range(many):
+        alarm.set(number, 3600 + number, lambda: None)
+    here = alarm._here()
+    for each in here._times:
+        each[0] = Counted(each[0])
+    alarm.set("soon", 0.001, woken.set)
+    looked_at = 0
+    async with asyncio.timeout(10):
+        await woken.wait()
+    assert len(here.waiting) == many
+    assert 0 < looked_at < 50
 
 
 def test_each_loop_has_its_own_and_those_that_are_closed_are_forgotten() -> None:

@@ -65,7 +65,7 @@ class Request:
             if callers.over:
                 yield  # the loop goes round, as for sleep(0)
             return self.outcome()
-        self.future = loop.create_future()
+        self.future = asyncio.Future(loop=loop)  # what loop.create_future() makes, which each step would call
         try:
             callers.expect(self)
             self.carrier.submit(self)

@@ -145,7 +145,7 @@ class SQLiteEngine(SharedEngine):
 
     def callers(self, loop: asyncio.AbstractEventLoop) -> Outbox:
         self._usable()
-        return self.writer.outbox(loop)
+        return self.writer.outboxes.get(loop) or self.writer.outbox(loop)
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._usable()
