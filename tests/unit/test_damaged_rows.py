@@ -141,6 +141,44 @@ async def test_an_error_that_was_damaged_is_told_by_whoever_waits(path: Path, er
 # -- the journal, the state and the events
 
 
+GONE = "DELETE FROM arc_journal"  # as pages are whose numbers the header of the file, or of a page above them, hides
+
+
+@pytest.mark.parametrize("hidden", [GONE, f"{GONE} WHERE kind = 'ended'"])
+async def test_a_run_that_succeeded_and_lost_its_end_has_no_empty_result(path: Path, hidden: str) -> None:
+    async with opened(path) as runner:
+        await runner.execute("script", "x")
+    damaged(path, hidden)
+    async with opened(path) as runner:
+        with pytest.raises(StorageCorrupt, match="run .* has succeeded, but the end of its journal is gone"):
+            await runner.wait("x", 1)
+
+
+async def test_a_run_that_was_ended_by_the_queue_alone_has_an_empty_result(path: Path) -> None:
+    async with opened(path) as runner:
+        run_id = await runner.submit("script", {}, run_id="x")
+        await runner.queue.claim("w")
+        await runner.queue.release(run_id, "w", True)
+        assert (await runner.wait("x", 1)).final_output == {}
+
+
+async def test_a_run_whose_recorded_steps_are_gone_is_not_begun_anew(path: Path) -> None:
+    begun = []
+
+    async def body(ctx: Any) -> None:
+        begun.append(ctx.run_id)
+
+    registry = Registry()
+    registry.register(Script(body))
+    async with AgentRunner.open(path, registry=registry) as runner:
+        await runner.submit("script", run_id="x")
+    damaged(path, "UPDATE arc_runs SET mark = 2")  # as a crash leaves it that was counted when two steps were recorded
+    async with AgentRunner.open(path, registry=registry) as runner:
+        with pytest.raises(StorageCorrupt, match="run .* has recorded steps, but its journal is gone"):
+            await runner.run_once()
+    assert not begun
+
+
 @pytest.mark.parametrize("damage", ["ev = NULL", "nev = NULL", "ev = 9223372036854775807"])
 async def test_a_record_without_a_number_is_told_by_whoever_counts_on(path: Path, damage: str) -> None:
     store, bus = SQLiteStateStore(path), SQLiteEventBus(path)

@@ -299,6 +299,7 @@ class RunQueue(Backend):
         row = await self.must_get(key)
         how = self.keep(row, token)._replace(
             status="succeeded" if success else "failed",
+            mark=-1,
             output=None if output is None else encode(mapping("the output of a run", output)),
             error=None if error is None else encode(error),
         )

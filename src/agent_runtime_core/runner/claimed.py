@@ -157,8 +157,10 @@ class Claimed:
         self, status: str, *, stalls: int = 0, reason: str = "", due_at: float = 0.0, parked: int = 0
     ) -> Settle:
         row = self.row
+        # Of an end that was told to the queue alone, nothing is in the journal; that this one is, its mark tells.
+        mark = row.mark if status in LIVE else max(row.mark, 0)
         return Settle(
-            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, row.mark
+            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, mark
         )
 
     async def _leave(self, how: Settle) -> None:

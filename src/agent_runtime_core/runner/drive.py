@@ -19,6 +19,7 @@ from ..errors import (
     LeaseLost,
     StorageBusy,
     StorageClosed,
+    StorageCorrupt,
     StorageFull,
     UnserialisableResult,
     brief,
@@ -116,6 +117,8 @@ class Drive(Ends):
             anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
             first = anew and not row.parked and row.started_at == row.claimed_at
             records = await self.ledger.open(fresh=first)
+            if row.mark > 0 and not records:
+                raise StorageCorrupt(f"run {row.run_id} has recorded steps, but its journal is gone: it is damaged")
             # A claim that was given up knows that it is: it is those that were taken over that may write yet.
             if self.chronicle is not None and (row.stalls or row.generation > 1):
                 await self.chronicle.fence(self._claim())

@@ -143,7 +143,8 @@ class StoredRuns:
             if before_of(record.result) is not None:
                 return await self._chronicle(row).recall(record.result)
             return decode_result(record.result)
-        if row.status == "succeeded" and row.output is None and await self.state_store.records(row.run_id):
+        by_queue = row.output is not None or (row.mark < 0 and not await self.state_store.records(row.run_id))
+        if row.status == "succeeded" and not by_queue:
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
         output = row.told("output", mapped) if row.output else {}
