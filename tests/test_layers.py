@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"_engines"},
     {"journal"},
     {"queue", "events", "state", "persistence", "llm", "tracing", "notes"},
-    {"ledger", "outcome"},
+    {"ledger", "outcome", "failures"},
     {"pen", "place"},
     {"uses"},
     {"spent", "callees"},

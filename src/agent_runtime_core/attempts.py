@@ -17,8 +17,8 @@ from .errors import (
     StepInDoubt,
     UnserialisableResult,
     brief,
-    text_of,
 )
+from .failures import kept_of, told_of
 from .journal.record import FAILED, RETRYING, Record
 from .policy import NEVER_RETRIED, Happened, Policy
 from .recorded import BESIDE
@@ -219,8 +219,7 @@ async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
 async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
     """Record a failed try and wait for the next one, or raise."""
     delay = work.policy.delay(error, attempt, book.ledger.clock.random)
-    message = text_of(error)
-    about: dict[str, Any] = {"error": message, "type": type(error).__name__}
+    about = told_of(error)
     if isinstance(error, LeaseLost):
         raise error
     postponed = error.after if isinstance(error, Postponed) else None
@@ -229,7 +228,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     ends = delay is None and (postponed is None or work.bare)  # of a bare one, the code may go on without it
     if ends and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
         frame = FRAME.get()
-        about |= book.about_failure(None if frame is None else frame.outer, book.running - 1)
+        about |= kept_of(error) | book.about_failure(None if frame is None else frame.outer, book.running - 1)
     record: Record = book.unfinished(
         FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
         total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,
@@ -242,7 +241,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
         return
     if work.bare or isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
         raise error
-    raise StepExecutionError(work.name, message, attempt) from error
+    raise StepExecutionError(work.name, about["error"], attempt) from error
 
 
 async def _resolve(book: Book, work: Work, start: int) -> Happened | None:

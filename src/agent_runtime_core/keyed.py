@@ -5,11 +5,8 @@ They tell no STEP_* events, and their errors come as they are.
 
 from __future__ import annotations
 
-import builtins
 import copy
-import json
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
@@ -17,13 +14,12 @@ from ._ids import step_id
 from ._json import decode
 from .attempts import Work, perform
 from .context import Context
-from .errors import CircuitOpen, ProviderError, StepCancelledError, StepExecutionError
+from .errors import StepCancelledError
 from .event_types import EventType
+from .failures import as_raised
 from .journal.record import Record, is_copied
 from .policy import PLAIN_POLICY, Policy
 from .recorded import BESIDE
-
-_PLAIN = (ValueError, RuntimeError, TypeError, LookupError, ArithmeticError, ConnectionError, TimeoutError)
 
 #: Told apart from None, which is a result.
 UNRECORDED: object = object()
@@ -91,7 +87,7 @@ class KeyedSteps:
             if (known := self.recorded(name, key)) is not UNRECORDED:
                 return known
         if (failure := book.given_up.pop((name, f"k:{key}"), None)) is not None:
-            raise _as_raised(name, failure)  # the code went on without it
+            raise as_raised(name, failure)  # the code went on without it
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
         if reserve:
             started = {**(started or {}), "reserve": reserve}
@@ -150,19 +146,6 @@ class UnjournaledSteps:
 def keyed_steps(ctx: Any) -> KeyedSteps | UnjournaledSteps:
     """Those of the run that the context is of."""
     return KeyedSteps(ctx) if isinstance(ctx, Context) else UnjournaledSteps(ctx)
-
-
-def _as_raised(name: str, failure: Record) -> Exception:
-    """What that step raised, as far as its record tells: an error of a provider, or one that Python has."""
-    told = json.loads(failure.info or "{}")
-    kind, message = told.get("type"), told["error"]
-    if kind == CircuitOpen.__name__:
-        return CircuitOpen(message, after=told["retry_delay"])
-    for known in (*ProviderError.__subclasses__(), getattr(builtins, kind or "", None)):
-        if isinstance(known, type) and known.__name__ == kind and issubclass(known, (ProviderError, *_PLAIN)):
-            with suppress(TypeError):  # it takes more to make one
-                return known(message)
-    return StepExecutionError(name, message, failure.attempt)
 
 
 def _answered(result: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final, cast
 
-from .errors import StepExecutionError
+from .failures import failed_again
 from .journal.record import ATTEMPT, DONE, ENDED, LOOKED, RESUMED, Record, is_copied
 from .ledger import Ledger
 from .spent import as_usage, total, used
@@ -254,4 +254,4 @@ class Recorded(Uses):
         for each in (name, *self.former_names(name)) if self.given_up else ():
             failure = self.given_up.get((each, key))
             if failure is not None:
-                raise StepExecutionError(name, json.loads(failure.info or "{}")["error"], failure.attempt)
+                raise failed_again(name, failure)

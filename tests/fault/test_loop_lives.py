@@ -17,11 +17,8 @@ from agent_runtime_core.errors import (
     ProviderError,
     ProviderUnavailable,
     RateLimited,
-    StepExecutionError,
 )
 from agent_runtime_core.interfaces import AgentRuntime, LLMClient, LLMResponse, LLMStreamChunk, RunContext, RunResult
-from agent_runtime_core.journal.record import FAILED, Record
-from agent_runtime_core.keyed import _as_raised
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import agent_tool, run_turn_loop
 from agent_runtime_core.registry import Registry
@@ -114,23 +111,6 @@ async def test_a_loop_whose_failure_ended_its_attempt_asks_again(tmp_path: Path)
         await runner.run_once()
         await runner.run_once()
         assert (await runner.wait(run_id, 10)).final_output == {"text": "there"}
-
-
-@pytest.mark.parametrize(
-    ("told", "kind"),
-    [
-        ('{"error":"no","type":"RateLimited"}', RateLimited),
-        ('{"error":"no","type":"CircuitOpen","retry_delay":3}', CircuitOpen),
-        ('{"error":"no","type":"TimeoutError"}', TimeoutError),
-        ('{"error":"no","type":"UnicodeDecodeError"}', StepExecutionError),  # which takes five arguments
-        ('{"error":"no","type":"OfSomebodyElse"}', StepExecutionError),
-        ('{"error":"no","type":"exit"}', StepExecutionError),
-    ],
-)
-def test_what_was_raised_is_made_of_its_record(told: str, kind: type[Exception]) -> None:
-    error = _as_raised("model", Record(3, FAILED, "model", "k:l:0:0", 1, info=told))
-    assert type(error) is kind
-    assert "no" in str(error)
 
 
 # -- what a step emits that is cut off

@@ -150,7 +150,7 @@ async def test_a_run_that_succeeded_and_lost_its_end_has_no_empty_result(path: P
         await runner.execute("script", "x")
     damaged(path, hidden)
     async with opened(path) as runner:
-        with pytest.raises(StorageCorrupt, match="run .* has succeeded, but the end of its journal is gone"):
+        with pytest.raises(StorageCorrupt, match=r"run .* has succeeded, but the end of its journal is gone"):
             await runner.wait("x", 1)
 
 
@@ -174,7 +174,7 @@ async def test_a_run_whose_recorded_steps_are_gone_is_not_begun_anew(path: Path)
         await runner.submit("script", run_id="x")
     damaged(path, "UPDATE arc_runs SET mark = 2")  # as a crash leaves it that was counted when two steps were recorded
     async with AgentRunner.open(path, registry=registry) as runner:
-        with pytest.raises(StorageCorrupt, match="run .* has recorded steps, but its journal is gone"):
+        with pytest.raises(StorageCorrupt, match=r"run .* has recorded steps, but its journal is gone"):
             await runner.run_once()
     assert not begun
 
