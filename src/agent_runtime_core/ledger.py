@@ -19,13 +19,12 @@ from .events.base import EventBus
 from .journal.record import (
     ENDED,
     LOOKED,
-    STARTED,
     Record,
     as_stored,
     carries_start,
-    count_events,
     event_id,
     expand,
+    start_events,
 )
 from .notes import Notes, records_of
 from .queue.base import RunQueue
@@ -206,7 +205,7 @@ class Ledger(Notes):
             for record in records:
                 events = expand(self.run_id, record)
                 if carries_start(record):  # told when it was noted
-                    events = events[1 if record.kind == ENDED else count_events(STARTED, total=record.total) :]
+                    events = events[1 if record.kind == ENDED else start_events(record.total) :]
                 for kind, payload in events:
                     self.told(kind, payload)
 

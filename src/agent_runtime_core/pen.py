@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ._json import encode
-from .journal.record import DONE, STARTED, Record, count_events, with_start
+from .journal.record import DONE, STARTED, Record, start_events, with_start
 from .ledger import Ledger
 
 
@@ -43,7 +43,7 @@ class Pen:
         self, name: str, key: str, *, attempt: int = 1, pos: int = 0, total: int = 0, tries: int = 1,
         info: dict[str, Any] | None = None, digest: str | None = None, quiet: bool = False, state: str | None = None,
     ) -> Record:  # fmt: skip
-        ledger, nev = self.ledger, 0 if quiet else count_events(STARTED, total=total)
+        ledger, nev = self.ledger, 0 if quiet else start_events(total)
         # As a NamedTuple itself makes one, only faster.
         record: Record = tuple.__new__(
             Record,
@@ -92,12 +92,12 @@ class Pen:
 
     def boundary_record(
         self, kind: str, name: str = "", key: str = "", *, attempt: int = 0, nev: int = 0, total: int = 0,
-        result: str | None = None, error: str | None = None, info: dict[str, Any] | None = None,
+        info: dict[str, Any] | None = None,
     ) -> Record:  # fmt: skip
         """A record of the run itself."""
         return Record(
-            self.ledger.next_seq(), kind, name, key, attempt, self.ledger.claim_id, self.wall(), result, error,
-            total=total, info=encode(info) if info else None, nev=nev,
+            self.ledger.next_seq(), kind, name, key, attempt, self.ledger.claim_id, self.wall(), total=total,
+            info=encode(info) if info else None, nev=nev,
         )  # fmt: skip
 
     def placed(self, records: Sequence[Record]) -> Sequence[Record]:

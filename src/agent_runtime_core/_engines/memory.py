@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._clock import SYSTEM, Clock
-from ..errors import LeaseLost, StorageClosed
+from ..errors import LeaseLost
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Engine, Guard, NotApplied, Op
 
 _MISSING = object()
@@ -82,7 +82,6 @@ class MemoryEngine(Engine):
         self._applied: dict[str, Callable[..., Any]] = {}
         self._lock = threading.RLock()
         self._listeners: dict[str, list[Callable[[], None]]] = {}
-        self._closed = False
         self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED))
 
     def add(self, concern: Concern) -> None:
@@ -93,8 +92,6 @@ class MemoryEngine(Engine):
 
     def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         """Run a commit here and now; the simulator schedules calls of this."""
-        if self._closed:
-            raise StorageClosed(f"{self.name} is closed")
         tx = MemoryTx(self.tables)
         with self._lock:
             if guard is not None and self.tables["fence"].get(guard.key) != guard.token:
@@ -130,8 +127,6 @@ class MemoryEngine(Engine):
             return
 
     async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
-        if self._closed:
-            raise StorageClosed(f"{self.name} is closed")
         with self._lock:
             return fn(MemoryTx(self.tables), *args)
 

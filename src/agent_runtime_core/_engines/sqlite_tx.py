@@ -139,7 +139,7 @@ class Home(Protocol):
 class SQLiteTx:
     """An open transaction on the writing connection."""
 
-    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings", "rows")
+    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings", "rows", "write")
 
     def __init__(self, engine: Home, conn: sqlite3.Connection) -> None:
         self.engine: Home = engine
@@ -150,6 +150,8 @@ class SQLiteTx:
         #: Rows that a concern has written, under the same terms.
         self.rows: dict[str, Any] = engine.known.rows
         self.execute: Callable[..., sqlite3.Cursor] = conn.execute
+        #: The same for what gives no rows, on one cursor for all: to make one takes a tenth as long as to insert a row.
+        self.write: Callable[..., sqlite3.Cursor] = conn.cursor().execute
         self.rings: set[str] = set()
 
     def ring(self, topic: str) -> None:

@@ -110,14 +110,9 @@ def is_copied(record: Record) -> bool:
     return record.claim_id.startswith(COPIED)
 
 
-def count_events(kind: str, *, total: int, carries_next: bool = False) -> int:
-    """How many events a record of a step stands for: a start with a known total adds its progress."""
-    start = 2 if total else 1
-    if kind == STARTED:
-        return start
-    if kind == DONE:
-        return 1 + (start if carries_next else 0)
-    return 1
+def start_events(total: int) -> int:
+    """How many events the start of a step stands for: one with a known total tells its progress too."""
+    return 2 if total else 1
 
 
 def expand(run_id: str, record: Record, read: Callable[[str], Any] = decode) -> list[tuple[str, dict[str, Any]]]:

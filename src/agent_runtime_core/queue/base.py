@@ -55,7 +55,7 @@ class RunQueue(Backend):
     A backend brings two methods and inherits the rest: `commit(guard, ops)` applies operations named
     `queue.*` (see `rows.Rows`, which decides them over any row store), all or nothing, refusing with
     LeaseLost when `guard.token` is not the current claim of `guard.key`; `read(what, ...)` answers
-    row(run_id), row_by_key(key), find(RunFilter), children(run_id), mail(run_id, after),
+    row(run_id), find(RunFilter), children(run_id), mail(run_id, after),
     news(run_ids) and next_due(). `listen(topic, wake)` is optional: without it workers poll.
     """
 

@@ -164,10 +164,6 @@ def _get(tx: MemoryTx, run_id: str) -> RunRow | None:
     return MemoryRows(tx).get(run_id)
 
 
-def _by_key(tx: MemoryTx, key: str) -> RunRow | None:
-    return MemoryRows(tx).by_key(key)
-
-
 def _find(tx: MemoryTx, wanted: RunFilter) -> list[RunRow]:
     found = (row for row in tx.tables["runs"].values() if wanted.admits(row))
     return sorted(found, key=lambda row: row.n)[: wanted.limit]
@@ -206,7 +202,6 @@ class InMemoryQueue(OnMemory, RunQueue):
 
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
-        "row_by_key": _by_key,
         "find": _find,
         "children": _children,
         "mail": _mail,

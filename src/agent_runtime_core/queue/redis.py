@@ -163,7 +163,6 @@ CONCERN = RedisConcern(
         "queue.end": Codec(_end, _row),
         "queue.reopen": Codec(_reopen, _row),
         "queue.row": Codec(unpack=_row),
-        "queue.row_by_key": Codec(unpack=_row),
     },
     refusals={"MOVED": Moved},
 )
@@ -179,7 +178,7 @@ class RedisQueue(OnRedis, RunQueue):
         "next_due": _next_due,
         "children": _children,
         "mail": _mail,
-        **{what: _asking(f"queue.{what}") for what in ("row", "row_by_key")},
+        "row": _asking("queue.row"),
     }
 
     def lease_now(self) -> float:

@@ -158,11 +158,6 @@ ops['queue.row'] = function(run)
   return row and told(row) or null
 end
 
-ops['queue.row_by_key'] = function(key)
-  local row = by_key(key)
-  return row and told(row) or null
-end
-
 -- JSON [n to go on from, [row, ...]] of those of the runs {n, run} that will do, up to the `limit`-th or enough text.
 local function listed(runs, limit, will_do)
   local found, size = {}, 0

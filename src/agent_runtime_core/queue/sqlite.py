@@ -273,10 +273,6 @@ def _get(view: sqlite3.Connection, run_id: str) -> RunRow | None:
     return _one(view.execute(_ROW, (run_id,)))
 
 
-def _by_key(view: sqlite3.Connection, key: str) -> RunRow | None:
-    return _one(view.execute(_BY_KEY, (key,)))
-
-
 def _find(view: sqlite3.Connection, wanted: RunFilter) -> list[RunRow]:
     statuses = None if wanted.statuses is None else "," + ",".join(wanted.statuses) + ","
     return _fetch(
@@ -332,7 +328,6 @@ class SQLiteQueue(OnSQLite, RunQueue):
 
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "row": _get,
-        "row_by_key": _by_key,
         "find": _find,
         "children": _children,
         "mail": _mail,

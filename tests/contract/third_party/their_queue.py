@@ -133,8 +133,6 @@ class TheirQueue(RunQueue):
         match what, args:
             case "row", (run_id,):
                 return runs.get(run_id)
-            case "row_by_key", (key,):
-                return self.rows(self.store).by_key(key)
             case "find", (RunFilter() as wanted,):
                 return [row for row in runs.values() if wanted.admits(row)][: wanted.limit]
             case "children", (run_id,):
