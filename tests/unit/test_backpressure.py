@@ -112,7 +112,8 @@ async def test_an_output_that_leaves_lets_the_run_go_on() -> None:
         reading, first = await _attached(rig)
         running = asyncio.ensure_future(rig.runner.run_once())
         await first
-        await soon(lambda: pouring.told > 20)
+        await soon(lambda: _waits(rig))
+        assert pouring.told < 100
         await reading.aclose()
         await running
         assert pouring.told == 100

@@ -84,6 +84,7 @@ class Here:
             there = len(self.slots.waiting)
             await self.runner.signal(name, "go")
             await soon(lambda: len(self.slots.waiting) == there + 1)  # noqa: B023 - it is over before the next one
+            await asyncio.sleep(0)  # its patience begins a turn later
 
     async def ended(self, *names: str) -> None:
         for name in names:
