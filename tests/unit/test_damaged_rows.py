@@ -14,7 +14,7 @@ import pytest
 from agent_runtime_core._clock import aware
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core.errors import StepExecutionError, StorageCorrupt
+from agent_runtime_core.errors import StepExecutionError, StorageCorrupt, UnknownRun
 from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.persistence import PersistenceManager, Scope
@@ -151,6 +151,22 @@ async def test_a_run_that_succeeded_and_lost_its_end_has_no_empty_result(path: P
     damaged(path, hidden)
     async with opened(path) as runner:
         with pytest.raises(StorageCorrupt, match=r"run .* has succeeded, but the end of its journal is gone"):
+            await runner.wait("x", 1)
+
+
+async def test_a_run_that_is_deleted_while_somebody_waits_for_it_is_not_called_damaged(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(path) as runner:
+        await runner.execute("script", "x")
+        ending = runner.state_store.ending
+
+        async def deleted_first(run_id: str) -> Record | None:
+            await runner.discard("x")
+            return await ending(run_id)
+
+        monkeypatch.setattr(runner.state_store, "ending", deleted_first)
+        with pytest.raises(UnknownRun):
             await runner.wait("x", 1)
 
 

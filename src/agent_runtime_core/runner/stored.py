@@ -143,8 +143,9 @@ class StoredRuns:
             if before_of(record.result) is not None:
                 return await self._chronicle(row).recall(record.result)
             return decode_result(record.result)
-        by_queue = row.output is not None or (row.mark < 0 and not await self.state_store.records(row.run_id))
-        if row.status == "succeeded" and not by_queue:
+        succeeded = row.status == "succeeded" and row.output is None
+        if succeeded and (row.mark >= 0 or await self.state_store.records(row.run_id)):
+            await self.queue.must_get(row.run_id)  # it may have been deleted meanwhile
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
         output = row.told("output", mapped) if row.output else {}
