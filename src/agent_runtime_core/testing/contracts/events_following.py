@@ -1,0 +1,192 @@
+"""How a run is followed: from the past into the present, by many at once, and until one leaves or the bus closes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
+
+from ...errors import StorageClosed
+from ...events.base import EventBus
+from .checks import TRIES, Cases, refused, same, turns
+from .events_rig import OTHER, RUN, Case, Make, fill, opened, sequences, take
+
+CASES: Cases[Case] = Cases()
+
+READY = 0.1  # seconds after its first step within which a subscription hears everything
+
+
+@CASES
+async def a_subscription_is_live_within_a_tenth_of_a_second(make: Make) -> None:
+    async with opened(make) as bus:
+        for n in range(TRIES):
+            found = await _heard_first(bus, UUID(int=n + 1))
+            if found == [2, 3]:
+                break
+        same(found, [2, 3], "what a live subscription saw")
+
+
+async def _heard_first(bus: EventBus, run_id: UUID) -> list[int]:
+    """The first two of what is told from READY seconds after the beginning of a subscription on: 2 and 3."""
+    await fill(bus, 2, run_id=run_id)
+    follower = asyncio.create_task(take(bus.subscribe(run_id), 2))
+    first = 2
+    while not follower.done():
+        await asyncio.wait([follower], timeout=READY)
+        await fill(bus, 2, first, run_id)
+        first += 2
+    return sequences(await follower)
+
+
+@CASES
+async def replay_goes_over_into_following_without_a_gap(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 100)
+
+        async def publish() -> None:
+            for n in range(100, 200):
+                await bus.publish(RUN, "tick", {"n": n})
+                await asyncio.sleep(0)
+
+        publisher = asyncio.create_task(publish())
+        found = await take(bus.subscribe(RUN, since_sequence=40), 160)
+        await publisher
+        same(sequences(found), list(range(40, 200)), "replayed and followed")
+        same([event.payload["n"] for event in found], list(range(40, 200)), "their payloads")
+
+
+@CASES
+async def a_late_joiner_misses_nothing(make: Make) -> None:
+    async with opened(make) as bus:
+        live = asyncio.create_task(take(bus.subscribe(RUN, 0), 3000))
+        await fill(bus, 2999)
+        late = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 3000))
+        await turns()
+        await bus.publish(RUN, "tick", {"n": 2999})
+        same(sequences(await live), list(range(3000)), "who was there from the beginning")
+        same(sequences(await late), list(range(3000)), "who came late")
+
+
+@CASES
+async def a_subscription_from_a_later_sequence_waits_for_it(make: Make) -> None:
+    async with opened(make) as bus:
+        await fill(bus, 1)
+        ahead = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=4), 1))
+        behind = asyncio.create_task(take(bus.subscribe(RUN, since_sequence=0), 6))
+        await turns()
+        for n in range(1, 6):
+            await bus.publish(RUN, "tick", {"n": n})
+        same(sequences(await ahead), [4], "from sequence 4 on")
+        same(sequences(await behind), list(range(6)), "from the beginning, beside it")
+
+
+@CASES
+async def leaving_cleans_up(make: Make) -> None:
+    async with opened(make) as bus:
+        listening = 0
+        listen = bus.listen
+
+        def counted(topic: str, wake: Callable[[], None]) -> Callable[[], None]:
+            nonlocal listening
+            listening += 1
+            stop = listen(topic, wake)
+
+            def stopped() -> None:
+                nonlocal listening
+                listening -= 1
+                stop()
+
+            return stopped
+
+        setattr(bus, "listen", counted)  # noqa: B010 - a checker forbids assigning to a method
+        await fill(bus, 3)
+        tasks = asyncio.all_tasks()
+        async for _ in bus.subscribe(RUN, 0):
+            break
+        closed = bus.subscribe(RUN, 0)
+        await anext(closed)
+        await closed.aclose()
+        waiting = [asyncio.create_task(take(bus.subscribe(run_id), 1)) for run_id in (RUN, RUN, OTHER)]
+        await asyncio.sleep(READY)
+        same(listening > 0, True, "somebody listens while somebody waits")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await turns()
+        same(asyncio.all_tasks() - tasks, set(), "tasks left behind")
+        same(listening, 0, "listeners left behind")
+
+
+@CASES
+async def one_follower_leaving_does_not_disturb_the_others(make: Make) -> None:
+    async with opened(make) as bus:
+        followers = [asyncio.create_task(take(bus.subscribe(RUN, 0), 50)) for _ in range(5)]
+        await turns()
+        for n in range(50):
+            await bus.publish(RUN, "tick", {"n": n})
+            if n in (10, 20, 30):
+                followers[n // 10].cancel()
+        for follower in (followers[0], followers[4]):
+            same(sequences(await follower), list(range(50)), "a follower that stayed")
+
+
+@CASES
+async def all_followers_see_the_same_order(make: Make) -> None:
+    async with opened(make) as bus:
+        followers = [asyncio.create_task(take(bus.subscribe(RUN, 0), 60)) for _ in range(2)]
+
+        async def publish(worker: int) -> None:
+            for n in range(10):
+                await bus.publish(RUN, "tick", {"from": (worker, n)})
+
+        await asyncio.gather(*(publish(worker) for worker in range(6)))
+        one, two = [await follower for follower in followers]
+        same(one, two, "what two followers saw")
+        same(one, await bus.get_events(RUN), "what they saw and the log")
+
+
+@CASES
+async def runs_are_followed_apart(make: Make) -> None:
+    async with opened(make) as bus:
+        runs = [UUID(int=n) for n in range(1, 21)]
+        followers = [asyncio.create_task(take(bus.subscribe(run_id, 0), 3)) for run_id in runs]
+        await turns()
+        for n in range(3):
+            for run_id in runs:
+                await bus.publish(run_id, "tick", {"n": n})
+        for run_id, follower in zip(runs, followers, strict=True):
+            found = await follower
+            same({event.run_id for event in found}, {run_id}, "whose events a follower saw")
+            same(sequences(found), [0, 1, 2], "which events it saw")
+
+
+@CASES
+async def a_slow_follower_holds_nobody_up_and_misses_nothing(make: Make) -> None:
+    async with opened(make) as bus:
+        slow = bus.subscribe(RUN, 0)
+        await fill(bus, 1)
+        same((await anext(slow)).sequence, 0, "the first event")
+        fast = asyncio.create_task(take(bus.subscribe(RUN, 0), 4000))
+        for first in range(1, 4001, 500):
+            await fill(bus, 500, first=first)
+            await turns()
+        same(sequences(await fast), list(range(4000)), "what a fast follower saw")
+        seen = await take(slow, 3999)
+        same(sequences(seen), list(range(1, 4000)), "what the slow one saw")
+        same([event.payload["n"] for event in seen], list(range(1, 4000)), "the payloads of what it saw")
+        await slow.aclose()
+
+
+@CASES
+async def closing_ends_subscriptions_and_refuses_more(make: Make) -> None:
+    async with opened(make) as bus:
+        waiting = asyncio.create_task(take(bus.subscribe(RUN), 1))
+        await asyncio.sleep(READY)
+        await bus.close()
+        with refused(StorageClosed, "a follower of a closed bus"):
+            await waiting
+        with refused(StorageClosed, "publishing on a closed bus"):
+            await bus.publish(RUN, "tick", {})
+        with refused(StorageClosed, "reading a closed bus"):
+            await bus.get_events(RUN)
+        await bus.close()

@@ -1,0 +1,97 @@
+"""What becomes of a run that is over: it is forgotten, discarded, or forked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import IllegalTransition, UnknownRun
+from ...status import RunStatus
+from ...steps.executor import StepExecutor
+from .checks import Cases, refused, same
+from .runs_rig import Case, Make, Scripted, opened, steps
+
+CASES: Cases[Case] = Cases()
+
+
+@CASES
+async def what_is_old_is_forgotten_everywhere(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            await ctx.checkpoint({"n": 1})
+            return await ctx.step("one", lambda: 1)
+
+        runner = bench.runner(Scripted("agent", body))
+        run_id = await runner.submit("agent")
+        await runner.run_once()
+        same(await runner.vacuum({"succeeded": 60}), 0, "runs deleted before their time")
+        bench.clock.advance(61)
+        live = await runner.submit("agent")
+        same(await runner.vacuum({"succeeded": 60}), 1, "runs deleted at their time")
+        same(await bench.queue.row(run_id), None, "its row")
+        same((await bench.state.records(run_id), await bench.state.get_checkpoint(run_id)), ([], None), "its state")
+        same(await bench.bus.get_events(run_id), [], "its events")
+        same((await runner.get_run(live)).status, RunStatus.PENDING, "a live run")
+
+
+@CASES
+async def an_ended_run_is_discarded_and_a_live_one_is_not(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            await ctx.checkpoint({"n": 1})
+            await ctx.step("one", lambda: 1)
+            return await ctx.wait_for_signal("go")
+
+        runner = bench.runner(Scripted("agent", body))
+        run_id = await runner.submit("agent")
+        await runner.run_once()
+        with refused(IllegalTransition, "discard of a run that has not ended"):
+            await runner.discard(run_id)
+        same(await bench.state.get_checkpoint(run_id), {"n": 1}, "the checkpoint of a run that was not discarded")
+        await runner.signal(run_id, "go", 1)
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", 1)
+        await runner.discard(run_id)
+        with refused(UnknownRun, "discard of a run that is gone"):
+            await runner.discard(run_id)
+        same((await bench.state.records(run_id), await bench.state.get_checkpoint(run_id)), ([], None), "its state")
+        same(await bench.bus.get_events(run_id), [], "its events")
+
+
+@CASES
+async def a_fork_goes_on_from_a_step(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[str] = []
+
+        async def body(ctx: Any) -> Any:
+            results = await StepExecutor(ctx).run(steps(log, "one", "two"))
+            await ctx.checkpoint({"n": 2})
+            told = await ctx.wait_for_signal("go")
+            await ctx.step("three", log.append, "three")
+            await ctx.checkpoint({"n": 3})
+            return {**results, "told": told}
+
+        runner = bench.runner(Scripted("agent", body))
+        source = await runner.submit("agent")
+        await runner.signal(source, "go", "on")
+        await runner.run_once()
+        answer = {"one": "one", "two": "two", "told": "on"}
+        await bench.ended(source, "succeeded", answer)
+        before = (await bench.state.records(source), await bench.told(source))
+        for after, ran, kept in (
+            ("one", ["two", "three"], None),
+            ("signal:go", ["three"], {"n": 2}),
+            (None, [], {"n": 3}),
+        ):
+            log.clear()
+            new = await runner.fork(source, after)
+            same(await runner.fork(source, after, new_run_id=new), new, "the same fork again")
+            same(await bench.state.get_checkpoint(new), kept, f"the checkpoint of a fork after {after}")
+            same(await bench.told(new), [], "the events of a fork that was not begun")
+            await runner.signal(new, "go", "on")
+            same(await runner.run_once(), True, "run_once with a fork to do")
+            await bench.ended(new, "succeeded", answer)
+            same(log, ran, f"the steps that ran after {after}")
+            same((await bench.told(new))[0], "run.started", "the first event of a fork")
+        same((await bench.state.records(source), await bench.told(source)), before, "the run that was forked")

@@ -1,0 +1,200 @@
+"""How a run gets to its end: steps that are recorded, attempts that fail, and workers that die."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ...errors import NotSupported
+from ...steps.executor import StepExecutor
+from ...steps.model import Step
+from .checks import Cases, same
+from .runs_rig import LEASE, Case, Make, Scripted, opened, steps
+
+CASES: Cases[Case] = Cases()
+
+
+@CASES
+async def a_run_of_steps_tells_and_records_all_of_it(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[str] = []
+
+        async def body(ctx: Any) -> Any:
+            same(await ctx.get_state(), None, "the state of a new run")
+            results = await StepExecutor(ctx).run(steps(log, "one", "two"))
+            await ctx.emit("hello", {"n": 1})
+            await ctx.checkpoint({"n": 2})
+            return {**results, "state": await ctx.get_state()}
+
+        runner = bench.runner(Scripted("agent", body))
+        run_id = await runner.submit("agent", {"messages": []})
+        same(await runner.run_once(), True, "run_once with a run to do")
+        same(await runner.run_once(), False, "run_once with none")
+        step = ["step.started", "progress.update", "step.completed"]
+        same(await bench.told(run_id), ["run.started", *step, *step, "hello", "state.checkpoint", "run.succeeded"],
+             "the events of the run")  # fmt: skip
+        await bench.ended(run_id, "succeeded", {"one": "one", "two": "two", "state": {"n": 2}})
+        same(await bench.state.get_checkpoint(run_id), {"n": 2}, "the checkpoint")
+        same(log, ["one", "two"], "the steps that ran")
+
+
+@CASES
+async def a_failed_attempt_is_retried_and_keeps_its_steps(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[str] = []
+
+        async def body(ctx: Any) -> Any:
+            await StepExecutor(ctx).run(steps(log, "one"))
+            await ctx.emit("between", {})
+            if ctx.attempt < 3:
+                raise RuntimeError(f"attempt {ctx.attempt}")
+            return ctx.attempt
+
+        runner = bench.runner(Scripted("agent", body))
+        run_id = await runner.submit("agent")
+        for attempt in (1, 2):
+            await runner.run_once()
+            same(await bench.state.get_run_status(run_id), "pending", f"the status after attempt {attempt}")
+            same(await runner.run_once(), False, "run_once before the back-off is over")
+            bench.clock.advance(2**attempt)
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", 3)
+        same(log, ["one"], "the steps that ran")
+        told = await bench.told(run_id)
+        same([kind for kind in told if kind.startswith("run.")], ["run.started"] * 3 + ["run.succeeded"], "its life")
+
+
+@CASES
+async def the_last_attempt_ends_the_run_as_failed(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            raise RuntimeError("boom")
+
+        runner = bench.runner(Scripted("agent", body), retry_backoff_base=0)
+        run_id = await runner.submit("agent")
+        for _ in range(3):
+            same(await runner.run_once(), True, "run_once with an attempt left")
+        same(await runner.run_once(), False, "run_once after the last attempt")
+        await bench.ended(run_id, "failed")
+        events = await bench.bus.get_events(run_id)
+        same([event.event_type for event in events], ["run.started"] * 3 + ["run.failed"], "its events")
+        same((events[-1].payload["type"], events[-1].payload["message"]), ("RuntimeError", "boom"), "why it failed")
+
+
+@CASES
+async def a_dead_worker_is_followed_by_another_and_refused_when_it_wakes(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[str] = []
+        inside, wake = asyncio.Event(), asyncio.Event()
+
+        def agent(sleeps: bool) -> Scripted:
+            async def body(ctx: Any) -> Any:
+                async def third(*_: Any) -> str:
+                    if sleeps:
+                        inside.set()
+                        await wake.wait()
+                    return "third"
+
+                results = await StepExecutor(ctx).run([*steps(log, "one", "two"), Step("three", third)])
+                await ctx.emit("after", {"attempt": ctx.attempt})
+                await ctx.checkpoint({"attempt": ctx.attempt})
+                return results["three"]
+
+            return Scripted("agent", body)
+
+        first, second = bench.runner(agent(True)), bench.runner(agent(False))
+        run_id = await first.submit("agent")
+        driving = asyncio.ensure_future(first.run_once())
+        await inside.wait()
+        first.heart.stop()
+        bench.clock.advance(LEASE + 1)
+        same(await second.run_once(), True, "run_once of the one who takes over")
+        await bench.ended(run_id, "succeeded", "third")
+        told, journal = await bench.told(run_id), await bench.state.records(run_id)
+        wake.set()
+        await driving
+        same(log, ["one", "two"], "the recorded steps that ran")
+        same(await bench.told(run_id), told, "the events after the dead one woke up")
+        same(await bench.state.records(run_id), journal, "the journal after it woke up")
+        same(await bench.state.get_checkpoint(run_id), {"attempt": 2}, "the checkpoint after it woke up")
+        await bench.ended(run_id, "succeeded", "third")
+        same([kind for kind in told if not kind.startswith(("step.", "progress."))],
+             ["run.started", "run.started", "after", "state.checkpoint", "run.succeeded"], "its life")  # fmt: skip
+
+
+@CASES
+async def three_crashes_without_progress_make_a_dead_letter(make: Make) -> None:
+    async with opened(make) as bench:
+        crash, inside, wake = True, asyncio.Event(), asyncio.Event()
+
+        async def body(ctx: Any) -> Any:
+            if crash:
+                inside.set()
+                await wake.wait()
+            return "well"
+
+        run_id = await bench.runner().submit("agent")
+        driving = []
+        for _ in range(3):
+            inside.clear()
+            runner = bench.runner(Scripted("agent", body))
+            driving.append(asyncio.ensure_future(runner.run_once()))
+            await inside.wait()
+            runner.heart.stop()
+            bench.clock.advance(LEASE + 1)
+        runner = bench.runner(Scripted("agent", body))
+        same(await runner.run_once(), True, "run_once after three crashes")
+        await bench.ended(run_id, "dead")
+        told = await bench.told(run_id)
+        same(told[-1], "run.failed", "its last event")
+        same([info.run_id for info in await runner.runs("dead")], [run_id], "the dead letters")
+        crash = False
+        wake.set()
+        await asyncio.gather(*driving)
+        await bench.ended(run_id, "dead")
+        await runner.requeue(run_id)
+        same(await runner.run_once(), True, "run_once after it was put back")
+        await bench.ended(run_id, "succeeded", "well")
+
+
+@CASES
+async def a_fan_out_goes_on_where_it_stopped(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[int] = []
+        broken = True
+
+        async def body(ctx: Any) -> Any:
+            def square(n: int) -> int:
+                if broken and n == 3:
+                    raise RuntimeError("boom")
+                log.append(n)
+                return n * n
+
+            return await StepExecutor(ctx).map("square", square, range(6))
+
+        runner = bench.runner(Scripted("agent", body), retry_backoff_base=0)
+        run_id = await runner.submit("agent")
+        await runner.run_once()
+        broken = False
+        await runner.run_once()
+        await bench.ended(run_id, "succeeded", [0, 1, 4, 9, 16, 25])
+        same(sorted(log), list(range(6)), "the items that ran")
+        await bench.told(run_id)
+
+
+@CASES
+async def a_transaction_needs_a_store_that_can(make: Make) -> None:
+    async with opened(make) as bench:
+
+        async def body(ctx: Any) -> Any:
+            return await ctx.transaction("count", lambda conn: conn.execute("SELECT 40 + 2").fetchone()[0])
+
+        runner = bench.runner(Scripted("agent", body))
+        result = await runner.execute("agent")
+        if bench.state.transacts:
+            same(result.final_output, {"answer": 42}, "the result of a transaction")
+            told = await bench.told(result.run_id)
+            same(told, ["run.started", "step.completed", "run.succeeded"], "the events of a transaction")
+        else:
+            same(result.error and result.error.type, NotSupported.__name__, "the error of a transaction")
