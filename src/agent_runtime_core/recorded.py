@@ -57,6 +57,7 @@ class Recorded(Uses):
         self.ended: Record | None = None
         self.reopened: float | None = None  # wall seconds at which this generation began, if it is not the first
         self.length: int = 0
+        self.ends: int = 0  # ends of steps, waits and values among the records
         self.renames: dict[str, list[str]] = {}  # by name: what it was called before, the name said last first
         self.given_up: dict[Identity, Record] = {}  # imperative steps that failed, and whose caller went on without
         self._failures: list[Record] = []  # of which what follows tells whether their callers went on
@@ -75,11 +76,12 @@ class Recorded(Uses):
         last = carrier = None
         start = of = among = ""  # the start that the record before carries, and the key and digest beside it
         carriers: list[Record] = []
-        self.length = len(records)
+        self.length = self.ends = len(records)
         for record, (kind, name, key, state, pos, carried, number) in zip(records, map(_READ, records), strict=True):
             if self._failures:
                 self._went_on(record)
             if kind != "done":
+                self.ends -= 1
                 self._read_other(record)
                 continue
             last, identity = record, (name, key)

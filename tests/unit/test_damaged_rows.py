@@ -23,7 +23,7 @@ from agent_runtime_core.persistence.models import AuditEntry, AuditEventType, Co
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import SQLiteStateStore
 from tests.unit.rig import Script
 
@@ -178,21 +178,36 @@ async def test_a_run_that_was_ended_by_the_queue_alone_has_an_empty_result(path:
         assert (await runner.wait("x", 1)).final_output == {}
 
 
-async def test_a_run_whose_recorded_steps_are_gone_is_not_begun_anew(path: Path) -> None:
-    begun = []
+@pytest.mark.parametrize("hidden", [GONE, f"{GONE} WHERE seq > 1", f"{GONE} WHERE kind = 'done' AND seq > 1"])
+async def test_a_run_that_has_lost_recorded_steps_does_not_run_them_again(path: Path, hidden: str) -> None:
+    ran: list[int] = []
 
     async def body(ctx: Any) -> None:
-        begun.append(ctx.run_id)
+        await ctx.step("one", ran.append, 1)
+        await ctx.step("two", ran.append, 2)
+        await ctx.wait_for_signal("first")
+        await ctx.wait_for_signal("second")
 
-    registry = Registry()
-    registry.register(Script(body))
-    async with AgentRunner.open(path, registry=registry) as runner:
+    @contextlib.asynccontextmanager
+    async def working() -> AsyncIterator[AgentRunner]:
+        registry = Registry()
+        registry.register(Script(body))
+        config = RunnerConfig(park_after=0)
+        async with AgentRunner.open(path, registry=registry, config=config) as runner, asyncio.timeout(20):
+            yield runner
+
+    async with working() as runner:
         await runner.submit("script", run_id="x")
-    damaged(path, "UPDATE arc_runs SET mark = 2")  # as a crash leaves it that was counted when two steps were recorded
-    async with AgentRunner.open(path, registry=registry) as runner:
-        with pytest.raises(StorageCorrupt, match=r"run .* has recorded steps, but its journal is gone"):
+        await runner.run_once()
+        await runner.signal("x", "first")
+        await runner.run_once()
+        assert (await runner.get_run("x")).status == "waiting"
+        await runner.signal("x", "second")
+    damaged(path, hidden)
+    async with working() as runner:
+        with pytest.raises(StorageCorrupt, match=r"the ends of 2 steps were recorded and \d are found"):
             await runner.run_once()
-    assert not begun
+    assert ran == [1, 2]
 
 
 @pytest.mark.parametrize("damage", ["ev = NULL", "nev = NULL", "ev = 9223372036854775807"])

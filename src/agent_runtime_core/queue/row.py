@@ -47,7 +47,7 @@ class RunRow(NamedTuple):
     failures: int = 0
     crashes: int = 0
     stalls: int = 0  # crashes in a row
-    mark: int = -1  # steps recorded when the last crash was counted; -1: none was, nor has a claim ended it
+    mark: int = -1  # steps recorded at the last look of a claim; -1: none, and no claim has ended it
     parked: int = 0  # it waited since it was last claimed
     reason: str = ""  # what it waits for, or why it ended
     claim_id: str = ""  # the last claim, current while running

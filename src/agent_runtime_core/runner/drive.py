@@ -117,12 +117,11 @@ class Drive(Ends):
             anew = row.attempt == 1 and row.generation == 1 and row.mark < 0
             first = anew and not row.parked and row.started_at == row.claimed_at
             records = await self.ledger.open(fresh=first)
-            if row.mark > 0 and not records:
-                raise StorageCorrupt(f"run {row.run_id} has recorded steps, but its journal is gone: it is damaged")
             # A claim that was given up knows that it is: it is those that were taken over that may write yet.
             if self.chronicle is not None and (row.stalls or row.generation > 1):
                 await self.chronicle.fence(self._claim())
             book = Book(self.ledger, records)
+            self._know_whole(book)
             early = await self._before(book)
             if early is not None:
                 return early
@@ -131,12 +130,24 @@ class Drive(Ends):
             if not isinstance(outcome, Again):
                 return outcome
 
+    def _know_whole(self, book: Book) -> None:
+        """Refuse a journal that was longer when the row was last written, and have the next one who writes it say how
+        long it is: each record has a checksum, and nothing else tells of those that are not found any more."""
+        row = self.row
+        if book.ends < row.mark:
+            raise StorageCorrupt(
+                f"run {row.run_id}: the ends of {row.mark} steps were recorded and {book.ends} are found; it is left "
+                "as it is: restore a backup"
+            )
+        if book.ends and not row.stalls:  # else it is written with the crashes in a row, which it tells apart
+            self._see(mark=book.ends)
+
     async def _before(self, book: Book) -> RunResult | None:
         """How the run ends without running any code, if it does."""
         row = self.row
         if book.ended is not None and book.ended.attempt == row.generation:
             return await self._close(book.ended)
-        if row.stalls and await self._poisoned(len(book.done)):
+        if row.stalls and await self._poisoned(book.ends):
             dead = ErrorInfo("Poisoned", f"{POISON} crashes in a row without progress", retriable=False)
             return await self._end(RunStatus.DEAD, RunResult(usage=book.spent(), error=dead), error_payload(dead) or {})
         now = self.clock.wall()
@@ -168,7 +179,7 @@ class Drive(Ends):
         try:
             if suspected(self.row):
                 with contextlib.suppress(AgentRuntimeError):
-                    recorded = len(Book(self.ledger, await self.backends.state.records(self.row.run_id)).done)
+                    recorded = Book(self.ledger, await self.backends.state.records(self.row.run_id)).ends
                     if (stalls := self._in_a_row(recorded)) < self.row.stalls:
                         self._see(stalls=stalls, mark=recorded)
         finally:
