@@ -16,6 +16,7 @@ from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._engines.sqlite import SQLiteEngine, _answer
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core._engines.sqlite_writer import Writer
+from agent_runtime_core.errors import StorageClosed
 
 from .ablations import weakened
 from .wire import CRASHES, TOPICS, Bells, Wire, answer_of, nobody
@@ -52,6 +53,22 @@ class Tables(MemoryEngine):
         self._listeners = {topic: [nobody] for topic in TOPICS}
         self._rung: set[str] = set()
         self._replayed = False
+        self._dead = False
+
+    def die(self) -> None:
+        self._dead = True
+
+    def apply(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        self._alive()
+        return super().apply(guard, ops)
+
+    async def read(self, fn: Callable[..., Any], *args: Any) -> Any:
+        self._alive()
+        return await super().read(fn, *args)
+
+    def _alive(self) -> None:
+        if self._dead:
+            raise StorageClosed(f"the host of {self.name} is dead")
 
     def add(self, concern: Concern) -> None:
         super().add(weakened(concern, self.world.ablated))
@@ -104,9 +121,6 @@ class SimMemoryEngine(Bells, Tables):
 
     def beat(self, fn: Callable[[], None], interval: float) -> Callable[[], None]:
         return self.start_beat(fn, interval)
-
-    def die(self) -> None:
-        self._closed = True
 
 
 def _nothing(concern: Concern) -> None:

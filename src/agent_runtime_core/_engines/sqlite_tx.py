@@ -139,7 +139,7 @@ class Home(Protocol):
 class SQLiteTx:
     """An open transaction on the writing connection."""
 
-    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings", "rows", "write")
+    __slots__ = ("_conn", "_fences", "counters", "engine", "execute", "rings", "rows")
 
     def __init__(self, engine: Home, conn: sqlite3.Connection) -> None:
         self.engine: Home = engine
@@ -149,9 +149,9 @@ class SQLiteTx:
         self.counters: dict[str, int] = engine.known.counters
         #: Rows that a concern has written, under the same terms.
         self.rows: dict[str, Any] = engine.known.rows
+        # Not that of one cursor for all, which is faster: after an error, Python 3.11 has it keep its statement, and so
+        # the transaction of a connection that was closed meanwhile.
         self.execute: Callable[..., sqlite3.Cursor] = conn.execute
-        #: The same for what gives no rows, on one cursor for all: to make one takes a tenth as long as to insert a row.
-        self.write: Callable[..., sqlite3.Cursor] = conn.cursor().execute
         self.rings: set[str] = set()
 
     def ring(self, topic: str) -> None:

@@ -132,7 +132,7 @@ def append(tx: SQLiteTx, run_id: str, record: Record) -> int:
         result = _packed(kind, text)
         crc = _crc(run_id, seq, kind, name, result, body, nev)
     try:
-        tx.write(_INSERT, (run_id, seq, kind, name, result, body, ev, nev, crc))
+        tx.execute(_INSERT, (run_id, seq, kind, name, result, body, ev, nev, crc))
     except sqlite3.IntegrityError:
         return applied(tx, run_id, record)
     if kind == ENDED:
