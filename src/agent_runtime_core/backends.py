@@ -37,6 +37,11 @@ class Backends(NamedTuple):
             isinstance(getattr(backend, "engine", None), MemoryEngine) for backend in (self.queue, self.state)
         )
 
+    @property
+    def together(self) -> bool:
+        """Whether the row of a run and its journal are on one engine, which has both or neither."""
+        return self.state.commits is self.queue.commits
+
     async def close(self) -> None:
         async with AsyncExitStack() as closing:
             for backend in reversed(self):

@@ -15,7 +15,7 @@ from agent_runtime_core._clock import aware
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
 from agent_runtime_core.errors import StepExecutionError, StorageCorrupt, UnknownRun
-from agent_runtime_core.events import SQLiteEventBus
+from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.persistence import PersistenceManager, Scope
 from agent_runtime_core.persistence.documents.base import Table
@@ -24,7 +24,7 @@ from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.state import SQLiteStateStore
+from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore
 from tests.unit.rig import Script
 
 RUN = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"
@@ -208,6 +208,37 @@ async def test_a_run_that_has_lost_recorded_steps_does_not_run_them_again(path: 
         with pytest.raises(StorageCorrupt, match=r"the ends of 2 steps were recorded and \d are found"):
             await runner.run_once()
     assert ran == [1, 2]
+
+
+async def test_a_journal_that_was_in_the_memory_of_a_process_that_is_gone_is_not_called_damaged(path: Path) -> None:
+    ran: list[int] = []
+
+    async def body(ctx: Any) -> None:
+        await ctx.step("one", ran.append, 1)
+        await ctx.wait_for_signal("first")
+        await ctx.wait_for_signal("second")
+
+    @contextlib.asynccontextmanager
+    async def process() -> AsyncIterator[AgentRunner]:
+        registry = Registry()
+        registry.register(Script(body))
+        places = SQLiteQueue(path), InMemoryEventBus(), InMemoryStateStore()
+        async with AgentRunner(*places, RunnerConfig(park_after=0), registry=registry) as runner, asyncio.timeout(20):
+            yield runner
+
+    async with process() as runner:
+        await runner.submit("script", run_id="x")
+        await runner.run_once()
+        await runner.signal("x", "first")
+        await runner.run_once()
+        assert (await runner.queue.must_get("x")).mark == 1
+        await runner.signal("x", "second")
+    async with process() as runner:
+        await runner.run_once()
+        assert (await runner.get_run("x")).status == "succeeded"
+    async with process() as runner:
+        assert (await runner.wait("x", 1)).final_output == {}
+    assert ran == [1, 1]
 
 
 @pytest.mark.parametrize("damage", ["ev = NULL", "nev = NULL", "ev = 9223372036854775807"])

@@ -48,7 +48,7 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         if each is row and each.parent_id is not None:
             queue_ops.append(_told_parent(queue, each, each.parent_id, end.result))
         ends.append(end)
-    apart = queue.commits is not backends.state.commits
+    apart = not backends.together
     if not apart:
         queue_ops += [op for end in ends for op in _ended(backends, end, now)]
     first = (await queue.commits.commit(None, queue_ops))[0]  # the queue decides
@@ -115,7 +115,7 @@ async def cancelled_whole(
 ) -> None:
     """Have it known everywhere that this run, and what it called, was cancelled, if it was: whoever did it may have
     got no answer half-way."""
-    if row.status != "cancelled" or (backends.queue.commits is backends.state.commits and _derives(backends)):
+    if row.status != "cancelled" or (backends.together and _derives(backends)):
         return
     above |= {row.run_id}
     for child in await backends.queue.children(row.run_id):
@@ -145,7 +145,7 @@ def _ended(backends: Backends, end: End, now: float) -> list[Op]:
         -1, ENDED, "cancelled", attempt=row.generation, t=now, result=encode_result(end.result), info="{}", nev=1
     )
     ops = [Op("journal.append", (row.run_id, record)), Op("state.status", (row.run_id, "cancelled", now))]
-    if backends.state.commits is not backends.queue.commits:
+    if not backends.together:
         ops.insert(0, behind(row.run_id, row.claim_id or NOBODY))
     return [*ops, *end.said] if _derives(backends) else ops
 

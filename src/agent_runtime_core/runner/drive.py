@@ -132,9 +132,12 @@ class Drive(Ends):
 
     def _know_whole(self, book: Book) -> None:
         """Refuse a journal that was longer when the row was last written, and have the next one who writes it say how
-        long it is: each record has a checksum, and nothing else tells of those that are not found any more."""
+        long it is: each record has a checksum, and nothing else tells of those that are not found any more.
+
+        One on another engine than the row may have been in the memory of a process that is gone.
+        """
         row = self.row
-        if book.ends < row.mark:
+        if book.ends < row.mark and self.backends.together:
             raise StorageCorrupt(
                 f"run {row.run_id}: the ends of {row.mark} steps were recorded and {book.ends} are found; it is left "
                 "as it is: restore a backup"

@@ -144,7 +144,8 @@ class StoredRuns:
                 return await self._chronicle(row).recall(record.result)
             return decode_result(record.result)
         succeeded = row.status == "succeeded" and row.output is None
-        if succeeded and (row.mark >= 0 or await self.state_store.records(row.run_id)):
+        had_journal = row.mark >= 0 and self.backends.together
+        if succeeded and (had_journal or await self.state_store.records(row.run_id)):
             await self.queue.must_get(row.run_id)  # it may have been deleted meanwhile
             raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
         # Ended through the queue's own methods, or before its journal could be written.
