@@ -168,3 +168,18 @@ def accepted(what: str) -> Iterator[None]:
 async def turns(count: int = 20) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def cancelled_while_it_writes(write: Callable[[int], Awaitable[Any]]) -> None:
+    """A task that is told to stop some turns into the `write` of that number stops, and does not go on."""
+
+    async def writer(number: int) -> None:
+        await write(number)
+        await turns()  # where the commit did not wait for anything, it is cancelled here
+
+    for patience in range(8):
+        writing = asyncio.ensure_future(writer(patience))
+        await turns(patience)
+        writing.cancel()
+        await asyncio.wait({writing})
+        same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")

@@ -9,7 +9,7 @@ from uuid import UUID
 from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import LeaseLost
 from ...events.base import DELETE, TRIM
-from .checks import Cases, refused, same, turns
+from .checks import Cases, cancelled_while_it_writes, refused, same, turns
 from .events_rig import OTHER, RUN, Case, Make, fill, opened, sequences
 
 CASES: Cases[Case] = Cases()
@@ -139,18 +139,9 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
 @CASES
 async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
     async with opened(make) as bus:
-        for patience in range(8):
-            event = bus.publishing(UUID(int=patience + 1), [("e", "tick", {})])
-
-            async def write(event: Op = event) -> None:
-                await bus.commit(None, [event])
-                await turns()  # where the commit did not wait for anything, it is cancelled here
-
-            writing = asyncio.ensure_future(write())
-            await turns(patience)
-            writing.cancel()
-            await asyncio.wait({writing})
-            same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
+        await cancelled_while_it_writes(
+            lambda number: bus.commit(None, [bus.publishing(UUID(int=number + 1), [("e", "tick", {})])])
+        )
 
 
 @CASES

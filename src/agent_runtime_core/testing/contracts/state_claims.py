@@ -10,7 +10,7 @@ from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import LeaseLost
 from ...journal.record import ENDED, Record
 from ...state.base import StateRow, StateStore
-from .checks import Cases, refused, same, turns
+from .checks import Cases, cancelled_while_it_writes, refused, same, turns
 from .state_rig import NEW, NEWER, NEWEST, OLD, OTHER, RUN, Case, Make, append, install, opened, record
 
 CASES: Cases[Case] = Cases()
@@ -173,18 +173,9 @@ async def a_writer_that_is_cancelled_wrote_all_or_nothing(make: Make) -> None:
 @CASES
 async def a_writer_that_is_cancelled_does_not_go_on(make: Make) -> None:
     async with opened(make) as store:
-        for patience in range(8):
-            status = Op("state.status", (str(UUID(int=patience + 1)), "running", 9.0))
-
-            async def write(status: Op = status) -> None:
-                await store.commits.commit(None, [status])
-                await turns()  # where the commit did not wait for anything, it is cancelled here
-
-            writing = asyncio.ensure_future(write())
-            await turns(patience)
-            writing.cancel()
-            await asyncio.wait({writing})
-            same(writing.cancelled(), True, f"that a writer is cancelled when it was told so after {patience} turns")
+        await cancelled_while_it_writes(
+            lambda number: store.commits.commit(None, [Op("state.status", (str(UUID(int=number + 1)), "running", 9.0))])
+        )
 
 
 @CASES
