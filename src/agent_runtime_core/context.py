@@ -47,8 +47,8 @@ class Context(Imperative):
         self.metadata: dict[str, Any] = cast("dict[str, Any]", decode(row.metadata))
         self.attempt: int = row.attempt
         self.failures: int = row.failures  # of the attempts before; the others crashed
-        #: Whether what this run says becomes part of its conversation.
-        self.remembered: bool = True
+        #: Whether the agent keeps the conversation of this run itself; see `own_conversation`.
+        self.owns_conversation: bool = False
         #: What was said before in the run's conversation and its own messages, once that was read.
         self.heard: list[Any] | None = None
         self._budget: Budget | None = None
@@ -135,6 +135,26 @@ class Context(Imperative):
     def traced(self) -> bool:
         """Whether anybody hears of a trace."""
         return self._services.tracer is not None
+
+    def own_conversation(self) -> None:
+        """Declare that the agent keeps the conversation itself: the runner appends nothing of this run to it.
+
+        Call it between steps, at any time before `run` returns. Each attempt of the run starts without the
+        declaration, so code that calls it on every attempt needs no record of it. `input_messages` stay as they are;
+        `input["messages"]` are those that came with the run.
+
+        Raises:
+            InvalidArgument: if it is called inside a step. A resumed run does not execute a completed step again, and
+                would lose the declaration.
+        """
+        if self.owns_conversation:
+            return
+        if self._frame is not None:
+            raise InvalidArgument(
+                f"ctx.own_conversation() must be called between steps, got a call inside step {self._frame.name!r}. "
+                "Call it before the step: a resumed run does not execute a completed step again"
+            )
+        self.owns_conversation = True
 
     # -- events and checkpoints
 

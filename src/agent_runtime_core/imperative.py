@@ -266,6 +266,10 @@ class Imperative:
         self.book.passed()
         return value
 
+    def began_without(self, name: str) -> bool:
+        """Whether steps of this run are recorded, and no value `pinned` under that name before them."""
+        return bool(self.book.done or self.book.begun) and self.book.recorded(name, "v:0") is None
+
     async def _recorded(self, name: str, make: Callable[[], Any], key: str | None) -> Any:
         async def made() -> Any:
             return make()

@@ -194,6 +194,9 @@ class RunContext(Protocol):
     def persistence(self) -> Any:
         """The run's PersistenceManager: what a run writes there is refused once it has lost its lease."""
 
+    def own_conversation(self) -> None:
+        """Declare, between steps, that the agent keeps the conversation itself: the runner appends nothing to it."""
+
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None: ...
     async def checkpoint(self, state: dict[str, Any]) -> None: ...
     async def get_state(self) -> dict[str, Any] | None:

@@ -68,8 +68,10 @@ class Services:
     tracer: Tracer | None = None
     #: Gives the stores that `ctx.persistence` is; it is asked when they are needed.
     persistence: Callable[[], PersistenceManager] | None = None
-    #: What a run says to its conversation and to an audit store, where the runner was given stores for that.
-    chronicle: Callable[[RunRow], Chronicle] | None = None
+    #: Makes what keeps a run's part of its conversation and of an audit store; None for a run without either.
+    chronicle: Callable[[RunRow], Chronicle | None] | None = None
+    #: Is called with each run whose part of its conversation is kept by neither the runner nor the agent.
+    not_kept: Callable[[RunRow], None] | None = None
     #: Those that runs leave while they wait in place, so that their worker can do something else.
     slots: Slots | None = None
     #: Hears of each piece of an answer (run id, sequence, bytes), and says what to wait for before the next.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, cast
-from uuid import UUID
 
 from .._engines.base import Commits
 from .._json import decode_known
@@ -21,12 +20,11 @@ from .history import History, recall
 class Chronicle:
     """One claim's part of it."""
 
-    def __init__(self, stores: PersistenceManager, backends: Backends, row: RunRow) -> None:
+    def __init__(self, stores: PersistenceManager, backends: Backends, row: RunRow, *, audited: bool = True) -> None:
         self.stores: PersistenceManager = stores
         self.backends: Backends = backends
         self.row: RunRow = row
-        named = cast("dict[str, Any]", decode_known(row.input)).get("conversation_id")
-        self.conversation_id: UUID | None = conversation_id(named)
+        self.audited: bool = audited
         self.history: History | None = None
         self.ctx: Context | None = None
 
@@ -41,17 +39,23 @@ class Chronicle:
 
     async def load(self, ctx: Context) -> None:
         self.ctx = ctx
-        if self.conversation_id is not None:
-            self.history = History(self.stores.conversations, self.conversation_id, self.row, self.backends.queue.clock)
+        if ctx.conversation_id is not None:
+            self.history = History(self.stores.conversations, ctx.conversation_id, self.row, self.backends.queue.clock)
             await self.history.load(ctx)
 
     async def keep(self, result: RunResult) -> None:
-        if self.history is not None and (self.ctx is None or self.ctx.remembered):
+        if self.history is not None and not self._owned:
             await self.history.keep(result)
 
     def before(self, result: RunResult) -> Before | None:
         """The messages of a result that need not be recorded, as the conversation has them."""
-        return None if self.history is None else self.history.before(result)
+        # An agent that keeps the conversation may change it, and the result must stay what it was.
+        return None if self.history is None or self._owned else self.history.before(result)
+
+    @property
+    def _owned(self) -> bool:
+        """Whether the agent keeps the conversation itself."""
+        return self.ctx is not None and self.ctx.owns_conversation
 
     async def recall(self, text: str) -> RunResult:
         """A recorded result, with the messages that it names."""
@@ -59,6 +63,7 @@ class Chronicle:
         return result if before is None else await recall(self.stores.conversations, result, before)
 
     async def tell(self, result: RunResult | None) -> None:
-        audit = self.stores.audit if self.stores.has_audit() else None
+        audit = self.stores.audit if self.audited and self.stores.has_audit() else None
         if audit is not None:
-            await Audit(audit, self.backends.bus, self.row, self.conversation_id).tell(result)
+            named = cast("dict[str, Any]", decode_known(self.row.input)).get("conversation_id")
+            await Audit(audit, self.backends.bus, self.row, conversation_id(named)).tell(result)

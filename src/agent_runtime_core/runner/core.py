@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._json import decode
@@ -55,9 +55,14 @@ class AgentRunner(StoredRuns):
 
     Backends that are not given come from the configuration; in memory, nothing outlives the process.
     `AgentRunner.open("agents.db")` is the durable set-up in one line. `tools` are those of agents that
-    have none of their own. `trace_sinks` hear what happens, and cannot delay a run. With `persistence` a run
-    that names a conversation goes on with it, and an audit store among them is told what runs do. Every
+    have none of their own. `trace_sinks` hear what happens, and cannot delay a run. Every
     coroutine of it can be reached without a loop through `portal.call`.
+
+    `persistence` is the manager of the stores that the runner uses: a run that names a `conversation_id` starts with
+    the earlier messages of that conversation, its new messages are appended when it succeeds, and an audit store
+    among them records what runs do. By default a runner that `open` or `backend_url` gave a URL keeps conversations,
+    and nothing else, in the stores at that URL. A runner without a URL keeps none and logs one warning per agent. With
+    None it keeps none and logs nothing.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class AgentRunner(StoredRuns):
         *,
         tools: ToolRegistry | None = None,
         trace_sinks: Sequence[TraceSink] = (),
-        persistence: PersistenceManager | None = None,
+        persistence: PersistenceManager | Literal["default"] | None = "default",
         registry: Registry = DEFAULT,
     ) -> None:
         check_parts(config, tools, trace_sinks, persistence)
@@ -102,7 +107,7 @@ class AgentRunner(StoredRuns):
         config: RunnerConfig | None = None,
         tools: ToolRegistry | None = None,
         trace_sinks: Sequence[TraceSink] = (),
-        persistence: PersistenceManager | None = None,
+        persistence: PersistenceManager | Literal["default"] | None = "default",
         registry: Registry = DEFAULT,
         durability: str | None = None,
     ) -> AgentRunner:
@@ -308,6 +313,7 @@ class AgentRunner(StoredRuns):
         return lent
 
     def _services(self, tools: ToolRegistry, inline: bool) -> Services:
+        chronicle, not_kept = self._conversation_services()
         return Services(
             clock=self.queue.clock,
             tools=tools,
@@ -316,7 +322,8 @@ class AgentRunner(StoredRuns):
             limits=self.config.limits,
             tracer=self.tracer,
             persistence=lambda: self.persistence,
-            chronicle=None if self._stores is None else self._chronicle,
+            chronicle=chronicle,
+            not_kept=not_kept,
             slots=None if inline else self._worker.slots,
             told=self._flow.told,
         )
@@ -328,7 +335,10 @@ class AgentRunner(StoredRuns):
         if there is not None and there.parent_id == parent:
             input = cast("dict[str, Any]", decode(there.input))  # it goes on with what it was called with
         result = await self.execute(agent, run_id, input, parent_run_id=parent, recover=recover)
-        record = None if self._stores is None else await self.state_store.ending(run_id)
+        if not input.get("conversation_id"):
+            return result
+        # The parent records only the new messages of a child: the record of a long history refers to the rest.
+        record = await self.state_store.ending(run_id)
         text = "{}" if record is None else record.result or "{}"
         return result if before_of(text) is None else decode_result(text)
 

@@ -152,7 +152,8 @@ async def _open(
     concurrency_key: str | None,
 ) -> tuple[AgentRunner, _Door, Context]:
     config = config or RunnerConfig(worker_id=f"open_run-{os.getpid()}", run_timeout_seconds=1e9, max_retries=1)
-    runner = AgentRunner.open(path_or_url, config=config, durability=durability)
+    # The block has no agent, and no result whose messages could be appended to a conversation.
+    runner = AgentRunner.open(path_or_url, config=config, durability=durability, persistence=None)
     try:
         row = runner.queue.new_row(
             run_id, AGENT, input or {}, metadata, concurrency_key=concurrency_key, origin="inline"

@@ -73,8 +73,11 @@ class Ends(Asides):
                 said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
                 return await self._raised(ctx, InvalidArgument(said))
             return await self._failed(result, result.error)
-        if self.chronicle is not None and (refusal := await self._stored(self.chronicle.keep(result))) is not None:
-            return await self._raised(ctx, refusal)
+        if self.chronicle is not None:
+            if (refusal := await self._stored(self.chronicle.keep(result))) is not None:
+                return await self._raised(ctx, refusal)
+        elif ctx.conversation_id is not None and not ctx.owns_conversation and self.services.not_kept is not None:
+            self.services.not_kept(self.row)
         try:
             return await self._end(RunStatus.SUCCEEDED, result)
         except UnserialisableResult as error:

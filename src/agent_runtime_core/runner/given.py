@@ -21,7 +21,7 @@ def check_parts(config: object, tools: object, trace_sinks: object, persistence:
     if tools is not None and not isinstance(tools, ToolRegistry):
         raise InvalidArgument(f"tools is a ToolRegistry, not {brief(tools)}: register(tool) each of them in one")
     check_setting("trace_sinks", "trace_sinks", trace_sinks)
-    if persistence is not None and not hasattr(persistence, "homes"):
+    if persistence is not None and persistence != "default" and not hasattr(persistence, "homes"):
         raise InvalidArgument(
             f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
             "or PersistenceManager.open(path_or_url)"

@@ -59,7 +59,12 @@ class History:
             branch = None if stored is None else stored.active_branch_id
             return {"leaf": str(said[-1].id) if said else None, "branch": None if branch is None else str(branch)}
 
-        self._pin = await ctx.pinned("history", newest)
+        if ctx.began_without("history"):
+            # Its runner kept no conversations then. With a history now, code that runs again would see other messages
+            # than those that its recorded steps were made from.
+            self._pin = {**await newest(), "leaf": None}
+        else:
+            self._pin = await ctx.pinned("history", newest)
         leaf = self._pin["leaf"]
         kept = [] if stored is None or leaf is None else history(stored.messages, leaf=UUID(leaf))
         self._leaf = kept[-1] if kept else None
@@ -192,5 +197,32 @@ def _overlap(known: Sequence[Mapping[str, Any]], told: Sequence[Mapping[str, Any
     return None
 
 
-def _beyond(messages: list[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return messages[len(start) :] if _begins(messages, start) else messages
+def _beyond(messages: list[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages that the conversation `known` lacks.
+
+    A client that keeps the conversation sends all of it again with each message, or the last part of it, and often
+    without the tool calls. Only such an input has answers in it: one that starts with the text of the last message by
+    chance is new.
+    """
+    if _begins(messages, known):
+        return messages[len(known) :]
+    if any(each.get("role") == "assistant" for each in messages):
+        for start in range(len(known)):
+            count = _repeated(messages, known[start:])
+            if any(each.get("role") == "assistant" for each in messages[:count]):
+                return messages[count:]
+    return messages
+
+
+def _repeated(messages: Sequence[Mapping[str, Any]], known: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages at the start are those of `known` again, tool calls and their results left out or not; 0 if
+    another message is missing."""
+    count = 0
+    for each in known:
+        if count < len(messages) and (
+            same_chat(messages[count], each) or same_chat(messages[count], {**each, "tool_calls": None})
+        ):
+            count += 1
+        elif each.get("role") != "tool" and not each.get("tool_calls"):
+            return 0
+    return count

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as _dt
-from collections.abc import AsyncGenerator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
 from .._engines.base import NOBODY, Commits, Op, behind
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
 
 
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+
 def _manager(name: str) -> Any:
     return load(f"..persistence.manager:{name}", package=__package__)
 
@@ -46,13 +50,19 @@ class StoredRuns:
     """What `AgentRunner` does with runs whoever executes them: it asks after them, and acts on them."""
 
     def __init__(
-        self, backends: Backends, config: RunnerConfig, registry: Registry, persistence: PersistenceManager | None
+        self,
+        backends: Backends,
+        config: RunnerConfig,
+        registry: Registry,
+        persistence: PersistenceManager | Literal["default"] | None,
     ) -> None:
         self.backends = backends
         self.config = config
         self.registry = registry
         self._flow = Flow(config.max_unsent_bytes)
-        self._stores = persistence
+        self._stores = None if isinstance(persistence, str) else persistence
+        self._keeps_conversations: bool = persistence is not None
+        self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
         self._own_stores: PersistenceManager | None = None
         #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
         self._in_one_place: bool = False
@@ -83,9 +93,37 @@ class StoredRuns:
         """Where else the claims of runs may be known."""
         return [] if self._stores is None else [each.commits for each in self._stores.homes()]
 
-    def _chronicle(self, row: RunRow) -> Chronicle:
+    def _chronicle(self, row: RunRow, *, audited: bool = True) -> Chronicle:
         make = cast("Any", load(".chronicle:Chronicle", package=__package__))
-        return cast(Chronicle, make(self.persistence, self.backends, row))
+        return cast(Chronicle, make(self.persistence, self.backends, row, audited=audited))
+
+    def _conversation_services(
+        self,
+    ) -> tuple[Callable[[RunRow], Chronicle | None] | None, Callable[[RunRow], None] | None]:
+        """`Services.chronicle` and `Services.not_kept` of this runner."""
+        if self._stores is not None:
+            return self._chronicle, None
+        if not self._keeps_conversations:
+            return None, None
+        return (self._by_default, None) if self._in_one_place else (None, self._warn_not_kept)
+
+    def _by_default(self, row: RunRow) -> Chronicle | None:
+        """Keep the conversation of the run in the stores at the runner's URL.
+
+        A run that names no conversation opens no store: it must not pay for what it does not use.
+        """
+        return self._chronicle(row, audited=False) if '"conversation_id"' in row.input else None
+
+    def _warn_not_kept(self, row: RunRow) -> None:
+        """Warn once per agent that its runs name conversations and that nothing keeps them."""
+        if row.agent not in self._warned_of:
+            self._warned_of.add(row.agent)
+            log.warning(
+                "conversation of run %s (agent %s) is not kept: its runner was not opened from a URL and has no "
+                "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
+                "conversations, or persistence=None to turn this warning off",
+                row.run_id, row.agent,
+            )  # fmt: skip
 
     @property
     def queue(self) -> RunQueue:

@@ -70,6 +70,8 @@ class MockRunContext:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.checkpoints: list[dict[str, Any]] = []
         self.sleeps: list[float] = []
+        #: Whether the agent called `own_conversation()`.
+        self.owns_conversation = False
         self._clock = clock
         self._signals: dict[str, deque[Any]] = {}
         self._cancelled = False
@@ -89,6 +91,10 @@ class MockRunContext:
     @persistence.setter
     def persistence(self, manager: PersistenceManager) -> None:
         self._persistence = manager
+
+    def own_conversation(self) -> None:
+        """Set `owns_conversation`. This context has no runner that appends to a conversation."""
+        self.owns_conversation = True
 
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
         if not isinstance(payload, Mapping):
@@ -212,10 +218,10 @@ class MockRunContext:
         self._cancelled = True
 
     def clear(self) -> None:
-        """Forget events, checkpoints, sleeps and signals, and the cancellation."""
+        """Forget events, checkpoints, sleeps and signals, the cancellation and the call of `own_conversation()`."""
         for noted in (self.events, self.checkpoints, self.sleeps, self._signals):
             noted.clear()
-        self._cancelled = False
+        self._cancelled = self.owns_conversation = False
 
 
 def create_test_context(

@@ -75,7 +75,8 @@ class Attempt:
         self.turn: Turn = turn
         chosen = await self._begin()
         self.chosen: Chosen = chosen
-        ctx.remembered = chosen.personality.memory.remember
+        if not chosen.personality.memory.remember:
+            ctx.own_conversation()
         turn.status, turn.personality, turn.error = RunStatus.RUNNING, chosen.personality.name, None
         values = {**chosen.preferences, **ctx.params, "user_id": turn.user_id or ""}
         self.work: Work = parts.work(ctx, turn, chosen.personality, values)
