@@ -20,7 +20,7 @@ from tests.fault.jobs.chatting import CHAT, stores
 log = logging.getLogger("fault")
 
 TURNS = 6
-STORES = ["files", "own", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
+STORES = ["files", "default", "own", "sqlite", pytest.param("redis", marks=pytest.mark.redis)]
 
 
 def ordeal(where: str, db: Path, directory: Path, number: int, kills: int, pause: float) -> int:

@@ -1,6 +1,6 @@
 """A conversation of many runs, each of two steps: chatting.py STORES DB DIRECTORY TURNS PAUSE.
 
-STORES is files, own (those of the runs' own file), sqlite, or the URL of a Redis.
+STORES is files, default (the runner gets no stores), own (those of the runs' own file), sqlite, or the URL of a Redis.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def stores(where: str, db: str, directory: str) -> PersistenceManager:
     match where:
         case "files":
             return PersistenceManager(PersistenceConfig(project_dir=directory))
-        case "own":
+        case "default" | "own":
             return PersistenceManager.open(db)
         case "sqlite":
             return PersistenceManager.open(Path(directory) / "stores.db")
@@ -52,7 +52,8 @@ class Talker(AgentRuntime):
 async def main(where: str, db: str, directory: str, turns: int, pause: float) -> None:
     os.environ["HOME"] = directory  # of two at once, each has its own global stores too: their runs have the same ids
     manager = stores(where, db, directory)
-    runner = AgentRunner.open(db, config=RunnerConfig(worker_id="one"), persistence=manager)
+    passed = {} if where == "default" else {"persistence": manager}
+    runner = AgentRunner.open(db, config=RunnerConfig(worker_id="one"), **passed)
     agent = Talker(pause)
     say("ready")
     for turn in range(turns):
