@@ -23,8 +23,8 @@ def check_parts(config: object, tools: object, trace_sinks: object, persistence:
     check_setting("trace_sinks", "trace_sinks", trace_sinks)
     if persistence is not None and persistence != "default" and not hasattr(persistence, "homes"):
         raise InvalidArgument(
-            f"persistence is a PersistenceManager, not a {type(persistence).__name__}: PersistenceManager(config), "
-            "or PersistenceManager.open(path_or_url)"
+            f"persistence must be a PersistenceManager, None or 'default', got a {type(persistence).__name__}. "
+            "Make one with PersistenceManager.open(path_or_url)"
         )
 
 

@@ -38,7 +38,6 @@ from .watching import Watch, closed, events_until_ended
 if TYPE_CHECKING:
     from ..persistence.manager import PersistenceManager
 
-
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunnerConfig, RunResult
@@ -52,8 +52,8 @@ class Talker(AgentRuntime):
 async def main(where: str, db: str, directory: str, turns: int, pause: float) -> None:
     os.environ["HOME"] = directory  # of two at once, each has its own global stores too: their runs have the same ids
     manager = stores(where, db, directory)
-    passed = {} if where == "default" else {"persistence": manager}
-    runner = AgentRunner.open(db, config=RunnerConfig(worker_id="one"), **passed)
+    passed: PersistenceManager | Literal["default"] = "default" if where == "default" else manager
+    runner = AgentRunner.open(db, config=RunnerConfig(worker_id="one"), persistence=passed)
     agent = Talker(pause)
     say("ready")
     for turn in range(turns):
