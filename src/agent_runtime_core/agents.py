@@ -31,6 +31,7 @@ class ToolCallingAgent(AgentRuntime):
         max_iterations: Any  # a whole number
         model: Any  # a text, or None
         temperature: Any  # a number, or None
+        max_tokens: Any  # a whole number, or None
     else:
 
         @property
@@ -52,6 +53,11 @@ class ToolCallingAgent(AgentRuntime):
 
         @property
         def temperature(self) -> float | None:
+            return None
+
+        @property
+        def max_tokens(self) -> int | None:
+            """Tokens of one answer of the model at most; None leaves it to the client. `limits` limit the whole run."""
             return None
 
     #: Tell the answer in pieces as it comes, as ASSISTANT_DELTA events; `params["stream"]` of a run says so too.
@@ -91,8 +97,8 @@ class ToolCallingAgent(AgentRuntime):
         try:
             done = await run_turn_loop(
                 ctx, self.get_llm_client(), self.tools, own, messages=[prompt, *ctx.input_messages], model=self.model,
-                temperature=self.temperature, stream=bool(stream), output_type=self.output_type, hooks=self._hooks(ctx),
-                cancellation=self.cancellation(ctx),
+                temperature=self.temperature, max_tokens=self.max_tokens, stream=bool(stream),
+                output_type=self.output_type, hooks=self._hooks(ctx), cancellation=self.cancellation(ctx),
             )  # fmt: skip
         except LimitExceeded as limit:
             partial = limit.result if isinstance(limit.result, RunResult) else RunResult()

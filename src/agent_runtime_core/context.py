@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 from weakref import ref
@@ -33,7 +34,9 @@ _DELTA = EventType.ASSISTANT_DELTA.value
 class Context(Imperative):
     """One claim's view of one run; see `interfaces.RunContext` for what agents rely on."""
 
-    def __init__(self, row: RunRow, book: Book, services: Services, place: Place) -> None:
+    def __init__(
+        self, row: RunRow, book: Book, services: Services, place: Place, overrides: Mapping[str, Any] | None = None
+    ) -> None:
         super().__init__(book, services.clock, place)
         self._row, self._services = row, services
         book.owner = ref(self)
@@ -52,6 +55,7 @@ class Context(Imperative):
         #: What was said before in the run's conversation and its own messages, once that was read.
         self.heard: list[Any] | None = None
         self._budget: Budget | None = None
+        self._overrides = overrides  # limits that `resume` or `requeue` set for this run
         self.tools: ToolRegistry = services.tools
         self._waits: Waits | None = None
 
@@ -90,7 +94,7 @@ class Context(Imperative):
         """What all agent loops of this run may use: by its runner's limits and by those of its input."""
         if self._budget is None:
             limits = RunLimits.of(self._services.limits).stricter(self.input.get("limits"))
-            self._budget = Budget(limits)
+            self._budget = Budget(limits, overrides=self._overrides)
         return self._budget
 
     @property

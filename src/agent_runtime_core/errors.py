@@ -311,13 +311,13 @@ class WaitTimeout(AgentRuntimeError, TimeoutError):
 class LimitExceeded(AgentRuntimeError):
     """A limit of the run was reached. `limit` is its name in RunLimits, `allowed` its value, `used` what there was."""
 
-    def __init__(self, limit: str, allowed: float, used: float, what: str = "") -> None:
+    def __init__(self, limit: str, allowed: float, used: float, what: str = "", *, fix: str = "") -> None:
         self.limit: str = limit
         self.allowed: float = allowed
         self.used: float = used
         #: A RunResult with what there was until then, where there is one.
         self.result: object | None = None
-        super().__init__(f"{limit}={allowed:g} is reached ({used:g} used){what and f': {what}'}")
+        super().__init__(f"{limit}={allowed:g} is reached ({used:g} used){what and f': {what}'}{fix and f'. {fix}'}")
 
 
 class OutputMismatch(AgentRuntimeError):

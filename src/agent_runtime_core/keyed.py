@@ -68,6 +68,14 @@ class KeyedSteps:
         identity, book = (name, f"k:{key}"), self._book
         return book.doubted(identity) if identity in book.begun or identity in book.lost else None
 
+    async def streamed(self, name: str, key: str) -> int:
+        """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""
+        step = step_id(str(self._ctx.run_id), name, f"k:{key}")
+        ledger = self._book.ledger
+        events = await ledger.bus.get_events(ledger.run_id)
+        deltas = (event.payload for event in events if event.event_type == EventType.ASSISTANT_DELTA.value)
+        return sum(len(each["delta"]) for each in deltas if each.get("step_id") == step)
+
     async def perform(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
         tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
@@ -126,6 +134,9 @@ class UnjournaledSteps:
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         return None
+
+    async def streamed(self, name: str, key: str) -> int:
+        return 0
 
     async def perform(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,

@@ -26,6 +26,9 @@ class RunLimits:
 
     A turn is one call of the model and the tool calls it asks for. No call is begun once a limit is
     reached: the last one before may go beyond `max_tokens` and `max_cost_usd` by what it takes itself.
+
+    `max_tokens` and `max_cost_usd` limit what the provider reported. The usage of a model call that was cut off is
+    only an estimate. With `count_estimates=True` these two limits count estimates too.
     """
 
     max_turns: int | None = None
@@ -34,9 +37,12 @@ class RunLimits:
     max_cost_usd: float | None = None
     turn_timeout: float | None = None
     run_timeout: float | None = None
+    count_estimates: bool = False
 
     def __post_init__(self) -> None:
-        for name in _NAMES:
+        if not isinstance(self.count_estimates, bool):
+            raise InvalidArgument(f"count_estimates must be True or False, got {brief(self.count_estimates)}")
+        for name in _NUMBERS:
             value = getattr(self, name)
             if value is None:
                 continue
@@ -70,16 +76,28 @@ class RunLimits:
     def stricter(self, other: RunLimits | Mapping[str, Any] | None) -> RunLimits:
         """The smaller of each limit."""
         there = RunLimits.of(other)
-        pairs = ((name, (getattr(self, name), getattr(there, name))) for name in _NAMES)
-        return RunLimits(**{name: min((v for v in both if v is not None), default=None) for name, both in pairs})
+        pairs = ((name, (getattr(self, name), getattr(there, name))) for name in _NUMBERS)
+        smaller = {name: min((v for v in both if v is not None), default=None) for name, both in pairs}
+        return RunLimits(**smaller, count_estimates=self.count_estimates or there.count_estimates)
 
     def as_dict(self) -> dict[str, Any]:
-        """The limits there are."""
-        return {name: value for name in _NAMES if (value := getattr(self, name)) is not None}
+        """Return the fields that differ from their defaults."""
+        return {name: value for name in _NAMES if (value := getattr(self, name)) is not None and value is not False}
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))
+_NUMBERS = _NAMES[:-1]  # all but count_estimates
 NO_LIMITS = RunLimits()
+
+
+def named_limits(given: RunLimits | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields that `given` names, validated: all keys of a mapping, or what a RunLimits sets."""
+    limits = RunLimits.of(given)
+    return {name: getattr(limits, name) for name in given} if isinstance(given, Mapping) else limits.as_dict()
+
+
+#: Tokens that an interrupted model call is estimated to have generated unseen, if its request set no `max_tokens`.
+UNSEEN_TOKENS = 1024
 
 #: The parts of a usage that add up.
 COUNTED = frozenset({
@@ -90,7 +108,12 @@ COUNTED = frozenset({
 class Budget:
     """What a loop has used of its limits, or with `outer` of those of its run too, its children's use included."""
 
-    def __init__(self, limits: RunLimits, outer: Budget | None = None) -> None:
+    def __init__(
+        self, limits: RunLimits, outer: Budget | None = None, *, overrides: Mapping[str, Any] | None = None
+    ) -> None:
+        #: Limits that `resume` or `requeue` set for this run. They replace those of agent, runner and input.
+        self.overrides: Mapping[str, Any] = outer.overrides if outer is not None else overrides or {}
+        limits = dataclasses.replace(limits, **self.overrides) if self.overrides else limits
         self.limits: RunLimits = limits
         self.outer: Budget | None = outer
         #: Of all limits that hold here.
@@ -104,6 +127,9 @@ class Budget:
         self.tool_calls: int = 0
         self.tokens: int = 0
         self.cost: float = 0.0
+        #: At most what interrupted model calls used, which no provider reported.
+        self.estimated_tokens: int = 0
+        self.estimated_cost: float = 0.0
         self.seconds: float = 0.0
         #: What children have been given and did not bring back yet, and what calls of the model hold until they end.
         self.lent_tokens: int = 0
@@ -112,18 +138,29 @@ class Budget:
         self.lent_turns: int = 0
         self._beside: set[asyncio.Future[None]] = set()  # each done when what others stand beside has ended
         self.usage: dict[str, Any] = {}
+        self._warned = False
 
     @property
     def begun(self) -> bool:
         """Whether anything of it was used."""
-        return bool(self.turns or self.usage)
+        return bool(self.turns or self.usage or self.estimated_tokens)
 
     # -- asking whether something may be done: LimitExceeded if not
 
     def _over(self, name: str, used: float) -> None:
         allowed = getattr(self.limits, name)
         if allowed is not None and used >= allowed:
-            raise LimitExceeded(name, allowed, used)
+            raise _reached(name, allowed, used)
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens that count against `max_tokens`, without those reserved for calls in flight."""
+        return self.tokens + self.estimated_tokens if self.limits.count_estimates else self.tokens
+
+    @property
+    def _cost(self) -> float:
+        """USD that count against `max_cost_usd`, without those reserved for calls in flight."""
+        return self.cost + self.estimated_cost if self.limits.count_estimates else self.cost
 
     def before_turn(self) -> None:
         """Another turn is about to begin."""
@@ -138,8 +175,8 @@ class Budget:
         """The model is about to be asked again."""
         if self.free:
             return
-        self._over("max_tokens", self.tokens + self.lent_tokens)
-        self._over("max_cost_usd", self.cost + self.lent_cost)
+        self._over("max_tokens", self._tokens + self.lent_tokens)
+        self._over("max_cost_usd", self._cost + self.lent_cost)
         self._over("run_timeout", self.seconds)
         if self.outer is not None:
             self.outer.before_call()
@@ -150,7 +187,7 @@ class Budget:
             return
         allowed, used = self.limits.max_tool_calls, self.tool_calls + self.lent_calls
         if allowed is not None and used + count > allowed:
-            raise LimitExceeded("max_tool_calls", allowed, used, f"the model asks for {count} more")
+            raise _reached("max_tool_calls", allowed, used, f"the model asks for {count} more")
         if self.outer is not None:
             self.outer.before_tools(count)
 
@@ -168,9 +205,9 @@ class Budget:
         """The time limit that was reached, so far into the stretch of work and the turn."""
         left, turn, run = self.left(seconds, turn_seconds), self.limits.turn_timeout, self.limits.run_timeout
         if turn is not None and left == turn - turn_seconds:
-            return LimitExceeded("turn_timeout", turn, max(turn, turn_seconds))
+            return _reached("turn_timeout", turn, max(turn, turn_seconds))
         if run is not None and left == run - self.seconds - seconds:
-            return LimitExceeded("run_timeout", run, max(run, self.seconds + seconds))
+            return _reached("run_timeout", run, max(run, self.seconds + seconds))
         assert self.outer is not None
         return self.outer.late(seconds, turn_seconds)
 
@@ -221,8 +258,9 @@ class Budget:
 
         return RunLimits(
             max_tool_calls=rest(limits.max_tool_calls, self.tool_calls + self.lent_calls),
-            max_tokens=rest(limits.max_tokens, self.tokens + self.lent_tokens),
-            max_cost_usd=rest(limits.max_cost_usd, self.cost + self.lent_cost),
+            max_tokens=rest(limits.max_tokens, self._tokens + self.lent_tokens),
+            max_cost_usd=rest(limits.max_cost_usd, self._cost + self.lent_cost),
+            count_estimates=limits.count_estimates,
         )
 
     def _hold(self, given: RunLimits, sign: int) -> None:
@@ -237,6 +275,7 @@ class Budget:
         calls, cost = usage.get("tool_calls"), usage.get("cost_usd")
         self.tool(calls if isinstance(calls, int) else 0)
         self.used(usage, cost if isinstance(cost, (int, float)) else None)
+        self._estimate(usage)
 
     def recalled(self, usage: Mapping[str, Any]) -> None:
         """Loops whose code does not run again used that in an earlier life of the run."""
@@ -244,6 +283,7 @@ class Budget:
             each.turns += usage.get("turns", 0)
         self.tool(usage.get("tool_calls", 0))
         self.used(usage, usage.get("cost_usd"))
+        self._estimate(usage)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -304,13 +344,45 @@ class Budget:
             each.lent_turns += sign * turns
 
     def in_doubt(self, reserve: Mapping[str, Any] | None) -> None:
-        """A call that was begun and whose end nobody knows is taken to have used all that was reserved for it."""
+        """Count a model call that began and whose outcome is unknown: its estimate is all that was reserved for it."""
         if reserve:
-            self.used({"total_tokens": reserve.get("tokens", 0)}, reserve.get("usd"))
+            self._estimate({"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")})
+
+    def _estimate(self, usage: Mapping[str, Any]) -> None:
+        """Count the estimates of a usage."""
+        tokens, cost = usage.get("estimated_tokens"), usage.get("estimated_cost_usd")
+        for each in self._all:
+            each.estimated_tokens += tokens if isinstance(tokens, int) else 0
+            each.estimated_cost += cost if isinstance(cost, (int, float)) else 0.0
+
+    def newly_doubtful(self) -> LimitExceeded | None:
+        """Return the first limit that only the estimates of interrupted calls reach; once for a run and claim."""
+        root = self._all[-1]
+        if not root.estimated_tokens or root._warned:
+            return None
+        for each in self._all:
+            limits = each.limits
+            for name, used, estimated in (
+                ("max_tokens", each.tokens, each.estimated_tokens), ("max_cost_usd", each.cost, each.estimated_cost),
+            ):  # fmt: skip
+                allowed = getattr(limits, name)
+                if allowed is not None and not limits.count_estimates and used < allowed <= used + estimated:
+                    root._warned = True
+                    return LimitExceeded(name, allowed, used + estimated)
+        return None
 
     def told(self) -> dict[str, Any]:
-        """The usage of a RunResult."""
-        return {**self.usage, "turns": self.turns, "tool_calls": self.tool_calls}
+        """The usage of a RunResult: what was reported, and estimates of interrupted calls in keys of their own."""
+        told = {**self.usage, "turns": self.turns, "tool_calls": self.tool_calls}
+        if self.estimated_tokens:
+            told["estimated_tokens"] = self.estimated_tokens
+        if self.estimated_cost:
+            told["estimated_cost_usd"] = self.estimated_cost
+        return told
+
+
+def _reached(name: str, allowed: float, used: float, what: str = "") -> LimitExceeded:
+    return LimitExceeded(name, allowed, used, what, fix="Raise it with runner.resume(run_id, limits=...)")
 
 
 def tokens_of(usage: Mapping[str, Any]) -> int:

@@ -38,8 +38,8 @@ def total(usages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def as_usage(reserve: Mapping[str, Any]) -> dict[str, Any]:
-    """What was reserved for a call whose end nobody knows, as if it had used that."""
-    return {"total_tokens": reserve.get("tokens"), "cost_usd": reserve.get("usd")}
+    """Return what was reserved for interrupted model calls as the estimates of a usage."""
+    return {"estimated_tokens": reserve.get("tokens"), "estimated_cost_usd": reserve.get("usd")}
 
 
 class Inside:

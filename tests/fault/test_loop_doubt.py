@@ -210,7 +210,7 @@ def results(messages: list[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-async def test_it_is_made_again_and_counts_twice(kind: str, turn: int, tmp_path: Path) -> None:
+async def test_it_is_made_again_and_its_first_call_is_an_estimate(kind: str, turn: int, tmp_path: Path) -> None:
     configure(model_prices={"scripted-1": PRICE})
     limits = {"max_tokens": 5000, "max_cost_usd": 50}
     async with dead(kind, tmp_path, f"turn {turn}", pay(), "done", limits=limits) as (runner, run_id, dying):
@@ -220,15 +220,27 @@ async def test_it_is_made_again_and_counts_twice(kind: str, turn: int, tmp_path:
         assert dying.model.asked[turn] == dying.model.asked[turn + 1]
         assert len(dying.keys) == 1
         lost = (await reserved(runner, run_id))[turn]
-        assert result.usage["total_tokens"] == 2 * TURN + lost
-        assert result.usage["cost_usd"] == pytest.approx((2 * TURN + lost) / 100)
+        assert (result.usage["total_tokens"], result.usage["estimated_tokens"]) == (2 * TURN, lost)
+        assert result.usage["cost_usd"] == pytest.approx(2 * TURN / 100)
+        assert result.usage["estimated_cost_usd"] == pytest.approx(lost / 100)
         assert (result.usage["turns"], result.usage["tool_calls"]) == (2, 1)
         await sound(runner, run_id)
 
 
-async def test_it_is_not_made_again_where_what_it_may_have_cost_is_all_there_is(kind: str, tmp_path: Path) -> None:
-    # The first turn takes 120; what is set aside for the second reaches the limit, what it takes would not.
+async def test_an_estimate_alone_ends_no_run(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limits = {"max_tokens": TURN + 100}
+    async with dead(kind, tmp_path, "turn 1", pay(), "done", limits=limits) as (runner, run_id, dying):
+        assert (await reserved(runner, run_id))[1] >= 100
+        result = await ended(runner, run_id)
+        assert result.final_output == {"response": "done"}, result.error
+        assert len(dying.model.asked) == 3
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [str(run_id) in each and "max_tokens=220 may be used up" in each for each in warned] == [True], warned
+
+
+async def test_it_ends_a_run_whose_limits_count_estimates(kind: str, tmp_path: Path) -> None:
+    # The first turn takes 120; what is set aside for the second reaches the limit, what it takes would not.
+    limits = {"max_tokens": TURN + 100, "count_estimates": True}
     async with dead(kind, tmp_path, "turn 1", pay(), "done", limits=limits) as (runner, run_id, dying):
         assert (await reserved(runner, run_id))[1] >= 100
         result = await ended(runner, run_id)
@@ -236,7 +248,7 @@ async def test_it_is_not_made_again_where_what_it_may_have_cost_is_all_there_is(
         assert result.error is not None
         assert result.error.type == "LimitExceeded"
         assert len(dying.model.asked) == 2
-        assert result.usage["total_tokens"] >= limits["max_tokens"]
+        assert result.usage["total_tokens"] + result.usage["estimated_tokens"] >= limits["max_tokens"]
         assert results(result.final_messages) == ["paid 1"]
         await sound(runner, run_id)
 
@@ -248,7 +260,7 @@ async def test_each_time_it_was_lost_counts(kind: str, tmp_path: Path) -> None:
         assert result.final_output == {"response": "done"}, result.error
         _, *starts = await reserved(runner, run_id)
         assert len(starts) == 3
-        assert result.usage["total_tokens"] == 2 * TURN + sum(starts[:2])
+        assert (result.usage["total_tokens"], result.usage["estimated_tokens"]) == (2 * TURN, sum(starts[:2]))
 
 
 async def test_it_still_counts_once_it_was_made_again(kind: str, tmp_path: Path) -> None:
@@ -260,7 +272,7 @@ async def test_it_still_counts_once_it_was_made_again(kind: str, tmp_path: Path)
         result = await ended(runner, run_id)
         starts = await reserved(runner, run_id)
         assert len(starts) == 5
-        assert result.usage["total_tokens"] == 3 * TURN + starts[0] + starts[2]
+        assert (result.usage["total_tokens"], result.usage["estimated_tokens"]) == (3 * TURN, starts[0] + starts[2])
 
 
 # -- a tool with side effects

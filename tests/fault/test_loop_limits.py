@@ -100,6 +100,7 @@ class Run:
             max_tool_calls=random.choice([None, random.randint(0, 12)]),
             max_tokens=random.choice([None, random.randint(0, 3000)]),
             max_cost_usd=random.choice([None, round(random.uniform(0, 4), 3)]),
+            count_estimates=seed % 2 == 1,
         )
         self.stops_often = random.choice([0.0, 0.05, 0.15, 0.4])
         self.path = Path()
@@ -224,10 +225,13 @@ class Run:
         self.asked += 1
         run, limits = frame.book.ledger.run_id, self.limits
         spent = await self.journals((run, frame.key))
-        doubt = " with what is in doubt" if spent.doubt_tokens else ""
-        if limits.max_tokens is not None and spent.tokens + spent.doubt_tokens >= limits.max_tokens:
+        doubt = " with estimates" if spent.doubt_tokens and limits.count_estimates else ""
+        tokens, cost = spent.tokens, spent.cost
+        if limits.count_estimates:
+            tokens, cost = tokens + spent.doubt_tokens, cost + spent.doubt_cost
+        if limits.max_tokens is not None and tokens >= limits.max_tokens:
             self.wrong.append(f"asked beyond max_tokens{doubt}: {spent} of {limits}")
-        if limits.max_cost_usd is not None and spent.cost + spent.doubt_cost >= limits.max_cost_usd + 1e-9:
+        if limits.max_cost_usd is not None and cost >= limits.max_cost_usd + 1e-9:
             self.wrong.append(f"asked beyond max_cost_usd{doubt}: {spent} of {limits}")
         if limits.max_turns is not None and self.runs[run] == "parent" and spent.turns[run] >= limits.max_turns:
             self.wrong.append(f"asked beyond max_turns: {spent} of {limits}")
@@ -427,8 +431,21 @@ def test_no_call_of_the_model_is_begun_once_a_limit_is_reached(runs: list[Run], 
 
 
 @pytest.mark.parametrize("limit", ["max_tokens", "max_cost_usd"])
-def test_what_is_in_doubt_counts_as_spent_for_good(runs: list[Run], limit: str) -> None:
+def test_estimates_count_against_a_limit_that_says_so(runs: list[Run], limit: str) -> None:
+    assert sum(run.doubtful and run.limits.count_estimates for run in runs) >= 20
     none([(run, what) for run in runs for what in run.wrong if what.startswith(f"asked beyond {limit} with")])
+
+
+def test_no_limit_is_reached_by_estimates_alone_unless_it_counts_them(runs: list[Run]) -> None:
+    assert sum(run.doubtful and not run.limits.count_estimates for run in runs) >= 20
+    wrong = []
+    for run in runs:
+        assert run.result is not None
+        details = {} if run.result.error is None else run.result.error.details
+        used = {"max_tokens": run.spent.tokens, "max_cost_usd": run.spent.cost}.get(details.get("limit", ""))
+        if used is not None and not run.limits.count_estimates and used < details["allowed"] - 1e-9:
+            wrong.append((run, f"{details}, but only {used} was reported"))
+    none(wrong)
 
 
 def test_no_more_turns_are_recorded_than_may_be(runs: list[Run]) -> None:
@@ -449,7 +466,8 @@ def test_usd_overshoot_by_one_call_at_most(runs: list[Run]) -> None:
     wrong = []
     for run in runs:
         most = run.limits.max_cost_usd
-        if most is not None and run.spent.cost + run.spent.doubt_cost > most + run.spent.dearest + 1e-9:
+        estimated = run.spent.doubt_cost if run.limits.count_estimates else 0.0
+        if most is not None and run.spent.cost + estimated > most + run.spent.dearest + 1e-9:
             wrong.append((run, run.spent))
     none(wrong)
 
@@ -492,9 +510,10 @@ def test_the_usage_told_is_the_sum_of_what_was_recorded(runs: list[Run], doubt: 
             continue
         assert run.result is not None
         told, spent = run.result.usage, run.spent
-        tokens, cost = spent.tokens + spent.doubt_tokens, spent.cost + spent.doubt_cost
-        same_cost = abs(told.get("cost_usd", 0.0) - cost) < 1e-6
-        if told.get("total_tokens", 0) != tokens or not same_cost:
+        same_cost = abs(told.get("cost_usd", 0.0) - spent.cost) < 1e-6
+        same_estimate = abs(told.get("estimated_cost_usd", 0.0) - spent.doubt_cost) < 1e-6
+        tokens = (told.get("total_tokens", 0), told.get("estimated_tokens", 0))
+        if tokens != (spent.tokens, spent.doubt_tokens) or not (same_cost and same_estimate):
             wrong.append((run, f"told {told}, recorded {spent}"))
     none(wrong)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, LimitExceeded
-from agent_runtime_core.limits import Budget, RunLimits, tokens_of
+from agent_runtime_core.limits import Budget, RunLimits, named_limits, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,70 @@ async def test_what_stands_beside_others_holds_its_turn_and_its_reserve_until_it
         await call("a")
 
 
-async def test_what_is_cut_off_beside_others_counts_its_reserve_and_no_turn() -> None:
+async def test_the_estimate_of_a_call_that_was_cut_off_is_its_reserve_and_no_turn() -> None:
     budget = Budget(RunLimits(max_tokens=100))
     with pytest.raises(asyncio.CancelledError):
         async with budget.beside({"tokens": 60}):
             raise asyncio.CancelledError
-    assert (budget.tokens, budget.turns, budget.lent_tokens) == (60, 0, 0)
+    assert (budget.tokens, budget.turns, budget.lent_tokens) == (0, 0, 0)
+    assert budget.told() == {"turns": 0, "tool_calls": 0, "estimated_tokens": 60}
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_estimates_count_where_the_limits_say_so(counts: bool) -> None:
+    budget = Budget(RunLimits(max_tokens=100, max_cost_usd=1.0, count_estimates=counts))
+    budget.used({"total_tokens": 40}, 0.4)
+    budget.in_doubt({"tokens": 60, "usd": 0.1})
+    rest = budget.lend()
+    assert (rest.max_tokens, rest.count_estimates) == (0 if counts else 60, counts)
+    budget.bring_back(rest, {"total_tokens": 10, "estimated_tokens": 5, "estimated_cost_usd": 0.2})
+    assert (budget.tokens, budget.estimated_tokens, round(budget.estimated_cost, 6)) == (50, 65, 0.3)
+    if counts:
+        assert budget.newly_doubtful() is None
+        with pytest.raises(LimitExceeded, match="max_tokens=100 is reached"):
+            budget.before_call()
+    else:
+        budget.before_call()
+        doubt = budget.newly_doubtful()
+        assert doubt is not None
+        assert (doubt.limit, doubt.used) == ("max_tokens", 115)
+        assert budget.newly_doubtful() is None, "it is reported once"
+
+
+def test_overrides_replace_the_named_limits_of_all_loops() -> None:
+    run = Budget(RunLimits(max_tokens=10, max_turns=3), overrides={"max_tokens": 20, "max_cost_usd": None})
+    loop = Budget(RunLimits(max_tokens=5, max_cost_usd=0.1, max_turns=2), run)
+    assert run.limits == RunLimits(max_tokens=20, max_turns=3)
+    assert loop.limits == RunLimits(max_tokens=20, max_turns=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (None, {}),
+        ({"max_tokens": None, "count_estimates": False}, {"max_tokens": None, "count_estimates": False}),
+        (RunLimits(max_tool_calls=0, count_estimates=True), {"max_tool_calls": 0, "count_estimates": True}),
+    ],
+)
+def test_named_limits_are_those_that_were_given(given: Any, named: dict[str, Any]) -> None:
+    assert named_limits(given) == named
+
+
+def test_a_limit_says_how_to_raise_it() -> None:
+    budget = Budget(RunLimits(max_cost_usd=0.01))
+    budget.used({}, 0.012)
+    with pytest.raises(LimitExceeded) as caught:
+        budget.before_call()
+    fix = "Raise it with runner.resume(run_id, limits=...)"
+    assert str(caught.value) == f"max_cost_usd=0.01 is reached (0.012 used). {fix}"
+    assert "Raise" not in str(LimitExceeded("malformed_tool_calls", 3, 3))
+
+
+def test_count_estimates_is_a_bool() -> None:
+    with pytest.raises(InvalidArgument, match="count_estimates must be True or False, got 1"):
+        RunLimits(count_estimates=1)  # type: ignore[arg-type]
+    assert RunLimits(count_estimates=True).stricter({"max_turns": 1}) == RunLimits(max_turns=1, count_estimates=True)
+    assert RunLimits().as_dict() == {}
 
 
 async def test_a_call_beside_others_may_be_no_turn() -> None:

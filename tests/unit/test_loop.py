@@ -28,7 +28,7 @@ from agent_runtime_core.errors import (
     UnknownPrice,
 )
 from agent_runtime_core.interfaces import AgentRuntime, LLMResponse, LLMStreamChunk, RunContext, RunResult
-from agent_runtime_core.limits import RunLimits
+from agent_runtime_core.limits import UNSEEN_TOKENS, RunLimits
 from agent_runtime_core.loop import CancellationToken, Hooks, LoopResult, TurnState, agent_tool, run_turn_loop
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
@@ -602,7 +602,7 @@ async def test_a_loop_inside_a_tool_that_a_limit_ended_leaves_the_outer_one_what
     assert in_pairs(partial.final_messages)
 
 
-async def test_a_call_that_a_token_broke_off_has_used_what_was_reserved_for_it(tmp_path: Path) -> None:
+async def test_the_estimate_of_a_call_that_a_token_broke_off_is_its_reserve(tmp_path: Path) -> None:
     token = CancellationToken()
 
     class Broken(Scripted):
@@ -611,11 +611,13 @@ async def test_a_call_that_a_token_broke_off_has_used_what_was_reserved_for_it(t
             await asyncio.sleep(30)
             raise AssertionError
 
-    async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO, "limits": {"max_tokens": 4000}}) as ctx:
+    limits = {"max_tokens": 1000, "count_estimates": True}
+    async with open_run(tmp_path / "runs.db", "r", input={"messages": HELLO, "limits": limits}) as ctx:
         done = await run_turn_loop(ctx, Broken(), registry(), cancellation=token)
         assert done.state is TurnState.CANCELLED
-        assert done.usage["total_tokens"] > 4096
-        with pytest.raises(LimitExceeded, match="max_tokens=4000"):
+        assert "total_tokens" not in done.usage
+        assert done.usage["estimated_tokens"] > UNSEEN_TOKENS
+        with pytest.raises(LimitExceeded, match="max_tokens=1000"):
             await run_turn_loop(ctx, Scripted("more"), registry())
 
 

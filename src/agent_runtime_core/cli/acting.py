@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from ..errors import IllegalTransition
 from ..queue.row import LIVE
 from ..runner.core import AgentRunner
-from .place import looked_at, row_of
+from .place import looked_at, named_limits, row_of
 from .text import say, tell, warn
 
 
@@ -56,7 +56,7 @@ async def resume(args: Namespace) -> int:
     refused = None
     async with looked_at(args) as runner:
         try:
-            await runner.resume(args.id)
+            await runner.resume(args.id, limits=named_limits(args))
         except IllegalTransition as error:
             refused = str(error)
         row = await row_of(runner, args.id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import IllegalTransition, InvalidArgument, UnknownRun
 from ..runner.core import AgentRunner
-from .place import about, looked_at, row_of, rows_of
+from .place import about, looked_at, named_limits, row_of, rows_of
 from .text import say, table, tell, warn
 
 _COLUMNS = ("id", "key", "agent", "attempt", "ended", "reason", "error")
@@ -25,7 +25,7 @@ async def listed(args: Namespace) -> int:
 
 
 async def requeued(args: Namespace) -> int:
-    return await _each(args, "requeued", lambda runner, run_id: runner.requeue(run_id))
+    return await _each(args, "requeued", lambda runner, run_id: runner.requeue(run_id, limits=named_limits(args)))
 
 
 async def discarded(args: Namespace) -> int:

@@ -71,11 +71,11 @@ def _dead(commands: Any, told: argparse.ArgumentParser) -> None:
     status = argparse.ArgumentParser(add_help=False, parents=[told])
     status.add_argument("--status", choices=("dead", "failed"), default="dead", help="which runs (dead)")
     verbs.add_parser("list", parents=[status], help="list them").set_defaults(command=listed)
-    for verb, command, what in (
-        ("requeue", requeued, "have workers take them up again; completed steps are kept"),
-        ("discard", discarded, "delete them, with their journal and their events"),
+    for verb, command, parents, what in (
+        ("requeue", requeued, [status, _limits()], "have workers take them up again; completed steps are kept"),
+        ("discard", discarded, [status], "delete them, with their journal and their events"),
     ):
-        each = verbs.add_parser(verb, parents=[status], help=what)
+        each = verbs.add_parser(verb, parents=parents, help=what)
         each.add_argument("ids", nargs="*", metavar="ID")
         each.add_argument("--all", action="store_true", help="all of that status")
         each.set_defaults(command=command)
@@ -106,8 +106,8 @@ def _acting(commands: Any, told: argparse.ArgumentParser) -> None:
         each.add_argument("name", metavar="NAME")
         each.add_argument("payload", nargs="?", type=_json, default=default, metavar="JSON")
         each.set_defaults(command=command)
-    again = commands.add_parser("resume", parents=[one], help="have workers go on with a run that failed, timed out, "
-                                "was cancelled or is dead; completed steps are kept")  # fmt: skip
+    again = commands.add_parser("resume", parents=[one, _limits()], help="have workers go on with a run that failed, "
+                                "timed out, was cancelled or is dead; completed steps are kept")  # fmt: skip
     again.set_defaults(command=resume)
     other = commands.add_parser("fork", parents=[one], help="make a new run that begins where this one stood")
     other.add_argument("--after", metavar="STEP", help="the name or the id of a step (all that is recorded)")
@@ -117,6 +117,18 @@ def _acting(commands: Any, told: argparse.ArgumentParser) -> None:
     old.add_argument("--retention", type=_retention, action="append", required=True, metavar="STATUS=SECONDS",
                      help="how long runs of that status are kept, others for ever; repeatable")  # fmt: skip
     old.set_defaults(command=vacuum)
+
+
+def _limits() -> argparse.ArgumentParser:
+    """Options that replace limits of a run; the ones that are given are in `args` under their names in RunLimits."""
+    options = argparse.ArgumentParser(add_help=False)
+    group = options.add_argument_group("limits", "New limits of the run, in the place of those of its agent.")
+    for name, type_, unit in (
+        ("max_turns", _whole, "N"), ("max_tool_calls", _whole, "N"), ("max_tokens", _whole, "N"),
+        ("max_cost_usd", _seconds, "USD"), ("turn_timeout", _moment, "SECONDS"), ("run_timeout", _moment, "SECONDS"),
+    ):  # fmt: skip
+        group.add_argument(f"--{name.replace('_', '-')}", type=type_, metavar=unit)
+    return options
 
 
 def _carrying(commands: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from argparse import Namespace
@@ -15,6 +16,7 @@ from .._ids import run_uuid
 from .._refusals import redacted
 from ..config import get_config
 from ..errors import InvalidArgument, UnknownRun, brief
+from ..limits import RunLimits
 from ..queue.row import LIVE, RunFilter, RunRow
 from ..registry import Registry
 from ..runner.core import AgentRunner
@@ -70,6 +72,12 @@ async def row_of(runner: AgentRunner, run_id: str) -> RunRow:
     if row is None:
         raise UnknownRun(f"no run {run_id} is stored here")
     return row
+
+
+def named_limits(args: Namespace) -> dict[str, Any]:
+    """Return the limits that a command names."""
+    names = (field.name for field in dataclasses.fields(RunLimits))
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 
 async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | None = None) -> AsyncIterator[RunRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,14 +15,15 @@ from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, Un
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..keyed import UNRECORDED
-from ..limits import tokens_of
+from ..limits import UNSEEN_TOKENS, tokens_of
 from ..llm._prices import cost_usd, price_of
 from .state import TurnState
 from .talk import Cancelled, Talk
 
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
 DELTA_EVERY = 0.02  # seconds of a streamed answer that are told together
 CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
-_ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
 
 
 class Asking:
@@ -43,6 +45,7 @@ class Asking:
         self.limited: bool = limits.max_tokens is not None or limits.max_cost_usd is not None
         self.counted: int = 0  # messages whose length is part of `guess`
         self.guess: int = 0  # tokens that all messages so far are likely to have
+        self._streamed: int = 0  # characters of the present answer that were published
 
     def need_price(self) -> None:
         """UnknownPrice if a limit in USD could not be kept."""
@@ -81,9 +84,16 @@ class Asking:
     async def _answer(self, key: str, guess: int) -> Any:
         """What the model answers now."""
         talk = self.talk
-        doubted = talk.steps.in_doubt("model", key)
+        doubted = await self._doubted(key)
         if doubted:
             talk.budget.in_doubt(doubted)
+        if (limit := talk.budget.newly_doubtful()) is not None:
+            log.warning(
+                "run %s: %s=%g may be used up: %g with the estimates of interrupted model calls. The run continues; "
+                "set count_estimates=True in its RunLimits to end it here",
+                talk.run, limit.limit, limit.allowed, limit.used,
+            )  # fmt: skip
+        self._streamed = 0
         reserve = self._reserve(guess)
         talk.pause()
         async with nullcontext() if talk.budget.free else talk.budget.held(reserve, waiting=talk.unless_cancelled):
@@ -96,9 +106,26 @@ class Asking:
                     talk.steps.perform("model", key, lambda attempt: self._call(sent, about), reserve=reserve)
                 )
             except (asyncio.CancelledError, LimitExceeded, Cancelled):
-                # Cut off in the middle: nobody knows what it came to.
-                talk.budget.in_doubt(reserve)
+                # Interrupted: the provider reports no usage.
+                talk.budget.in_doubt(self._with_streamed(reserve, self._streamed))
                 raise
+
+    async def _doubted(self, key: str) -> dict[str, Any] | None:
+        """Return the estimate of the calls that earlier executions of the run began for this step and did not end."""
+        talk = self.talk
+        doubted = talk.steps.in_doubt("model", key)
+        if not doubted or not self.stream or self.max_tokens:
+            return doubted
+        return self._with_streamed(doubted, await talk.steps.streamed("model", key))
+
+    def _with_streamed(self, reserve: dict[str, Any] | None, streamed: int) -> dict[str, Any] | None:
+        """Add what was streamed to an estimate, unless `max_tokens` bounds the whole answer already."""
+        if not reserve or not streamed or self.max_tokens:
+            return reserve
+        tokens = streamed // CHARS_A_TOKEN + 1
+        cost = self._cost({"prompt_tokens": 0, "completion_tokens": tokens})
+        more = {**reserve, "tokens": reserve["tokens"] + tokens}
+        return more if cost is None else {**more, "usd": reserve.get("usd", 0.0) + cost}
 
     def _reserve(self, tokens: int) -> dict[str, Any] | None:
         """What this call may use at most, for the record of its start; nothing where nobody counts."""
@@ -122,7 +149,7 @@ class Asking:
         return self.model or getattr(self.talk.client, "default_model", None) or ""
 
     def _most(self) -> int:
-        return self.max_tokens or _ANSWER
+        return self.max_tokens or UNSEEN_TOKENS
 
     def _cost(self, usage: Mapping[str, Any], answered: str = "") -> float | None:
         config = get_config()
@@ -224,6 +251,7 @@ class Asking:
         return answer
 
     async def _tell(self, delta: str) -> None:
+        self._streamed += len(delta)
         await self.talk.ctx.emit(EventType.ASSISTANT_DELTA, {"delta": delta})
 
 

@@ -53,6 +53,10 @@ async def run_turn_loop(
     """
     said = [dict(each) for each in messages_in(ctx.input_messages if messages is None else messages)]
     tools = ctx.tools if tools is None else tools
+    if max_tokens is not None and (isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1):
+        raise InvalidArgument(
+            f"max_tokens must be an integer of at least 1, or None for the client's default, got {brief(max_tokens)}"
+        )
     if not hasattr(tools, "to_openai_format"):
         raise InvalidArgument(f"tools are a ToolRegistry, not {brief(tools)}: register them in one")
     talk = Talk(ctx, client, tools, RunLimits.of(limits), hooks or Hooks(), cancellation, said)

@@ -48,6 +48,11 @@ class Talk:
         self._late: LimitExceeded | None = None  # the time limit that something outlasted without minding it
 
     @property
+    def run(self) -> Any:
+        """The run as its user named it."""
+        return getattr(self.ctx, "run_key", None) or getattr(self.ctx, "run_id", None)
+
+    @property
     def traced(self) -> bool:
         return bool(getattr(self.ctx, "traced", False))
 

@@ -9,11 +9,10 @@ from ..config import get_config
 from ..errors import NotSupported, UnknownPrice
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..keyed import UNRECORDED, keyed_steps
-from ..limits import Budget
+from ..limits import UNSEEN_TOKENS, Budget
 from ..llm._prices import cost_usd, price_of
 
 _CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
-_ANSWER = 4096  # tokens an answer is taken to have at most where nobody says
 
 
 class RecordedClient(LLMClient):
@@ -65,7 +64,7 @@ class RecordedClient(LLMClient):
         limits = self.budget.strictest
         if limits.max_tokens is None and limits.max_cost_usd is None:
             return None
-        answer = options.get("max_tokens") or _ANSWER
+        answer = options.get("max_tokens") or UNSEEN_TOKENS
         prompt = sum(len(str(each.get("content"))) // _CHARS_A_TOKEN + 4 for each in messages)
         usage = {"prompt_tokens": prompt, "completion_tokens": answer}
         cost = cost_usd(usage, self._model(options), self._prices())

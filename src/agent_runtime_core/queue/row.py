@@ -10,6 +10,7 @@ from ..errors import IdempotencyConflict, StorageCorrupt, UnserialisableResult, 
 
 LIVE = ("pending", "running", "waiting")
 BEHIND, ASIDE = 1, 2  # see RunRow.held
+LIMITS = "limits"  # the kind of a mailbox message that sets limits of its run
 FROM_OUTSIDE = "cancel"  # the reason of a run that was cancelled under no claim
 
 
@@ -164,7 +165,7 @@ class Settle(NamedTuple):
 
 
 class Mail(NamedTuple):
-    """A message for a run: kind is signal, child or cancel; `msg_id` makes a repeat harmless."""
+    """A message for a run: kind is signal, child, cancel or limits; `msg_id` makes a repeat harmless."""
 
     kind: str
     name: str

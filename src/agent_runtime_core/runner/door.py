@@ -94,7 +94,7 @@ class _Door(Drive):
             else:
                 await self._begin(book)
         self.place.task = asyncio.current_task()
-        self.ctx: Context = Context(self.row, book, self.services, self.place)
+        self.ctx: Context = Context(self.row, book, self.services, self.place, await self._overrides())
         self.claim: Claim = self._claim()
         return self.ctx
 

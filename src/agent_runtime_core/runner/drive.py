@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._ids import known_uuid
-from .._json import decode_known
+from .._json import decode, decode_known
 from ..book import Book
 from ..context import Context
 from ..errors import (
@@ -27,7 +27,7 @@ from ..errors import (
 from ..interfaces import ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, RESUMED
 from ..outcome import error_payload
-from ..queue.row import Moved, RunRow
+from ..queue.row import LIMITS, Moved, RunRow
 from ..status import RunStatus
 from ..tools.deadline import let_go
 from .asides import SHORTEST
@@ -199,7 +199,7 @@ class Drive(Ends):
         """One attempt of the agent's `run`, and what came of it."""
         self.ends_at: float = self.clock.boot() + self.config.run_timeout_seconds - self.place.waited
         try:
-            ctx = Context(self.row, book, self.services, self.place)
+            ctx = Context(self.row, book, self.services, self.place, await self._overrides())
         except UnserialisableResult as unknown:
             if self.inline:
                 raise
@@ -235,6 +235,15 @@ class Drive(Ends):
         if isinstance(error, (LeaseLost, KeyboardInterrupt, SystemExit)):
             raise error
         return await self._raised(ctx, error)
+
+    async def _overrides(self) -> dict[str, Any]:
+        """Return the limits that `resume` and `requeue` set for this run, the last value of each."""
+        row, found = self.row, dict[str, Any]()
+        if row.generation > 1 and row.mail_seq:  # no other run can have any
+            for mail in await self.backends.queue.mail(row.run_id):
+                if mail.kind == LIMITS:
+                    found |= cast("dict[str, Any]", decode(mail.payload))
+        return found
 
     def _enter(self, ctx: Context) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(self._entered(ctx), context=self._around())

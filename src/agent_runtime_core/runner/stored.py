@@ -17,13 +17,14 @@ from ..backends import Backends
 from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
 from ..events.base import Event, EventBus
 from ..interfaces import RunResult
+from ..limits import RunLimits, named_limits
 from ..mailbox import answer_id, answered
 from ..outcome import before_of, decode_result, error_in
 from ..place import Chronicle
 from ..portal import call
 from ..queue.base import RunQueue
 from ..queue.given import instant, seconds, whole
-from ..queue.row import LIVE, Moved, RunFilter, RunRow
+from ..queue.row import LIMITS, LIVE, Moved, RunFilter, RunRow
 from ..registry import Registry
 from ..schema import misfit
 from ..state.base import StateStore
@@ -294,19 +295,38 @@ class StoredRuns:
             raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
         return await self.signal(run_id, name, answer, message_id=answer_id(wanted, message_id))
 
-    async def resume(self, run_id: UUID | str) -> RunInfo:
-        """Open a new generation of a run that failed, timed out, was cancelled or is dead: a worker goes on with it.
+    async def resume(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
+        """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
 
-        Completed steps are kept, counters start anew. IllegalTransition for any other run.
+        Completed steps keep their results. Counters of attempts and crashes start at 0. What the run has used so far
+        still counts against its limits.
+
+        Args:
+            run_id: The run, by its id or its key.
+            limits: New limits of this run. The fields that are named replace those of the agent, of the runner and of
+                the run's input; a mapping removes a limit with None. They are stored with the run and apply until
+                another call replaces them. Child runs that have started keep the limits they started with.
+
+        Returns:
+            The run, which is pending.
+
+        Raises:
+            IllegalTransition: The run has not ended, or it succeeded.
+            InvalidArgument: `limits` has an unknown name or an invalid value. The run stays as it was.
+            UnknownRun: No such run is stored.
         """
         self._refuse_closed()
+        named = named_limits(limits)
         ended = await self.queue.must_get(run_id)
         key, now = ended.run_id, self.queue.clock.wall()
         expect = tuple(status for status in TERMINAL if status != "succeeded")
         told = Op("state.status", (key, RunStatus.PENDING.value, now))
         queue, state = self.queue.commits, self.state_store.commits
         try:
-            await queue.commit(None, [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])])
+            ops = [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])]
+            if named:
+                ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
+            await queue.commit(None, ops)
         except Moved:
             row = await self.queue.must_get(run_id)
             raise IllegalTransition(
@@ -317,9 +337,9 @@ class StoredRuns:
                 await state.commit(None, [behind(key, ended.claim_id or NOBODY), told])
         return await self.get_run(key)
 
-    async def requeue(self, run_id: UUID | str) -> RunInfo:
-        """Take a run out of the dead letters: the same as `resume`."""
-        return await self.resume(run_id)
+    async def requeue(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
+        """Take a run out of the dead-letter queue. The same as `resume`."""
+        return await self.resume(run_id, limits=limits)
 
     async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
         """Delete ended runs older than their status's retention (seconds), and give space back; how many.
@@ -372,3 +392,11 @@ class StoredRuns:
     def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
         """`wait` for callers without an event loop, or beside one."""
         return call(self.wait, *args, **kwargs)
+
+    def resume_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
+        """`resume` for callers without an event loop, or next to one."""
+        return call(self.resume, *args, **kwargs)
+
+    def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
+        """`requeue` for callers without an event loop, or next to one."""
+        return call(self.requeue, *args, **kwargs)
