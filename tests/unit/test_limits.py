@@ -17,7 +17,7 @@ from agent_runtime_core.limits import Budget, RunLimits, named_limits, tokens_of
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "3", True, [1]])
 def test_a_limit_is_a_number(name: str, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=f"{name} is a .*not "):
-        RunLimits(**{name: value})
+        RunLimits.of({name: value})
 
 
 @pytest.mark.parametrize("name", ["max_turns", "turn_timeout", "run_timeout"])

@@ -40,7 +40,7 @@ class Asides(Claimed):
 
     @property
     def _what(self) -> str:
-        return f"run {self.row.run_id} of agent {self.row.agent!r}"
+        return f"run {self.row.run_key or self.row.run_id} of agent {self.row.agent!r}"
 
     def _time_left(self) -> float:
         """Seconds until the attempt's time is up, in which waiting in place does not count, or the run's deadline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,6 +18,8 @@ from ..queue.row import FROM_OUTSIDE, LIVE, RunRow
 from ..registry import Registry
 from ..status import RunStatus
 from .ending import Ending, said_at_end, tell_of_end
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 class End(NamedTuple):
@@ -56,6 +59,7 @@ async def cancel_tree(backends: Backends, registry: Registry, row: RunRow) -> bo
         if each.status == "running":
             queue.tell_cancelled(each.run_id)
     for end in ends:
+        log.info("run %s of agent %r finished: cancelled", end.row.run_key or end.row.run_id, end.row.agent)
         await _told(backends, end, now, recorded=not apart)
     for each in earlier:  # by a cancel that may have got no answer half-way
         await cancelled_whole(backends, registry, each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
@@ -26,6 +27,8 @@ from ..status import RunStatus
 from .ending import Ending, said_at_end, tell_of_end
 from .heart import Heart, Held
 from .settings import RunnerConfig
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 NOTICE = 0.05  # seconds that code which looks at ctx.cancelled() has to end by itself before its task is cancelled
 AFTER_OUTAGE = 5.0  # seconds until a run is taken up again that a store kept from going on, or a little more
@@ -117,9 +120,12 @@ class Claimed:
 
     async def _keep(self, **changes: Any) -> None:
         """Change counters of the row under this claim."""
-        how = self.backends.queue.keep(self.row, self.row.claim_id)._replace(status="running", **changes)
+        before = self.row
+        how = self.backends.queue.keep(before, before.claim_id)
+        how = how._replace(**{"status": "running", "error": before.error, **changes})
         row: RunRow = (await self.ledger.settle(how))[0]
-        self.row = row.changed(parked=self.row.parked, reason=self.row.reason)
+        # The deadline of an `execute` applies to this call only; the stored row has its own.
+        self.row = row.changed(parked=before.parked, reason=before.reason, deadline=before.deadline)
 
     async def _renew(self, **changes: Any) -> None:
         """Go on under a new claim: what the last attempt asked for, and got no answer to, is not to land any more."""
@@ -159,9 +165,12 @@ class Claimed:
         row = self.row
         # Of an end that was told to the queue alone, nothing is in the journal; that this one is, its mark tells.
         mark = row.mark if status in LIVE else max(row.mark, 0)
+        # Why the last attempt failed or was deferred, and for how long, must survive a release of the claim.
+        error = row.error if status in LIVE else None
         return Settle(
-            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, mark
-        )
+            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, mark,
+            error=error,
+        )  # fmt: skip
 
     async def _leave(self, how: Settle) -> None:
         self.leaving = True
@@ -231,7 +240,21 @@ class Claimed:
         events = [] if self.ending is None else await self._said(self.ending, result)
         await self._settle_last(how, [self.ledger.whole(record)], ops, events)
         self.ended = result
+        self._log_end(name, reason)
         return result
+
+    def _log_end(self, status: str, error: str) -> None:
+        """Log how the run finished: type of its error and no message, which may hold contents."""
+        row = self.row
+        run, extra = row.run_key or row.run_id, {"run_id": row.run_id}
+        if status in (RunStatus.SUCCEEDED, RunStatus.CANCELLED):
+            log.info("run %s of agent %r finished: %s", run, row.agent, status, extra=extra)
+            return
+        words = {"failed": "failed", "timed_out": "timed out"}.get(status, "is dead")
+        log.warning(
+            "run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error or "unknown error", row.attempt,
+            extra=extra,
+        )  # fmt: skip
 
     async def _said(self, agent: Ending, result: RunResult) -> list[Op]:
         """What the agent adds to this end, which it is told of."""
@@ -286,4 +309,5 @@ class Claimed:
         ops = await self._tell_family(ended.name, result)
         await self.ledger.settle(self._settle(ended.name), ops=ops, events=events)
         self.ended = result if self.chronicle is None else await self.chronicle.recall(ended.result or "{}")
+        self._log_end(ended.name, "" if result.error is None else result.error.type)
         return self.ended

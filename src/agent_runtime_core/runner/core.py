@@ -206,6 +206,7 @@ class AgentRunner(StoredRuns):
         recover: str = "inline",
         parent_run_id: UUID | str | None = None,
         concurrency_key: str | None = None,
+        deadline: _dt.datetime | float | None = None,
     ) -> RunResult:
         """Run now, in this process, retrying as a worker would; a RunResult for every ending.
 
@@ -216,6 +217,11 @@ class AgentRunner(StoredRuns):
         `concurrency_key` (as in `submit`) it waits, or raises RunBusy, in the same way. Within a run of
         that key, which would wait for itself, it is a RunBusy, as it is within the run of that id; within one
         of the same conversation, whose key was not given, it is part of that run's turn.
+
+        `deadline` is a wall time at which the run is stopped, as in `submit`. It is stored with a new run. For a run
+        that is stored already it replaces the stored one during this call. A run that cannot resume before it, because
+        its provider is down, ends timed out at once. While another process executes the run, or another run holds the
+        slot of its concurrency key, the call raises TimeoutError at the deadline.
         """
         self._refuse_closed()
         if if_running not in ("wait", "raise"):
@@ -234,7 +240,7 @@ class AgentRunner(StoredRuns):
             lane = None
         row = self.queue.new_row(
             run_id, runtime.key, input_, metadata, parent_run_id=parent_run_id,
-            concurrency_key=lane,
+            concurrency_key=lane, deadline=deadline,
             origin="inline" if recover == "inline" else "",
         )  # fmt: skip
         result = await self._execute(row, runtime, if_running)
@@ -249,6 +255,8 @@ class AgentRunner(StoredRuns):
             reopen = False
             if outcome == "claimed":
                 assert there is not None
+                if row.deadline is not None:
+                    there = there.changed(deadline=row.deadline)
                 drive = self._drive(there, runtime, inline=True)
                 with self._inline.holding(drive):
                     result = await drive.run()
@@ -274,10 +282,17 @@ class AgentRunner(StoredRuns):
                     )
                 if if_running == "raise" or there.run_id in WITHIN.get(()):
                     raise busy(outcome, there)
+                at_most = LOOK_EVERY
+                if row.deadline is not None:
+                    at_most = min(at_most, row.deadline - self.queue.clock.wall())
+                    if at_most <= 0:
+                        raise TimeoutError(
+                            f"the deadline of run {row.run_key or row.run_id} passed: {busy(outcome, there)}"
+                        )
                 if outcome == "behind":
                     with contextlib.suppress(UnknownRun):  # ended, and deleted since
-                        await self._until_ended(there.run_id, at_most=LOOK_EVERY)
-                elif (ended := await self._until_ended(row.run_id, at_most=LOOK_EVERY)) is not None:
+                        await self._until_ended(there.run_id, at_most=at_most)
+                elif (ended := await self._until_ended(row.run_id, at_most=at_most)) is not None:
                     return await self._result(ended)
 
     async def _around(self, lane: str) -> RunRow | None:

@@ -80,6 +80,7 @@ class _Door(Drive):
 
     async def enter(self, ended: bool) -> Context:
         if not ended:
+            self._log_claim()
             self._hold()
             self._trace_start()
         else:

@@ -31,7 +31,7 @@ from ..queue.row import LIMITS, Moved, RunRow
 from ..status import RunStatus
 from ..tools.deadline import let_go
 from .asides import SHORTEST
-from .ends import Again, Ends, Outcome, describe
+from .ends import Again, Ends, Outcome, deferred_seconds, describe
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -56,12 +56,16 @@ class Drive(Ends):
     async def run(self) -> RunResult | None:
         """The run's result, or None where it has none yet: parked, given back, or lost to another worker."""
         self.entered = True
+        self._log_claim()
         try:
             self._hold()
             self._trace_start()
             return await self._run()
         except (LeaseLost, Moved):
-            log.warning("run %s was lost by claim %s: another worker holds it, or it has ended", *self.ledger.guard)
+            log.warning(
+                "%s: claim %s was lost, because another worker claimed the run or it has finished",
+                self._what, self.ledger.guard.token,
+            )  # fmt: skip
             return None
         except (Exception, asyncio.CancelledError, SystemExit, KeyboardInterrupt) as error:
             # After an error of our own a worker keeps the lease: it is the pause before the run is tried again.
@@ -82,6 +86,10 @@ class Drive(Ends):
             self._trace_end()
             if not self.lost:
                 await self._audited()
+
+    def _log_claim(self) -> None:
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s claimed by %s, attempt %d", self._what, self.row.worker, self.row.attempt)
 
     def _trace_start(self) -> None:
         tracer, row = self.services.tracer, self.row
@@ -192,12 +200,16 @@ class Drive(Ends):
         row = self.row
         kind, info = (RESUMED, {"reason": row.reason}) if row.parked else (ATTEMPT, None)
         self.begun = True
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s %s, attempt %d", self._what, "resumed" if row.parked else "started", row.attempt)
         record = book.boundary_record(kind, self.row.agent, attempt=row.attempt, nev=1, info=info)
         await self.ledger.status(_RUNNING, record)
 
     async def _attempt(self, book: Book) -> Outcome:
         """One attempt of the agent's `run`, and what came of it."""
-        self.ends_at: float = self.clock.boot() + self.config.run_timeout_seconds - self.place.waited
+        left = self.config.run_timeout_seconds - deferred_seconds(self.row)
+        self.ends_at: float = self.clock.boot() + left - self.place.waited
+        self.recorded: int = len(book.done)
         try:
             ctx = Context(self.row, book, self.services, self.place, await self._overrides())
         except UnserialisableResult as unknown:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import traceback
 from collections.abc import Coroutine
 from copy import copy
 from typing import Any
 
+from .._clock import aware
 from .._json import encode
 from ..context import Context
 from ..errors import (
@@ -36,12 +38,14 @@ from ..errors import (
 )
 from ..interfaces import ErrorInfo, RunResult
 from ..outcome import error_payload
+from ..queue.row import RunRow
 from ..retry import run_backoff
 from ..status import RunStatus
 from .asides import Asides, Cut
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
+_DEFERRED = "deferred_seconds"
 #: The run goes on when they are over.
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 #: Another attempt would only fail the same way.
@@ -61,6 +65,8 @@ Outcome = RunResult | Again | None
 
 class Ends(Asides):
     """What an attempt came to, told to the store."""
+
+    recorded: int = 0  # steps, waits and values that were recorded when the attempt began
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:
         if self.place.cancelled:  # it looked, and ended by itself
@@ -103,7 +109,10 @@ class Ends(Asides):
             try:
                 return await self._end(RunStatus.CANCELLED, given, {})
             except UnserialisableResult as refusal:
-                log.warning("what %s gave when it was cancelled is left out: %s", self._what, refusal)
+                log.warning(
+                    "the result that %s returned when it was cancelled is not stored: %s",
+                    self._what, type(refusal).__name__,
+                )  # fmt: skip
         return await self._end(RunStatus.CANCELLED, used(ctx), {})
 
     async def _out_of_time(self, ctx: Context) -> RunResult | None:
@@ -121,11 +130,17 @@ class Ends(Asides):
         if self.row.deadline is not None and self.clock.wall() >= self.row.deadline:
             return await self._past_deadline(self.row.deadline, ctx)
         limit = self.config.run_timeout_seconds
-        return await self._late("TimedOut", f"the attempt took more than {limit:g} s", {"timeout_seconds": limit}, ctx)
+        message = f"the attempt took more than {limit:g} s"
+        if deferred := deferred_seconds(self.row):
+            cause = deferral(self.row)
+            message += f", {deferred:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
+        return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx)
 
-    async def _late(self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None) -> RunResult:
+    async def _late(
+        self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None, **details: Any
+    ) -> RunResult:
         result = RunResult() if ctx is None else used(ctx)
-        result.error = ErrorInfo(kind, message, retriable=False)
+        result.error = ErrorInfo(kind, message, retriable=False, details=details)
         return await self._end(RunStatus.TIMED_OUT, result, info)
 
     async def _raised(self, ctx: Context, error: BaseException) -> Outcome:
@@ -134,12 +149,12 @@ class Ends(Asides):
         if isinstance(error, Cut):
             return await self._out_of_time(ctx)
         if isinstance(error, Postponed):
-            return await self._postponed(error, error.after)
+            return await self._postponed(ctx, error, error.after)
         if isinstance(error, RateLimited) and error.retriable:
             # Asked for longer than any attempt is waited for, it is a failure: `execute` would wait in its place.
             after = error.retry_after or 0.0
             if 0 < after <= self.config.retry_backoff_max:
-                return await self._postponed(error, after)
+                return await self._postponed(ctx, error, after)
         try:
             info = await self._asked("on_error", ctx, error)
         except Cut:
@@ -147,7 +162,9 @@ class Ends(Asides):
                 return await self._out_of_time(ctx)
             info = None
         if info is not None and not isinstance(info, ErrorInfo):
-            log.error("on_error() of agent %r gave %.80r, not an ErrorInfo or None", self.row.agent, info)
+            log.error(
+                "on_error() of agent %r must return an ErrorInfo or None, got %s", self.row.agent, type(info).__name__
+            )
             info = None
         if info is None:
             info = describe(error)
@@ -156,19 +173,38 @@ class Ends(Asides):
         partial = error.result if isinstance(error, LimitExceeded | OutputMismatch) else None
         return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
 
-    async def _postponed(self, error: BaseException, seconds: float) -> Outcome:
-        """Take the run up again later, as if this attempt had never been."""
+    async def _postponed(self, ctx: Context, error: BaseException, seconds: float) -> Outcome:
+        """Defer the run without using an attempt, or end it if it could not resume within its limits of time.
+
+        Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
+        """
+        limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
+        left = limit if len(ctx.book.done) > self.recorded else self.ends_at + self.place.waited - self.clock.boot()
+        deadline = self.row.deadline
+        if deadline is not None and seconds >= deadline - self.clock.wall():
+            message = (
+                f"the run cannot resume before its deadline, {aware(deadline):%Y-%m-%d %H:%M:%S} UTC: {kind} defers it "
+                f"for {seconds:.3g} s ({cause})"
+            )
+            return await self._late("DeadlineExceeded", message, {"deadline": deadline}, ctx, cause=kind)
+        if seconds >= left:
+            message = (
+                f"the run cannot resume within run_timeout_seconds={limit:g}: {kind} defers it for {seconds:.3g} s, "
+                f"and {max(left, 0):.3g} s are left ({cause}). Raise run_timeout_seconds, or resume the run later"
+            )
+            return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx, cause=kind)
         after = self._spread(seconds)
-        log.info("%s is taken up again in %g s: %s", self._what, after, error)
+        after = after if after < left else seconds
+        log.info("%s deferred for %.3g s: %s", self._what, after, kind)
+        info = ErrorInfo(kind, cause, details={_DEFERRED: limit - left + after})
+        text, stalls = encode(error_payload(recordable(info))), self.row.stalls
         if self.inline:
-            await self._renew(stalls=self.row.stalls)
+            await self._renew(stalls=stalls, error=text)
             await self._pause(after)
-            self._see(parked=1, reason=type(error).__name__)
+            self._see(parked=1, reason=kind)
             return Again()
-        how = self._settle(
-            "pending", due_at=self.clock.wall() + after, parked=1, stalls=self.row.stalls, reason=type(error).__name__
-        )
-        await self._leave(how)
+        how = self._settle("pending", due_at=self.clock.wall() + after, parked=1, stalls=stalls, reason=kind)
+        await self._leave(how._replace(error=text))
         return None
 
     async def _failed(self, result: RunResult, error: ErrorInfo) -> Outcome:
@@ -181,7 +217,7 @@ class Ends(Asides):
                 error.details = {**error.details, "left_out": str(refusal)}
                 return await self._end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
         delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
-        log.info("attempt %d of %s failed (%s); again in %g s", self.row.attempt, self._what, error.message, delay)
+        log.info("attempt %d of %s failed: %s, next attempt in %.3g s", self.row.attempt, self._what, error.type, delay)
         text = encode(error_payload(error))
         if self.inline:
             await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
@@ -221,6 +257,18 @@ class Ends(Asides):
         except Exception as error:  # noqa: BLE001 - somebody else's store may raise anything
             return error
         return None
+
+
+def deferral(row: RunRow) -> dict[str, Any]:
+    """Return the error that deferred the run since its last recorded step, as it is stored; empty if none did."""
+    error = row.told("error", json.loads) if row.error else {}
+    details = error.get("details") if isinstance(error, dict) else None
+    return error if isinstance(details, dict) and _DEFERRED in details else {}
+
+
+def deferred_seconds(row: RunRow) -> float:
+    """Return the part of `run_timeout_seconds` that deferrals and the attempts between them have used."""
+    return float(found["details"][_DEFERRED]) if (found := deferral(row)) else 0.0
 
 
 def recordable(error: ErrorInfo) -> ErrorInfo:
