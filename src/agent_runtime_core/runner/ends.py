@@ -181,7 +181,8 @@ class Ends(Asides):
         limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
         left = limit if len(ctx.book.done) > self.recorded else self.ends_at + self.place.waited - self.clock.boot()
         deadline = self.row.deadline
-        if deadline is not None and seconds >= deadline - self.clock.wall():
+        at_most = left if deadline is None else min(left, deadline - self.clock.wall())
+        if deadline is not None and at_most < left and seconds >= at_most:
             message = (
                 f"the run cannot resume before its deadline, {aware(deadline):%Y-%m-%d %H:%M:%S} UTC: {kind} defers it "
                 f"for {seconds:.3g} s ({cause})"
@@ -194,7 +195,7 @@ class Ends(Asides):
             )
             return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx, cause=kind)
         after = self._spread(seconds)
-        after = after if after < left else seconds
+        after = after if after < at_most else seconds
         log.info("%s deferred for %.3g s: %s", self._what, after, kind)
         info = ErrorInfo(kind, cause, details={_DEFERRED: limit - left + after})
         text, stalls = encode(error_payload(recordable(info))), self.row.stalls
