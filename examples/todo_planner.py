@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Coroutine
@@ -100,6 +101,7 @@ def main() -> None:
     parser.add_argument("--model", help="default: the configured one")
     parser.add_argument("--max-steps", type=int, default=10, help="a plan of more steps is refused: 10")
     parser.add_argument("--db", type=Path, default=Path("todo_planner.db"), help="where all is kept: todo_planner.db")
+    logging.getLogger("agent_runtime_core").setLevel(logging.ERROR)  # this program reports a failed run itself
     try:
         if not run(start(parser.parse_args())):
             sys.exit(1)
