@@ -170,6 +170,31 @@ async def test_the_count_restarts_when_a_step_is_recorded(kind: str, by_worker: 
 
 
 @kinds
+async def test_an_attempt_that_records_a_step_has_its_whole_time(kind: str, tmp_path: Path) -> None:
+    clock = VirtualClock()
+    raised = [CircuitOpen("down", after=50.0)]
+
+    async def work(ctx: Any) -> None:
+        clock.advance(40)
+        ctx.place.wake()  # as the alarm does on a clock that moves by itself
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def code(ctx: Any) -> str:
+        if raised:
+            raise raised.pop()
+        await ctx.step("first", lambda: 1)
+        await work(ctx)
+        return "done"
+
+    async with store(kind, tmp_path, clock) as here:
+        here.agent("a", code)
+        result = await jumping(clock, here.runner(settings(**CONFIG)).execute("a", "r"))
+        assert result.final_output == {"value": "done"}, result.error
+        assert clock.boot() >= 90
+
+
+@kinds
 async def test_waiting_for_a_person_is_not_counted(kind: str, tmp_path: Path) -> None:
     clock = VirtualClock()
     outage = Outage(clock, after=35.0)

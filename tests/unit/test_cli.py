@@ -452,6 +452,27 @@ def test_dead_letters_are_listed(run: Run, url: str) -> None:
     assert (told["key"], told["error"]["type"]) == ("bad", "StepExecutionError")
 
 
+@pytest.mark.parametrize("command", [("resume", "bad"), ("dead", "requeue", "bad", "--status", "failed")])
+def test_limits_of_a_run_are_raised(run: Run, url: str, command: tuple[str, ...]) -> None:
+    options = ("--max-cost-usd", "0.5", "--max-turns", "20", "--run-timeout", "60")
+    assert run(*command, "--url", url, *options)[0] == 0
+
+    async def set_for_it() -> list[dict[str, Any]]:
+        async with AgentRunner.open(url) as runner:
+            row = await runner.get_run("bad")
+            assert row.status == "pending"
+            return [json.loads(mail.payload) for mail in await runner.queue.mail(str(row.run_id))]
+
+    assert asyncio.run(set_for_it()) == [{"max_turns": 20, "max_cost_usd": 0.5, "run_timeout": 60.0}]
+
+
+def test_a_wrong_limit_changes_nothing(run: Run, url: str) -> None:
+    code, _, err = run("resume", "bad", "--url", url, "--max-turns", "0")
+    assert code == 2
+    assert "--max-turns" in err
+    assert "failed" in run("show", "bad", "--url", url)[1]
+
+
 def test_a_dead_letter_is_requeued_and_keeps_its_steps(run: Run, url: str) -> None:
     assert run("dead", "requeue", "poison", "--url", url) == (0, "1 run requeued\n", "")
     assert statuses(url)["poison"] == "pending"

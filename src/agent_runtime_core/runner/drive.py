@@ -207,9 +207,9 @@ class Drive(Ends):
 
     async def _attempt(self, book: Book) -> Outcome:
         """One attempt of the agent's `run`, and what came of it."""
-        left = self.config.run_timeout_seconds - deferred_seconds(self.row)
-        self.ends_at: float = self.clock.boot() + left - self.place.waited
-        self.recorded: int = len(book.done)
+        self.deferred: float = deferred_seconds(self.row)
+        self.ends_at: float = self.clock.boot() + self.config.run_timeout_seconds - self.deferred - self.place.waited
+        self.done, self.recorded = book.done, len(book.done)
         try:
             ctx = Context(self.row, book, self.services, self.place, await self._overrides())
         except UnserialisableResult as unknown:
@@ -296,6 +296,8 @@ class Drive(Ends):
         while True:
             left = self._time_left()
             if left <= 0:
+                if self._restart_timer():
+                    continue
                 return False
             # One future and one alarm: asyncio.wait would cost a run more than all else here.
             alarms.set(self, max(left, SHORTEST), place.wake)

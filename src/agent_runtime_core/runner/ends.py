@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from copy import copy
 from typing import Any
 
@@ -37,10 +37,12 @@ from ..errors import (
     text_of,
 )
 from ..interfaces import ErrorInfo, RunResult
+from ..journal.record import Record
 from ..outcome import error_payload
 from ..queue.row import RunRow
 from ..retry import run_backoff
 from ..status import RunStatus
+from ..uses import Identity
 from .asides import Asides, Cut
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -66,7 +68,16 @@ Outcome = RunResult | Again | None
 class Ends(Asides):
     """What an attempt came to, told to the store."""
 
-    recorded: int = 0  # steps, waits and values that were recorded when the attempt began
+    deferred: float = 0.0  # seconds of the attempt's time that earlier deferrals have used
+    done: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
+    recorded: int = 0  # how many they were when the attempt began
+
+    def _restart_timer(self) -> bool:
+        """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
+        if not self.deferred or len(self.done) <= self.recorded:
+            return False
+        self.ends_at, self.deferred = self.ends_at + self.deferred, 0.0
+        return True
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:
         if self.place.cancelled:  # it looked, and ended by itself
@@ -131,9 +142,9 @@ class Ends(Asides):
             return await self._past_deadline(self.row.deadline, ctx)
         limit = self.config.run_timeout_seconds
         message = f"the attempt took more than {limit:g} s"
-        if deferred := deferred_seconds(self.row):
+        if self.deferred:
             cause = deferral(self.row)
-            message += f", {deferred:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
+            message += f", {self.deferred:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
         return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx)
 
     async def _late(
@@ -179,7 +190,7 @@ class Ends(Asides):
         Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
         """
         limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
-        left = limit if len(ctx.book.done) > self.recorded else self.ends_at + self.place.waited - self.clock.boot()
+        left = limit if len(self.done) > self.recorded else self.ends_at + self.place.waited - self.clock.boot()
         deadline = self.row.deadline
         at_most = left if deadline is None else min(left, deadline - self.clock.wall())
         if deadline is not None and at_most < left and seconds >= at_most:
