@@ -21,7 +21,7 @@ LAYERS: list[set[str]] = [
     {"_tags"},
     {"_json", "_ids", "portal"},
     {"_forms"},
-    {"status", "retry", "event_types", "config", "schema", "limits"},
+    {"status", "retry", "event_types", "config", "schema", "limits", "run_tasks"},
     {"tools", "policy"},
     {"interfaces"},
     {"_engines"},

@@ -7,21 +7,26 @@ import asyncio
 import json
 from bisect import bisect
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final, cast
 
+from ._contexts import start_helper
 from ._json import MAX_WHOLE, encode
 from .book import Book
 from .journal.record import Record
 from .ledger import UNHEARD
 from .place import Place, Services
 from .queue.row import Mail, Moved, RunRow, Settle
+from .run_tasks import FIRST_PAUSE, RunTasks, scan
 from .uses import FRAME
 
 #: What a wait comes to whose time is over.
 LATE: Final = object()
 
 _ANSWER = "arc.answer:"
+
+#: What the tasks of a run join, and what of it has ended.
+Joins = tuple[frozenset[asyncio.Future[Any]], frozenset[asyncio.Future[Any]]]
 
 
 def answer_id(request_id: str, message_id: str | None = None) -> str:
@@ -44,11 +49,14 @@ class Mailbox:
         self._mail: dict[tuple[str, str], deque[Mail]] = defaultdict(deque)  # what no wait took yet, by kind and name
         self._cursor = 0
         self._looking = asyncio.Lock()
-        self._under_way: dict[object, tuple[Callable[[], Mail | None], float | None]] = {}  # waits: see `_wait`
+        #: The open waits by the task that is inside: see `_wait`.
+        self._waits: dict[asyncio.Task[Any], tuple[Callable[[], Mail | None], float | None]] = {}
         self._writing = 0  # ends of waits, and parks, that are being committed
-        self._rest = asyncio.Event()  # something that went on beside the waits has ended
-        self._pausing = 0  # waits that wait in place
-        self._leaving: asyncio.Task[None] | None = None  # while something goes on beside them
+        self._returning = 0  # tasks that wait for a slot of the run
+        self._active_at = 0.0  # when code of the run was last known to work, by the boot clock
+        self._until_idle: list[asyncio.Future[None]] = []  # waits that park the run as soon as it only waits
+        self._followed: set[asyncio.Future[Any]] = set()  # after whose end the tasks are scanned
+        self._joins: tuple[Joins, float] | None = None  # what tasks join, and since when, by the time of the loop
         self._given_back = False
         self._unfit: set[int] = set()  # messages that were told of as no answer
         #: Messages that went to waits before this claim.
@@ -95,7 +103,7 @@ class Mailbox:
             raise
         finally:
             self._writing -= 1
-            self._rest.set()
+            self._changed()
         book.begun.pop((name, key), None)
         book.until.pop((name, key), None)
         book.passed()
@@ -132,26 +140,37 @@ class Mailbox:
 
     async def _wait(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         """Until there is such a message, or `until` (wall seconds): the message, or LATE."""
-        this = object()
-        self._under_way[this] = (found, until)
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._waits[task] = (found, until)
+        self._book.at_rest = self._changed
         try:
             return await self._waited(found, until, reason)
+        except asyncio.CancelledError:
+            self._close(task)
+            if self._book.idle and not (self._place.stopped or self._place.sealed):
+                await self.come_back()  # code of the run cancelled this wait, and works from now on
+            raise
         finally:
-            del self._under_way[this]
-            self._rest.set()
-            if not self._under_way:
-                self._place.goes_on(self._clock.boot())
+            self._close(task)
+
+    def _close(self, task: asyncio.Task[Any]) -> None:
+        """The wait of that task has ended."""
+        if self._waits.pop(task, None) is None:
+            return
+        self._changed()
+        if not self._waits:
+            self._place.goes_on(self._clock.boot())
+            self._services.monitor.forget(self)
 
     async def _waited(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         boot, park_after = self._clock.boot, self._services.park_after
         park_at = None if park_after is None or FRAME.get() is not None else boot() + park_after
-        passed = -1
         while True:
             await self._look()
-            if self._book.idle and self._is_over(found, until):
-                await self.come_back()
             if self._place.sealed:  # another wait has parked the run
                 await asyncio.get_running_loop().create_future()
+            if self._book.idle and self._is_over(found, until):
+                await self.come_back()
             mail = found()
             if mail is not None:
                 self._take(mail)  # at once: another wait may look for one of that name while this is recorded
@@ -159,14 +178,12 @@ class Mailbox:
             left = None if until is None else until - self._clock.wall()
             if left is not None and left <= 0:
                 return LATE
-            if park_at is not None and (early := park_at - boot()) > 0:
+            if park_at is None:
+                await self._pause(left)
+            elif (early := park_at - boot()) > 0:
                 await self._pause(early if left is None else min(left, early))
-            elif park_at is None or not self._idle():
-                await self._pause(left, or_idle=park_at is not None)
-            elif passed != self._book.boundary:
-                # What was started together with this may wait too, and what has just ended beside it goes on.
-                passed = self._book.boundary
-                await _turns()
+            elif not self._only_waits():
+                await self._pause(left, or_idle=True)
             elif self._book.questions:
                 await self._book.settle()
             else:
@@ -176,75 +193,136 @@ class Mailbox:
                 if self._cursor == cursor:
                     park_at = None  # no news, so it is being cancelled: the heart is about to say so
 
-    def _idle(self) -> bool:
-        """Whether the run does nothing but wait: no step is in flight, and no wait beside this one is over."""
-        if self._book.running or self._writing:
-            return False
-        return not any(self._is_over(found, until) for found, until in self._under_way.values())
-
     def _is_over(self, found: Callable[[], Mail | None], until: float | None) -> bool:
         return found() is not None or (until is not None and until <= self._clock.wall())
 
-    async def _until_idle(self) -> None:
-        self._book.at_rest = self._rest.set
-        while not self._idle():
-            self._rest.clear()
-            await self._rest.wait()
-            await _turns()  # what comes after that which has ended
-
     async def _pause(self, seconds: float | None, *, or_idle: bool = False) -> None:
-        """Until mail comes, or `seconds` on the injected clock, or the run does nothing but wait.
-
-        The worker's slot is free while it does not.
-        """
-        waits: list[asyncio.Task[Any]] = [asyncio.ensure_future(self._place.mail.wait())]
+        """Return when mail comes, after `seconds` on the injected clock, or when the run only waits."""
+        helpers: list[asyncio.Task[Any]] = [start_helper(self._place.mail.wait())]
         if seconds is not None:
-            waits = [*waits, asyncio.ensure_future(self._until(self._clock.boot() + seconds))]
+            helpers.append(start_helper(self._until(self._clock.boot() + seconds)))
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if or_idle:
-            waits = [*waits, asyncio.ensure_future(self._until_idle())]
-        self._pausing += 1
-        self._leave_slot()
+            self._until_idle.append(idle)
+        self._changed()
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*helpers, idle}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._pausing -= 1
-            if not self._pausing and self._leaving is not None:
-                self._leaving.cancel()
-            for task in waits:
+            for task in helpers:
                 task.cancel()
+            if idle in self._until_idle:
+                self._until_idle.remove(idle)
+
+    # -- whether the run only waits; see `run_tasks`
+
+    @property
+    def run(self) -> Place:
+        """What the contexts of the run's tasks name."""
+        return self._place
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run is driven here and has open waits."""
+        return bool(self._waits) and self._place.tracked and not self._place.sealed
+
+    def may_rest(self) -> bool:
+        """Return whether the run can be waiting at all.
+
+        It cannot while a step is in flight, an end of a wait is being recorded, the run comes back to a slot, or a
+        wait has ended and its task has not continued yet.
+        """
+        if not self.is_open or self._book.running or self._writing or self._returning:
+            return False
+        return not any(
+            _is_cancelled(task) or self._is_over(found, until) for task, (found, until) in self._waits.items()
+        )
+
+    def waiting(self) -> Collection[asyncio.Task[Any]]:
+        """Return the tasks that are inside a wait, or wait for another use of the same identity to end."""
+        return {*self._waits, *self._book.queued}
+
+    def scanned(self, tasks: RunTasks) -> bool:
+        """Take the outcome of a scan; False to be scanned again soon."""
+        if not tasks.only_wait(self._place.task):
+            self._active_at, self._joins = self._clock.boot(), None
+            if self._book.idle:
+                self._take_slot()
+            self._follow(tasks.working)
+            return False
+        self._follow(tasks.joined)
+        now, joins = asyncio.get_running_loop().time(), _joins(tasks)
+        if self._joins is None or self._joins[0] != joins:
+            self._joins = joins, now
+        if not self._is_settled(tasks, now):
+            return False
+        self._leave_slot()
+        for idle in self._until_idle:
+            if not idle.done():
+                idle.set_result(None)
+        self._until_idle.clear()
+        return True
+
+    def _only_waits(self) -> bool:
+        """Return whether the run only waits at this moment."""
+        if not self.may_rest():
+            return False
+        loop = asyncio.get_running_loop()
+        tasks = scan(loop, {self._place: self.waiting()})[self._place]
+        return tasks.only_wait(self._place.task) and self._is_settled(tasks, loop.time())
+
+    def _is_settled(self, tasks: RunTasks, now: float) -> bool:
+        """Return False where a task may be about to continue: what it joins has ended in part, a moment ago."""
+        if not tasks.ended:
+            return True
+        return self._joins is not None and self._joins[0] == _joins(tasks) and now - self._joins[1] >= FIRST_PAUSE / 2
+
+    def _changed(self) -> None:
+        """Have the tasks of the run scanned: a task entered a wait or left one, or something else ended."""
+        if self.is_open:
+            self._active_at = self._clock.boot()
+            self._services.monitor.request(self)
+
+    def _follow(self, futures: Iterable[asyncio.Future[Any]]) -> None:
+        """Have the tasks scanned when one of these ends."""
+        for future in futures:
+            if future not in self._followed:
+                self._followed.add(future)
+                future.add_done_callback(self._ended)
+
+    def _ended(self, future: asyncio.Future[Any]) -> None:
+        self._followed.discard(future)
+        self._changed()
 
     def _leave_slot(self) -> None:
-        """Leave the slot of the run, now or as soon as it does nothing but wait."""
-        book, slots = self._book, self._services.slots
-        if book.idle or not self._pausing or self._leaving is not None:
-            return
-        if not self._idle():
-            self._leaving = asyncio.ensure_future(self._until_idle())
-            self._leaving.add_done_callback(self._left)
-            return
-        book.idle = True
-        self._place.waits(self._clock.boot())
-        if slots is not None:
-            slots.leave(self._place)
+        """The run only waits: its slot is free and its time limit is suspended."""
+        if not self._book.idle:
+            self._book.idle = True
+            self._place.waits(self._active_at)
+            if self._services.slots is not None:
+                self._services.slots.leave(self._place)
 
-    def _left(self, leaving: asyncio.Task[None]) -> None:
-        self._leaving = None
-        if leaving.cancelled() or leaving.exception() is None:
-            self._leave_slot()
+    def _take_slot(self) -> None:
+        """Code of the run works without a slot, after a timer of its own, say: it cannot be held up any more."""
+        self._book.idle = False
+        self._place.goes_on(self._clock.boot())
+        if self._services.slots is not None:
+            self._services.slots.retake(self._place)
 
     async def come_back(self) -> None:
         """Have a slot again; where there is none for long, the run goes back to the queue, and this never returns."""
         place, slots = self._place, self._services.slots
         place.waits(self._clock.boot())
+        self._returning += 1
         try:
             if slots is not None and not await slots.back(place):
                 await self._give_back()
         finally:
+            self._returning -= 1
             if not place.away:
                 self._book.idle = False
-            if not place.away or not self._pausing:
+            if not place.away or not self._waits:
                 place.goes_on(self._clock.boot())
-            self._leave_slot()
+            self._changed()
 
     async def _until(self, at: float) -> None:
         """Until `at` by the boot clock, which may have moved on before this began."""
@@ -254,7 +332,7 @@ class Mailbox:
     async def _park(self, reason: str) -> None:
         """Give the run back as waiting, until the first of its waits is over. Returns only if a message or a request
         to cancel came before the commit."""
-        ends = [until for _, until in self._under_way.values()]
+        ends = [until for _, until in self._waits.values()]
         due = min((at for at in (*ends, self._row.deadline) if at is not None), default=0.0)
         try:
             await self._seal(self._how("waiting", reason)._replace(due_at=due, cursor=self._cursor))
@@ -284,17 +362,21 @@ class Mailbox:
             await self._ledger.settle(how)
         finally:
             self._writing -= 1
-            self._rest.set()
+            self._changed()
         place = self._place
         place.parked = place.sealed = True
         place.stop()
         await asyncio.get_running_loop().create_future()
 
 
-async def _turns() -> None:
-    """Let other tasks of this loop go on: a few turns, for one task's end reaches another by way of callbacks."""
-    for _ in range(5):
-        await asyncio.sleep(0)
+def _joins(tasks: RunTasks) -> Joins:
+    return frozenset(tasks.joined), frozenset(tasks.ended)
+
+
+def _is_cancelled(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task was cancelled and has not continued yet."""
+    awaited = task._fut_waiter  # type: ignore[attr-defined]
+    return bool(task._must_cancel) or (awaited is not None and awaited.cancelled())  # type: ignore[attr-defined]
 
 
 def _consumed(record: Record) -> int:

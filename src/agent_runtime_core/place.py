@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._clock import Clock
+from ._contexts import RUN
 from .interfaces import AgentRuntime, RunResult
 from .limits import RunLimits
 from .outcome import Before
 from .persistence.claim import Claim
 from .queue.row import RunRow
+from .run_tasks import Monitor
 from .tools.registry import ToolRegistry
 from .tracing.tracer import Tracer
 
@@ -48,6 +50,9 @@ class Slots(Protocol):
     def leave(self, place: Place) -> None:
         """The run only waits: its slot is free."""
 
+    def retake(self, place: Place) -> None:
+        """Count a run that works again, also where no slot is free."""
+
     async def back(self, place: Place) -> bool:
         """Until the run has a slot again; False where it is to be given back instead."""
 
@@ -58,6 +63,8 @@ class Services:
 
     clock: Clock
     tools: ToolRegistry
+    #: Finds out which runs with open waits only wait.
+    monitor: Monitor
     #: Seconds a wait stays in place before the run is parked; None: always in place.
     park_after: float | None = None
     #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`); None: workers do.
@@ -89,6 +96,8 @@ class Place:
     mail: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[Any] | None = None
     stopped: bool = False  # the task was told to stop
+    tracked: bool = False  # the contexts of the run's tasks name this place
+    clearing: bool = False  # its tasks are being ended
     away: bool = False  # it uses no slot of its worker
     waited: float = 0.0  # seconds spent waiting in place
     waiting_since: float | None = None
@@ -108,6 +117,9 @@ class Place:
     async def refuse(self) -> None:
         if self.refusal is not None:
             raise self.refusal()
+        if self.clearing and RUN.get() is self:
+            await asyncio.sleep(0)
+            raise asyncio.CancelledError  # a task that ends would wait here, and be abandoned after the grace
         await asyncio.get_running_loop().create_future()
 
     def waits(self, now: float) -> None:

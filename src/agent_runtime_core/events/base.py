@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
+from .._contexts import start_helper
 from .._engines.base import Backend, Guard, Op
 from .._ids import next_id, plain, run_uuid
 from .._json import encode, mapped
@@ -215,7 +216,7 @@ class EventBus(Backend):
                 await self.clock.sleep(self.poll_interval)
                 wake()
 
-        polling = asyncio.get_running_loop().create_task(poll(), name=f"agent-runtime-poll-{topic}")
+        polling = start_helper(poll(), f"agent-runtime-poll-{topic}")
 
         def stop() -> None:
             polling.cancel()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from .._contexts import start_helper
 from ..errors import StorageClosed
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ class Hub:
         elif self.feeds:
             self._look_again = True
             if self._looking is None:
-                self._looking = self._loop.create_task(self._look())
+                self._looking = start_helper(self._look())
 
     async def _look(self) -> None:
         """Find out in one read which of many runs went on."""

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from .._contexts import start_helper
 from .._engines.base import Op
 from .._ids import new_ulid
 from ..errors import AgentRuntimeError
@@ -64,7 +65,7 @@ class StandingClaims:
         now = self._queue.clock.boot()
         if self._opening is None and now - self._tried >= AGAIN:
             self._tried = now
-            self._opening = asyncio.ensure_future(self._follow())
+            self._opening = start_helper(self._follow())
         return None
 
     def asked(self, tickets: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from .._contexts import RUN
 from ..context import Context
 from ..errors import LeaseLost
 from ..interfaces import AgentRuntime
@@ -68,6 +69,7 @@ class Asides(Claimed):
         """Where code of this run knows whose claim it writes under and whose turn it is part of."""
         around = contextvars.copy_context()
         around.run(CLAIM.set, self._claim())
+        around.run(RUN.set, self.place)
         around.run(WITHIN.set, (*WITHIN.get(()), self.row.run_id))
         if self.row.lane is not None:
             around.run(TURNS.set, {**TURNS.get({}), self.row.lane: self.row.run_id})

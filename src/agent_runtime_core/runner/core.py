@@ -27,6 +27,7 @@ from ..queue.base import RunQueue
 from ..queue.given import mapping
 from ..queue.row import RunRow, same_run
 from ..registry import DEFAULT, Registry, key_of
+from ..run_tasks import Monitor
 from ..state.base import StateStore
 from ..tools.registry import ToolRegistry
 from ..tracing.tracer import Tracer
@@ -143,6 +144,7 @@ class AgentRunner(StoredRuns):
         self.heart: Heart = Heart(self.queue, self.config)
         self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
         self._worker: Worker = Worker(self)
+        self._monitor: Monitor = Monitor(self.queue.clock.alarms)
         self._inline: Inline = Inline(self.queue.clock, self.config.grace_seconds)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")
@@ -332,6 +334,7 @@ class AgentRunner(StoredRuns):
         return Services(
             clock=self.queue.clock,
             tools=tools,
+            monitor=self._monitor,
             park_after=None if inline else self.config.park_after,
             call_agent=self._call_here if inline else None,
             limits=self.config.limits,

@@ -28,8 +28,9 @@ from ..interfaces import ErrorInfo, RunResult
 from ..journal.record import ATTEMPT, RESUMED
 from ..outcome import error_payload
 from ..queue.row import LIMITS, Moved, RunRow
+from ..run_tasks import tasks_of
 from ..status import RunStatus
-from ..tools.deadline import let_go
+from ..tools.deadline import is_abandoned, let_all_go, let_go
 from .asides import SHORTEST
 from .ends import Again, Ends, Outcome, deferred_seconds, describe
 
@@ -226,17 +227,18 @@ class Drive(Ends):
             on_time = await self._in_time(task)
         except asyncio.CancelledError:
             # The caller of execute() was cancelled: the run goes back, unless that was meant for it.
-            task.cancel()
-            await let_go(task, self._what)
+            self.place.stop()
+            await self._clear(task)
             if self.place.cancelled:
                 with contextlib.suppress(LeaseLost, Moved):
                     await self._cancelled(ctx)
             raise
+        if self.lost or self.place.parked or self.place.cancelled or not on_time or task.cancelled():
+            await self._clear(task)
         if self.lost or self.place.parked:
-            await let_go(task, self._what)
             return None
         if not on_time:
-            return await self._not_on_time(ctx, task)
+            return await self._not_on_time(ctx)
         if task.cancelled():
             return await self._stopped(ctx)
         error = task.exception()
@@ -258,6 +260,7 @@ class Drive(Ends):
         return found
 
     def _enter(self, ctx: Context) -> asyncio.Task[Any]:
+        self.place.tracked = True
         return asyncio.get_running_loop().create_task(self._entered(ctx), context=self._around())
 
     async def _entered(self, ctx: Context) -> Any:
@@ -276,18 +279,35 @@ class Drive(Ends):
         finally:
             self.place.wake()  # a turn of the loop before the callbacks of the task
 
-    async def _not_on_time(self, ctx: Context, task: asyncio.Task[Any]) -> RunResult | None:
-        place = self.place
-        if place.cancelled:
+    async def _not_on_time(self, ctx: Context) -> RunResult | None:
+        if self.place.cancelled:
             return await self._cancelled(ctx)
         if self.handing_back:
             await self._give_back()
             return None
-        task.cancel()
-        await let_go(task, self._what)
-        if place.cancelled:
-            return await self._cancelled(ctx)
         return await self._timed_out(ctx)
+
+    async def _clear(self, task: asyncio.Task[Any]) -> None:
+        """End all tasks of a run that goes no further here, so that their `finally` blocks run on this loop.
+
+        The main task comes first, and may end the others itself. What the tasks await of the run's context raises
+        CancelledError from now on, where it would not return.
+        """
+        place = self.place
+        place.clearing = True
+        try:
+            if not task.done():
+                if not place.stopped:
+                    place.stop()
+                if not is_abandoned(task):
+                    await let_go(task, self._what)
+            left = [each for each in tasks_of(task.get_loop(), place) if not is_abandoned(each)]
+            for each in left:
+                each.cancel()
+            if left:
+                await let_all_go(left, f"a task of {self._what}")
+        finally:
+            place.clearing = False
 
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from .._contexts import start_helper
 from .._engines.base import Op
 from ..place import Place
 from ..queue.base import RunQueue
@@ -105,7 +106,7 @@ class Heart:
             return
         known = self._beaters.get(loop)
         if known is None or known.done():
-            self._beaters[loop] = loop.create_task(self._beat_here(loop), name="agent-runtime-beat")
+            self._beaters[loop] = start_helper(self._beat_here(loop), "agent-runtime-beat")
 
     # -- beating
 
@@ -203,7 +204,7 @@ class Heart:
         known = self._watchers.get(loop)
         if known is None or known[1].done():
             news = asyncio.Event()
-            task = loop.create_task(self._follow(loop, news), name="agent-runtime-news")
+            task = start_helper(self._follow(loop, news), "agent-runtime-news")
             self._watchers[loop] = (news, task)
 
     async def _follow(self, loop: asyncio.AbstractEventLoop, news: asyncio.Event) -> None:

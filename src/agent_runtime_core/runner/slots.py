@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from .._clock import Clock
+from .._contexts import start_helper
 from ..place import Place
 
 PATIENCE = 5.0  # seconds a run waits for a slot here, then others may have it
@@ -51,11 +52,18 @@ class Slots:
             return True
         return not self.draining and await self._turn(place)
 
+    def retake(self, place: Place) -> None:
+        """Count a run that works again, also where no slot is free: its code cannot be held up any more."""
+        if place.away:
+            self.take(place)
+            for turn in self.waiting.pop(place, ()):
+                _tell(turn, True)
+
     async def _turn(self, place: Place) -> bool:
         turn = asyncio.get_running_loop().create_future()
         turns = self.waiting.setdefault(place, [])
         turns.append(turn)
-        timer = asyncio.ensure_future(self._clock.sleep(PATIENCE))
+        timer = start_helper(self._clock.sleep(PATIENCE))
         timer.add_done_callback(lambda _: _tell(turn, False))
         try:
             return bool(await turn)

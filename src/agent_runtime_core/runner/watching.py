@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextvars import Context, copy_context
+from contextvars import Context
 
+from .._contexts import outside_run
 from ..errors import StorageBusy, StorageClosed
 from ..events.base import Event, EventBus
 from ..queue.base import RunQueue
@@ -90,7 +91,7 @@ class _Waits:
     def add(self, run_id: str) -> _End:
         """What is told of the end of that run, which is looked at now, and whenever the bell rings."""
         if not self._waiting:
-            self._rung, self._context = False, copy_context()
+            self._rung, self._context = False, outside_run()
             self._stop_listening = self._queue.listen("done", self._ring)
             self._poll = self._loop.time() + LOOK_EVERY
         end: _End = self._loop.create_future()

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from .._contexts import start_helper
 from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.given import whole
@@ -90,20 +91,20 @@ class Worker:
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
         drive = self._drive(row)
         if drive.agent is None:  # it was taken out of the registry while the claim was under way
-            return self._follow(asyncio.ensure_future(drive.put_back()), drive)
+            return self._follow(start_helper(drive.put_back()), drive)
         if self._wake is not None:
             drive.next_claim, drive.start = partial(self._next_after, drive.place), self._start_all
         if suspected(row):
             self._suspects.append(drive)
         self._began = self.runner.queue.clock.boot()
-        return self._follow(asyncio.ensure_future(drive.run()), drive)
+        return self._follow(start_helper(drive.run()), drive)
 
     def _given(self, rows: list[RunRow]) -> None:
         """A claim that stood got these: they are begun, or go back where there is no slot for them any more."""
         for row in rows:
             if self._stopping or self.slots.free <= 0:
                 drive = self._drive(row)
-                _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
+                _ = self._follow(start_helper(drive.put_back()), drive)
             else:
                 self._start_all([row])
         if not rows:
@@ -111,7 +112,7 @@ class Worker:
 
     def _put_back(self, row: RunRow) -> asyncio.Task[Any]:
         drive = self._drive(row)
-        return self._follow(asyncio.ensure_future(drive.spare()), drive)
+        return self._follow(start_helper(drive.spare()), drive)
 
     def _follow(self, task: asyncio.Task[Any], drive: Drive) -> asyncio.Task[Any]:
         self.slots.take(drive.place)
@@ -189,7 +190,7 @@ class Worker:
         self._forget(drive)
         if task.cancelled() and not drive.entered:
             # Its loop ends, say, and not a line of it ran that could have given the run back.
-            _ = self._follow(asyncio.ensure_future(drive.put_back()), drive)
+            _ = self._follow(start_helper(drive.put_back()), drive)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a run could not be driven: %s; it is claimed again later", error, exc_info=error)
 
@@ -280,7 +281,7 @@ class Worker:
             await wake.wait()  # nothing can be claimed before a slot is free
             return
         # What was just claimed begins before this asks the store for anything.
-        timer = asyncio.ensure_future(self._until_due(poll_interval))
+        timer = start_helper(self._until_due(poll_interval))
         timer.add_done_callback(lambda timer: None if timer.cancelled() else wake.set())
         try:
             await wake.wait()
@@ -376,7 +377,7 @@ class Worker:
         """Give back what has not stopped: whatever it goes on with, it is no longer this worker's."""
         left, self._drives = self._drives, {}
         self._left.update(left)
-        backs = [asyncio.ensure_future(drive.abandon()) for drive in left.values()]
+        backs = [start_helper(drive.abandon()) for drive in left.values()]
         try:
             await asyncio.wait(backs, timeout=LAST)
         finally:

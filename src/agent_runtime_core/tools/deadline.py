@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any, Final
 
 from .._refusals import is_number
@@ -47,13 +47,27 @@ async def limited(awaitable: Awaitable[Any], seconds: float, what: str, late: Ex
 
 async def let_go(task: asyncio.Task[Any], what: str, grace: float = GRACE) -> bool:
     """Wait for a cancelled task to end; after `grace` seconds it is abandoned, kept alive and named in the log."""
+    return not await let_all_go((task,), what, grace)
+
+
+async def let_all_go(tasks: Collection[asyncio.Task[Any]], what: str, grace: float = GRACE) -> set[asyncio.Task[Any]]:
+    """Wait for cancelled tasks to end, and return those that did not within `grace` seconds.
+
+    They are abandoned, kept alive and named in the log.
+    """
     # Before the wait, which may be cancelled itself.
-    _abandoned.add(task)
-    task.add_done_callback(_retrieve)
-    done, _ = await asyncio.wait({task}, timeout=grace)
-    if not done:
+    for task in tasks:
+        _abandoned.add(task)
+        task.add_done_callback(_retrieve)
+    _, left = await asyncio.wait(tasks, timeout=grace)
+    if left:
         log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
-    return bool(done)
+    return left
+
+
+def is_abandoned(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task was cancelled and is waited for, or was abandoned, by `let_go`."""
+    return task in _abandoned
 
 
 def left_in_thread(what: str) -> asyncio.Handle:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from .._contexts import start_helper
 from ..errors import InvalidArgument, brief
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -92,7 +93,7 @@ class _Subscriber(Generic[T]):
 
     def _begin(self) -> None:
         if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._drain())
+            self._task = start_helper(self._drain())
 
     async def _drain(self) -> None:
         while self._waiting and not self.gone:
