@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -243,29 +244,27 @@ async def test_the_time_for_which_a_run_waits_for_a_slot_is_not_its_own(
         await here.ended("first", "a")
 
 
-async def test_a_step_beside_a_wait_begins_when_its_run_has_a_slot_again(place: Path | None) -> None:
+async def test_a_step_that_begins_while_its_run_waits_has_a_slot_first(place: Path | None) -> None:
     async with worker(place) as here:
-        crew, begin = here.crew, asyncio.Event()
+        crew, kept = here.crew, list[tuple[Any, contextvars.Context]]()
 
-        async def both(ctx: Any) -> None:
-            async def later() -> None:
-                await begin.wait()
-                await crew.step(ctx, "later")
+        async def waits(ctx: Any) -> None:
+            kept.append((ctx, contextvars.copy_context()))
+            await ctx.wait_for_signal("go")
 
-            await asyncio.gather(ctx.wait_for_signal("go"), later())
-
-        here.rig.register(both, "both")
-        await here.runner.submit("both", run_id="r")
-        await here.rig.begun("r")
+        here.rig.register(waits, "waits")
+        await here.waiting("r")
         await here.runner.submit("works", run_id="first")
         await crew.becomes("first")
-        begin.set()
+        [(ctx, context)] = kept
+        later = asyncio.get_running_loop().create_task(crew.step(ctx, "later"), context=context)
         await crew.becomes("first")
         crew.let("first")
         await crew.becomes("later")
         await here.runner.submit("works", run_id="second")
         await crew.becomes("later")
         crew.let("later")
+        await later
         await crew.becomes("second")  # while the run only waits again
         crew.let("second")
         await here.runner.signal("r", "go")
@@ -299,56 +298,67 @@ async def test_of_two_waits_the_second_leaves_the_slot_again_that_the_first_came
         await here.ended("r", "first")
 
 
-async def test_what_goes_on_after_a_wait_was_given_up_has_a_slot_for_its_next_step(place: Path | None) -> None:
+class Hasty:
+    """An agent that gives its wait up when its time limits fire, and goes on without it."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew, self.limits = crew, list[asyncio.Timeout]()
+
+    async def __call__(self, ctx: Any) -> str:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as outer, asyncio.timeout(None) as inner:
+                self.limits = [inner, outer]
+                await ctx.wait_for_signal("go")
+        assert ctx.place.waiting_since is None, "from now on its time is its own"
+        self.crew.inside.append("without")
+        await self.crew.leave.setdefault("without", asyncio.Event()).wait()  # plain work, which is no step
+        self.crew.inside.remove("without")
+        return "without it"
+
+    async def fire(self, limit: int) -> None:
+        self.limits[limit].reschedule(asyncio.get_running_loop().time())
+        await soon(self.limits[limit].expired)
+
+
+@pytest.mark.parametrize("has_come", [False, True], ids=["no signal", "a signal that came"])
+async def test_what_gives_a_wait_up_goes_on_when_its_run_has_a_slot_again(place: Path | None, has_come: bool) -> None:
     async with worker(place) as here:
-        crew, give_up = here.crew, asyncio.Event()
-
-        async def gives_up(ctx: Any) -> None:
-            wait = asyncio.ensure_future(ctx.wait_for_signal("go"))
-            await give_up.wait()
-            wait.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await wait
-            assert ctx.place.waiting_since is None, "from now on its time is its own"
-            await crew.step(ctx, "instead")
-
-        here.rig.register(gives_up, "gives up")
-        await here.runner.submit("gives up", run_id="r")
-        await here.rig.begun("r")
-        await soon(lambda: here.slots.busy == 0)
-        await here.runner.submit("works", run_id="first")
-        await crew.becomes("first")
-        give_up.set()
-        await crew.becomes("first")
-        crew.let("first")
-        await crew.becomes("instead")
-        crew.let("instead")
-        await here.ended("r", "first")
-
-
-async def test_a_wait_that_is_given_up_while_it_waits_for_a_slot_keeps_none_and_has_none_to_give(
-    place: Path | None,
-) -> None:
-    async with worker(place) as here:
-        crew, give_up = here.crew, asyncio.Event()
-
-        async def gives_up(ctx: Any) -> str:
-            wait = asyncio.ensure_future(ctx.wait_for_signal("go"))
-            await give_up.wait()
-            wait.cancel()
-            await asyncio.wait({wait})
-            assert ctx.place.waiting_since is None, "from now on its time is its own"
-            return "without it"
-
-        here.rig.register(gives_up, "waits")
+        crew, hasty = here.crew, Hasty(here.crew)
+        here.rig.register(hasty, "waits")
         await here.waiting("r")
         await here.runner.submit("works", run_id="first")
         await crew.becomes("first")
-        await here.coming_back("r")
+        if has_come:
+            await here.coming_back("r")
+        await hasty.fire(0)
+        await crew.becomes("first")
+        assert len(here.slots.waiting) == 1
+        crew.let("first")
+        await crew.becomes("without")
+        assert (here.slots.busy, here.slots.waiting) == (1, {})
         await here.runner.submit("works", run_id="new")
-        give_up.set()
+        await crew.becomes("without")
+        crew.let("without")
+        await crew.becomes("new")
+        crew.let("new")
         assert (await here.runner.wait("r", 10)).final_output == {"value": "without it"}
+        await here.ended("r", "first", "new")
+
+
+async def test_what_is_cancelled_while_it_waits_for_a_slot_keeps_none_and_has_none_to_give(place: Path | None) -> None:
+    async with worker(place) as here:
+        crew, hasty = here.crew, Hasty(here.crew)
+        here.rig.register(hasty, "waits")
+        await here.waiting("r")
+        await here.runner.submit("works", run_id="first")
+        await crew.becomes("first")
+        await hasty.fire(0)
+        await hasty.fire(1)
+        await crew.becomes("first", "without")
         assert here.slots.waiting == {}
+        await here.runner.submit("works", run_id="new")
+        crew.let("without")
+        assert (await here.runner.wait("r", 10)).final_output == {"value": "without it"}
         await crew.becomes("first")
         crew.let("first", "new")
         await here.ended("first", "new")
