@@ -5,14 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from contextvars import Context, ContextVar, Token
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-#: The claimed run whose code this is: its `Place`. None for code of the library and for code outside of runs.
-RUN: ContextVar[object | None] = ContextVar("agent_runtime_run", default=None)
+
+class Run(Protocol):
+    """What the tasks of a claimed run name in their contexts."""
+
+    #: Tasks that wait until other tasks of the run have done something.
+    queued: set[asyncio.Task[Any]]
+
+
+#: The claimed run whose code this is. None for helper tasks of the library; unset outside of runs.
+RUN: ContextVar[Run | None] = ContextVar("agent_runtime_run")
+
+
+def current_run() -> Run | None:
+    """Return the run that the current task belongs to."""
+    return RUN.get(None)
+
+
+@contextlib.contextmanager
+def queued() -> Iterator[None]:
+    """Inside the block the current task waits for other tasks of its run: it does no work of its own."""
+    run, task = current_run(), asyncio.current_task()
+    if run is None or task is None:
+        yield
+        return
+    run.queued.add(task)
+    try:
+        yield
+    finally:
+        run.queued.discard(task)
 
 
 def outside_run() -> Context:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ._contexts import queued
 from ._refusals import is_number, meant
 from .errors import InvalidArgument, LimitExceeded, brief
 
@@ -306,7 +307,7 @@ class Budget:
             except LimitExceeded:
                 if not others:
                     raise
-            wait = asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+            wait = _one_ended(others)
             await (wait if waiting is None else waiting(wait))
 
     @asynccontextmanager
@@ -383,6 +384,11 @@ class Budget:
 
 def _reached(name: str, allowed: float, used: float, what: str = "") -> LimitExceeded:
     return LimitExceeded(name, allowed, used, what, fix="Raise it with runner.resume(run_id, limits=...)")
+
+
+async def _one_ended(others: Collection[asyncio.Future[None]]) -> None:
+    with queued():
+        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
 
 
 def tokens_of(usage: Mapping[str, Any]) -> int:

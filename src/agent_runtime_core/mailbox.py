@@ -238,8 +238,8 @@ class Mailbox:
         )
 
     def waiting(self) -> Collection[asyncio.Task[Any]]:
-        """Return the tasks that are inside a wait, or wait for another use of the same identity to end."""
-        return {*self._waits, *self._book.queued}
+        """Return the tasks that are inside a wait of the run."""
+        return self._waits.keys()
 
     def scanned(self, tasks: RunTasks) -> bool:
         """Take the outcome of a scan; False to be scanned again soon."""

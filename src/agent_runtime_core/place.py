@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._clock import Clock
-from ._contexts import RUN
+from ._contexts import current_run
 from .interfaces import AgentRuntime, RunResult
 from .limits import RunLimits
 from .outcome import Before
@@ -98,6 +98,7 @@ class Place:
     stopped: bool = False  # the task was told to stop
     tracked: bool = False  # the contexts of the run's tasks name this place
     clearing: bool = False  # its tasks are being ended
+    queued: set[asyncio.Task[Any]] = field(default_factory=set)  # tasks of the run that wait for others of it
     away: bool = False  # it uses no slot of its worker
     waited: float = 0.0  # seconds spent waiting in place
     waiting_since: float | None = None
@@ -117,7 +118,7 @@ class Place:
     async def refuse(self) -> None:
         if self.refusal is not None:
             raise self.refusal()
-        if self.clearing and RUN.get() is self:
+        if self.clearing and current_run() is self:
             await asyncio.sleep(0)
             raise asyncio.CancelledError  # a task that ends would wait here, and be abandoned after the grace
         await asyncio.get_running_loop().create_future()

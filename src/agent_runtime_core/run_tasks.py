@@ -13,10 +13,10 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from contextvars import Context
 from types import CoroutineType, FrameType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from ._alarms import Alarms
-from ._contexts import RUN
+from ._contexts import RUN, Run
 
 FIRST_PAUSE: Final = 0.02  # seconds until a run that works beside its waits is looked at again; doubles each time
 LONGEST_PAUSE: Final = 1.0
@@ -24,7 +24,7 @@ SHARE: Final = 9  # seconds without a scan after each second that a scan takes
 SETTLING: Final = 5  # iterations of the loop in which the end of a task reaches all that join it
 
 AnyTask = asyncio.Task[Any]
-R = TypeVar("R")
+R = TypeVar("R", bound=Run)
 
 _WAIT: Final = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]
 _GATHERING: Final[type] = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ class RunTasks:
 
     __slots__ = ("ended", "joined", "resting", "working")
 
-    def __init__(self, tasks: Collection[AnyTask], waiting: Collection[AnyTask]) -> None:
+    def __init__(self, tasks: Collection[AnyTask], waiting: Collection[AnyTask], queued: Collection[AnyTask]) -> None:
         self.working: list[AnyTask] = []
         self.resting: set[AnyTask] = set()
         self.joined: set[asyncio.Future[Any]] = set()
@@ -52,9 +52,11 @@ class RunTasks:
         for task in tasks:
             if task in waiting:
                 self.resting.add(task)
-            elif (parts := _joined(task)) is not None and self._only_joins(parts, tasks):
+            elif _continues(task):
+                self.working.append(task)
+            elif task in queued or ((parts := _joined(task)) is not None and self._only_joins(parts, tasks)):
                 self.resting.add(task)
-                self.joined.add(task._fut_waiter)  # type: ignore[attr-defined]
+                self.joined.add(cast("asyncio.Future[Any]", _awaited(task)))
             else:
                 self.working.append(task)
 
@@ -68,6 +70,8 @@ class RunTasks:
         for part in parts:
             if part.done():
                 self.ended.add(part)
+            elif _is_helper(part):
+                continue
             elif part in tasks or (
                 isinstance(part, _GATHERING) and self._only_joins(part._children, tasks)  # type: ignore[attr-defined]
             ):
@@ -92,10 +96,10 @@ def scan(loop: asyncio.AbstractEventLoop, waiting: Mapping[R, Collection[AnyTask
         tasks = found.get(run_of(task))
         if tasks is not None:
             tasks.add(task)
-    return {run: RunTasks(found[run], waiting[run]) for run in waiting}
+    return {run: RunTasks(found[run], waiting[run], run.queued) for run in waiting}
 
 
-def tasks_of(loop: asyncio.AbstractEventLoop, run: object) -> list[AnyTask]:
+def tasks_of(loop: asyncio.AbstractEventLoop, run: Run) -> list[AnyTask]:
     """Return the unfinished tasks of a run but the current one, the first created first."""
     current = asyncio.current_task(loop)
     found = [task for task in asyncio.all_tasks(loop) if task is not current and run_of(task) is run]
@@ -115,25 +119,45 @@ else:
         return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
-def run_of(task: AnyTask) -> object | None:
+def run_of(task: AnyTask) -> Run | None:
     """Return the run that the context of `task` names, if it names one and can be read."""
     context = context_of(task)
     return None if context is None else context.get(RUN)
 
 
+def _is_helper(future: asyncio.Future[Any]) -> bool:
+    """Return whether this is a task that the library started for itself; see `start_helper`."""
+    context = context_of(future) if isinstance(future, asyncio.Task) else None
+    return context is not None and context.get(RUN, future) is None
+
+
+def _continues(task: AnyTask) -> bool:
+    """Return whether `task` is about to continue: what it awaits has ended, or enough of it."""
+    awaited = _awaited(task)
+    if awaited is None or awaited.done():
+        return True
+    frame = _innermost(task.get_coro())
+    if frame is None or frame.f_code is not _WAIT:
+        return False
+    known = frame.f_locals
+    return known["return_when"] == asyncio.FIRST_COMPLETED and any(each.done() for each in known["fs"])
+
+
+def _awaited(task: AnyTask) -> asyncio.Future[Any] | None:
+    return getattr(task, "_fut_waiter", None)
+
+
 def _joined(task: AnyTask) -> Iterable[asyncio.Future[Any]] | None:
     """Return the futures that `task` joins, None if it does something else or cannot be read."""
-    awaited: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
-    if awaited is None or awaited.done():
-        return None  # it is about to continue
-    if isinstance(awaited, asyncio.Task | _GATHERING):
+    awaited = _awaited(task)
+    if awaited is not None and isinstance(awaited, asyncio.Task | _GATHERING):
         return (awaited,)
     frame = _innermost(task.get_coro())
     if frame is None:
         return None
     if frame.f_code is _WAIT:
         known = frame.f_locals
-        return known.get("fs") if known.get("timeout_handle") is None else None  # with a time limit it will continue
+        return known["fs"] if known["timeout_handle"] is None else None  # with a time limit it will continue
     if frame.f_code.co_name in _GROUP_EXITS:
         group: Any = frame.f_locals.get("self")
         if type(group).__name__ == "TaskGroup" and type(group).__module__ in _GROUP_MODULES:
@@ -153,7 +177,7 @@ class Watched(Protocol):
     """A run with open waits, as the monitor sees it."""
 
     @property
-    def run(self) -> object:
+    def run(self) -> Run:
         """What the contexts of its tasks name."""
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 from contextvars import ContextVar
-from typing import Any, Final, cast
+from typing import Final
 
+from ._contexts import queued
 from ._ids import step_id
 from ._json import digest
 from .ledger import Ledger
@@ -75,7 +76,8 @@ class Only:
         while identity in alone:
             if (left := alone[identity]) is None:
                 left = alone[identity] = asyncio.Event()
-            await self._uses.turn_after(left)
+            with queued():
+                await left.wait()
         alone[identity] = None
         self._entered = True
 
@@ -95,8 +97,6 @@ class Uses(Pen):
         #: Uses that may come once more, each by its step, space and name, with what it was used with.
         self._again: dict[tuple[Frame | None, str, str], tuple[int, str | None]] = {}
         self._alone: dict[Identity, asyncio.Event | None] = {}  # what goes on, and its end if others wait: see `only`
-        #: Tasks that wait for another use of the same identity to end.
-        self.queued: set[asyncio.Task[Any]] = set()
 
     def occurrence(self, space: str, name: str, mark: str | None = None) -> str:
         """The key of the next unkeyed use of `name`, counted for each step by itself: on a resume those inside a
@@ -138,15 +138,6 @@ class Uses(Pen):
     def only(self, name: str, key: str) -> Only:
         """One at a time: what a failed try of the step around it left behind goes on, and answers for the next."""
         return Only(self, self._alone, (name, key))
-
-    async def turn_after(self, left: asyncio.Event) -> None:
-        """Wait until another use of the same identity has ended."""
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        self.queued.add(task)
-        try:
-            await left.wait()
-        finally:
-            self.queued.discard(task)
 
     def within(self) -> str:
         """What tells the step lists and maps inside a step from those of other steps; nothing between steps."""

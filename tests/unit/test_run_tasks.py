@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._contexts import RUN, outside_run, start_helper
+from agent_runtime_core._contexts import RUN, queued, start_helper
 from agent_runtime_core.run_tasks import RunTasks, context_of, run_of, scan, tasks_of
 from tests.unit.rig import soon
 
@@ -28,6 +28,7 @@ class Run:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.waits: set[asyncio.Task[Any]] = set()
+        self.queued: set[asyncio.Task[Any]] = set()
         self.main: asyncio.Task[Any] | None = None
         self.thread = threading.Event()
 
@@ -98,6 +99,20 @@ async def fails() -> None:
     raise ValueError
 
 
+async def waits_until_a_helper_ends(run: Run) -> None:
+    """As code does that is given a token by which it can be cancelled."""
+    tasks = {asyncio.create_task(run.wait()), start_helper(asyncio.sleep(60))}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def queues_behind_another_task(run: Run) -> None:
+    async def second() -> None:
+        with queued():
+            await asyncio.Event().wait()
+
+    await asyncio.gather(run.wait(), second())
+
+
 async def groups_of_anyio(run: Run) -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(run.wait)
@@ -108,6 +123,7 @@ async def groups_of_anyio(run: Run) -> None:
     "body",
     [
         waits, awaits_a_task, gathers, gathers_gathered, groups, waits_for_the_first, joins_what_has_ended_in_part,
+        waits_until_a_helper_ends, queues_behind_another_task,
         pytest.param(groups_of_anyio, marks=pytest.mark.skipif(anyio is None, reason="needs anyio")),
     ],
 )  # fmt: skip
@@ -158,12 +174,16 @@ async def waits_with_a_time_limit(run: Run) -> None:
 
 
 async def joins_a_task_of_no_run(run: Run) -> None:
+    await asyncio.get_running_loop().create_task(asyncio.sleep(60), context=Context())
+
+
+async def awaits_a_helper(run: Run) -> None:
     await start_helper(asyncio.sleep(60))
 
 
 async def groups_a_task_of_no_run(run: Run) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.sleep(60), context=outside_run())
+        group.create_task(asyncio.sleep(60), context=Context())
 
 
 async def reads_a_stream(run: Run) -> None:
@@ -185,7 +205,8 @@ async def is_busy(run: Run) -> None:
     [
         *map(beside, [
             sleeps, waits_for_an_event, waits_for_a_queue, runs_a_thread, runs_an_executor, waits_for_an_executor,
-            waits_with_a_time_limit, joins_a_task_of_no_run, groups_a_task_of_no_run, reads_a_stream, is_busy,
+            waits_with_a_time_limit, joins_a_task_of_no_run, awaits_a_helper,
+            groups_a_task_of_no_run, reads_a_stream, is_busy,
         ]),
         sleeps,
     ],
@@ -250,7 +271,8 @@ async def test_one_scan_tells_runs_apart() -> None:
 
 async def test_a_task_is_known_by_its_context() -> None:
     context: Context = copy_context()
-    context.run(RUN.set, "mine")
+    mine = Run()
+    context.run(RUN.set, mine)
     tasks = [
         asyncio.get_running_loop().create_task(asyncio.sleep(60), context=context),
         asyncio.create_task(asyncio.sleep(60)),
@@ -259,8 +281,8 @@ async def test_a_task_is_known_by_its_context() -> None:
     try:
         await asyncio.sleep(0)
         assert context_of(tasks[0]) is context
-        assert [run_of(task) for task in tasks] == ["mine", None, None]
-        assert tasks_of(asyncio.get_running_loop(), "mine") == [tasks[0]]
+        assert [run_of(task) for task in tasks] == [mine, None, None]
+        assert tasks_of(asyncio.get_running_loop(), mine) == [tasks[0]]
     finally:
         for task in tasks:
             task.cancel()

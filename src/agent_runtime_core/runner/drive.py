@@ -329,4 +329,5 @@ class Drive(Ends):
                 return True
             if place.stopped:
                 # Told to stop and still there: it gets a grace, then it is left to itself.
-                return await let_go(task, self._what)
+                await self._clear(task)
+                return task.done()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_runtime_core import AgentRunner, LeaseLost
+from agent_runtime_core._contexts import RUN
 from agent_runtime_core.book import Book
 from agent_runtime_core.context import Context
 from agent_runtime_core.journal.record import ENDED, Record
@@ -27,8 +28,8 @@ OLD = "old"
 
 async def context(runner: AgentRunner, row: RunRow) -> Context:
     ledger = Ledger(row, runner.queue, runner.event_bus, runner.state_store, runner.queue.clock)
-    place = Place()
-    place.task = asyncio.current_task()
+    place = Place(task=asyncio.current_task(), tracked=True)
+    RUN.set(place)
     return Context(row, Book(ledger, await ledger.open()), runner.services(inline=False), place)
 
 
