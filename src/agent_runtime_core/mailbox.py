@@ -271,7 +271,7 @@ class Mailbox:
         return tasks.only_wait(self._place.task) and self._is_settled(tasks, loop.time())
 
     def _is_settled(self, tasks: RunTasks, now: float) -> bool:
-        """Return False where a task may be about to continue: what it joins has ended in part, a moment ago."""
+        """Return False if a task may be about to continue, because some of what it joins ended a moment ago."""
         if not tasks.ended:
             return True
         return self._joins is not None and self._joins[0] == _joins(tasks) and now - self._joins[1] >= FIRST_PAUSE / 2
@@ -302,7 +302,7 @@ class Mailbox:
                 self._services.slots.leave(self._place)
 
     def _take_slot(self) -> None:
-        """Code of the run works without a slot, after a timer of its own, say: it cannot be held up any more."""
+        """Count the run as active again: a timer of its own code, for example, ended what its main task joined."""
         self._book.idle = False
         self._place.goes_on(self._clock.boot())
         if self._services.slots is not None:

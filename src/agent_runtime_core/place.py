@@ -120,7 +120,7 @@ class Place:
             raise self.refusal()
         if self.clearing and current_run() is self:
             await asyncio.sleep(0)
-            raise asyncio.CancelledError  # a task that ends would wait here, and be abandoned after the grace
+            raise asyncio.CancelledError  # else a `finally` block would wait here until its task is abandoned
         await asyncio.get_running_loop().create_future()
 
     def waits(self, now: float) -> None:

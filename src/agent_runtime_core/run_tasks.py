@@ -1,8 +1,8 @@
 """Classify the tasks of runs: which ones work, which are inside a wait of their run, and which only join others.
 
 A run may leave its slot, and be parked, only while none of its tasks works. No event reports that a working task
-starts to join another one, so the tasks are looked at: when a task of the run enters a wait, when one that worked ends,
-and from time to time while a run has open waits and still works.
+starts to join another one, so the tasks are scanned when a task of the run enters a wait, when one that worked
+ends, and now and then while a run has open waits and still works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 from ._alarms import Alarms
 from ._contexts import RUN, Run
 
-FIRST_PAUSE: Final = 0.02  # seconds until a run that works beside its waits is looked at again; doubles each time
+FIRST_PAUSE: Final = 0.02  # seconds until a run that works and has open waits is scanned again; doubles each time
 LONGEST_PAUSE: Final = 1.0
 SHARE: Final = 9  # seconds without a scan after each second that a scan takes
 SETTLING: Final = 5  # iterations of the loop in which the end of a task reaches all that join it

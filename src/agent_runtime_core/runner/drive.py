@@ -30,7 +30,7 @@ from ..outcome import error_payload
 from ..queue.row import LIMITS, Moved, RunRow
 from ..run_tasks import tasks_of
 from ..status import RunStatus
-from ..tools.deadline import is_abandoned, let_all_go, let_go
+from ..tools.deadline import is_abandoned, wait_cancelled, let_go
 from .asides import SHORTEST
 from .ends import Again, Ends, Outcome, deferred_seconds, describe
 
@@ -290,8 +290,9 @@ class Drive(Ends):
     async def _clear(self, task: asyncio.Task[Any]) -> None:
         """End all tasks of a run that goes no further here, so that their `finally` blocks run on this loop.
 
-        The main task comes first, and may end the others itself. What the tasks await of the run's context raises
-        CancelledError from now on, where it would not return.
+        The main task is cancelled first, because it may end the others itself. Until all have ended, calls on the
+        context of a parked or lost run raise CancelledError. Otherwise a `finally` block that makes such a call would
+        not end within the grace.
         """
         place = self.place
         place.clearing = True
@@ -305,7 +306,7 @@ class Drive(Ends):
             for each in left:
                 each.cancel()
             if left:
-                await let_all_go(left, f"a task of {self._what}")
+                await wait_cancelled(left, f"a task of {self._what}")
         finally:
             place.clearing = False
 

@@ -53,7 +53,7 @@ class Slots:
         return not self.draining and await self._turn(place)
 
     def retake(self, place: Place) -> None:
-        """Count a run that works again, also where no slot is free: its code cannot be held up any more."""
+        """Count a run that works again, even if no slot is free: its code runs already and cannot be delayed."""
         if place.away:
             self.take(place)
             for turn in self.waiting.pop(place, ()):

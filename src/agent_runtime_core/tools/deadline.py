@@ -47,10 +47,12 @@ async def limited(awaitable: Awaitable[Any], seconds: float, what: str, late: Ex
 
 async def let_go(task: asyncio.Task[Any], what: str, grace: float = GRACE) -> bool:
     """Wait for a cancelled task to end; after `grace` seconds it is abandoned, kept alive and named in the log."""
-    return not await let_all_go((task,), what, grace)
+    return not await wait_cancelled((task,), what, grace)
 
 
-async def let_all_go(tasks: Collection[asyncio.Task[Any]], what: str, grace: float = GRACE) -> set[asyncio.Task[Any]]:
+async def wait_cancelled(
+    tasks: Collection[asyncio.Task[Any]], what: str, grace: float = GRACE
+) -> set[asyncio.Task[Any]]:
     """Wait for cancelled tasks to end, and return those that did not within `grace` seconds.
 
     They are abandoned, kept alive and named in the log.

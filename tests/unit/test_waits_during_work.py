@@ -97,7 +97,7 @@ async def of_several_waits(ctx: Any, work: Plain) -> None:
     await asyncio.gather(ctx.wait_for_signal("go"), ctx.sleep(3600), ctx.wait_for_signal("more"), work())
 
 
-async def beside_a_child(ctx: Any, work: Plain) -> None:
+async def with_a_child(ctx: Any, work: Plain) -> None:
     await asyncio.gather(ctx.call("child", {}), work())
 
 
@@ -110,7 +110,7 @@ async def after_a_failure(ctx: Any, work: Plain) -> None:
 
 
 KINDS = [
-    main_works, gathered, grouped, all_awaited, side_works, nested, in_a_thread, of_several_waits, beside_a_child,
+    main_works, gathered, grouped, all_awaited, side_works, nested, in_a_thread, of_several_waits, with_a_child,
     after_a_failure,
 ]  # fmt: skip
 
@@ -136,7 +136,7 @@ async def becomes(here: Here, run_id: str, status: RunStatus) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_run_that_works_beside_a_wait_is_parked_when_its_work_has_ended(place: Path | None, kind: Any) -> None:
+async def test_a_run_that_works_during_a_wait_is_parked_when_its_work_has_ended(place: Path | None, kind: Any) -> None:
     work = Plain()
     async with worker(place, 2, park_after=0) as here:
         agent(here, kind, work)
@@ -149,8 +149,8 @@ async def test_a_run_that_works_beside_a_wait_is_parked_when_its_work_has_ended(
         assert (work.began, work.ended) == (1, 1)
 
 
-@pytest.mark.parametrize("kind", [each for each in KINDS if each is not beside_a_child])
-async def test_a_run_that_works_beside_a_wait_keeps_its_slot_and_leaves_it_when_its_work_has_ended(
+@pytest.mark.parametrize("kind", [each for each in KINDS if each is not with_a_child])
+async def test_a_run_that_works_during_a_wait_keeps_its_slot_and_leaves_it_when_its_work_has_ended(
     place: Path | None, kind: Any
 ) -> None:
     work = Plain()
@@ -170,7 +170,7 @@ async def test_a_run_that_works_beside_a_wait_keeps_its_slot_and_leaves_it_when_
         assert all(drive.place.waiting_since is not None for drive in here.runner._worker._drives.values())
 
 
-async def test_the_time_limit_of_a_run_counts_while_it_works_beside_a_wait(place: Path | None) -> None:
+async def test_the_time_limit_of_a_run_counts_while_it_works_during_a_wait(place: Path | None) -> None:
     clock = VirtualClock()
     async with Rig(place, clock, run_timeout_seconds=0.15) as rig:
 
@@ -253,7 +253,7 @@ async def test_a_wait_for_the_same_message_twice_is_no_work(place: Path | None) 
         assert (await here.runner.wait("r", 10)).final_output == {"value": [1, 1]}
 
 
-async def test_a_limit_of_a_wait_ends_it_beside_work(place: Path | None) -> None:
+async def test_a_limit_of_a_wait_ends_it_during_work(place: Path | None) -> None:
     work = Plain()
     async with worker(place, park_after=0) as here:
 
