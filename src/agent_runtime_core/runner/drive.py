@@ -30,7 +30,7 @@ from ..outcome import error_payload
 from ..queue.row import LIMITS, Moved, RunRow
 from ..run_tasks import tasks_of
 from ..status import RunStatus
-from ..tools.deadline import is_abandoned, wait_cancelled, let_go
+from ..tools.deadline import is_abandoned, let_go, wait_cancelled
 from .asides import SHORTEST
 from .ends import Again, Ends, Outcome, deferred_seconds, describe
 
