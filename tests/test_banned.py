@@ -218,15 +218,9 @@ def test_a_refusal_that_shows_all_is_found() -> None:
 #: Who opens files by their path, and how often. None of them is a SQLite database, nor the index of its log: to close
 #: any descriptor of one drops all locks that SQLite has on it in this process. The log itself is never locked.
 OPENS: dict[str, dict[str, int]] = {
-    # The files of its own that stand beside the database.
-    "_engines/presence.py": {
-        "CommitLock.__init__": 1,
-        "CommitLock.beside": 1,
-        "Presence._is_dead": 1,
-        "Presence._prove_life": 1,
-        "Presence._rescan": 1,
-        "Presence.hang_bell": 1,
-    },
+    # Files of its own in the directory `.live`.
+    "_engines/live_directory.py": {"_open": 1},
+    "_engines/one_name.py": {"_is_mounted": 1},  # the table of mounts
     "_engines/redis_script.py": {"joined": 1, "part": 1},  # scripts of ours
     "_engines/sqlite_file.py": {"DatabaseFile._create": 1},  # exclusively: one that is there is not opened
     "_engines/sqlite_log.py": {"Log._extend": 1},  # the log

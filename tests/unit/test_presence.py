@@ -19,6 +19,8 @@ from agent_runtime_core.testing import VirtualClock
 
 fcntl = pytest.importorskip("fcntl")
 
+ONE, TWO, CHILD, FIRST, A, B, C = (f"01ARZ3NDEKTSV4RRFFQ69G5F{n:02}" for n in range(7))
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="locks and FIFOs are POSIX's")
 
 
@@ -29,20 +31,20 @@ def clock() -> VirtualClock:
 
 @pytest.fixture
 def one(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
-    presence = Presence(tmp_path, "one", clock)
+    presence = Presence(tmp_path, ONE, clock)
     yield presence
     presence.close()
 
 
 @pytest.fixture
 def two(tmp_path: Path, clock: VirtualClock) -> Iterator[Presence]:
-    presence = Presence(tmp_path, "two", clock)
+    presence = Presence(tmp_path, TWO, clock)
     yield presence
     presence.close()
 
 
 def test_a_living_holder_is_not_dead(one: Presence, two: Presence) -> None:
-    assert one.dead(["one", "two", ""]) == ()
+    assert one.dead([ONE, TWO, ""]) == ()
     assert one.dead(["gone"]) == ("gone",)
 
 
@@ -61,37 +63,40 @@ def test_nobody_sees_a_lock_file_that_is_not_locked_yet(
         rename(hidden, name)
 
     monkeypatch.setattr(os, "rename", naming)
-    Presence(tmp_path, "one", clock).close()
-    assert named == ["one.lock"]
+    Presence(tmp_path, ONE, clock).close()
+    assert named == [f"{ONE}.lock"]
 
 
 def test_one_that_let_go_is_dead_and_leaves_no_files(one: Presence, two: Presence) -> None:
     two.hang_bell()
     two.close()
-    assert one.dead(["two"]) == ("two",)
-    assert [each.name for each in one.directory.iterdir()] == ["one.lock"]
+    assert one.dead([TWO]) == (TWO,)
+    assert [each.name for each in one.directory.iterdir()] == [f"{ONE}.lock"]
 
 
 def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: Presence) -> None:
     code = (
         "import os, sys, pathlib; from agent_runtime_core._engines.presence import Presence;"
         "from agent_runtime_core._clock import SYSTEM;"
-        "p = Presence(pathlib.Path(sys.argv[1]), 'child', SYSTEM); p.hang_bell(); print('up', flush=True);"
+        "p = Presence(pathlib.Path(sys.argv[1]), sys.argv[2], SYSTEM); p.hang_bell(); print('up', flush=True);"
         "sys.stdin.read()"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(one.directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(one.directory), CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stdin is not None
     with child.stdin, child.stdout:
         assert child.stdout.readline() == "up\n"
-        assert one.dead(["child"]) == ()
+        assert one.dead([CHILD]) == ()
         child.kill()
         child.wait()
-    assert one.dead(["child"]) == ("child",)
-    assert not (one.directory / "child.lock").exists()
-    assert not (one.directory / "child.bell").exists()
+    assert one.dead([CHILD]) == (CHILD,)
+    assert not (one.directory / f"{CHILD}.lock").exists()
+    assert not (one.directory / f"{CHILD}.bell").exists()
 
 
 def test_ringing_reaches_all_others_and_not_oneself(one: Presence, two: Presence) -> None:
@@ -117,7 +122,7 @@ def test_a_bell_hung_later_is_found_after_a_while(one: Presence, two: Presence, 
 def test_whoever_made_the_directory_looks_for_others_after_a_while(
     tmp_path: Path, clock: VirtualClock, two: Presence
 ) -> None:
-    first = Presence(tmp_path, "first", clock, alone=True)
+    first = Presence(tmp_path, FIRST, clock, alone=True)
     two.hang_bell()  # it looks by itself for so long
     first.ring("a")
     assert two.wait(0) == ""
@@ -157,18 +162,18 @@ def left_by_the_dead(directory: Path, name: str, *suffixes: str) -> None:
 
 
 def test_what_the_dead_left_is_cleared_away_by_the_next_who_comes(one: Presence, clock: VirtualClock) -> None:
-    left_by_the_dead(one.directory, "A", "lock", "bell")
-    left_by_the_dead(one.directory, "B", "lock")
+    left_by_the_dead(one.directory, A, "lock", "bell")
+    left_by_the_dead(one.directory, B, "lock")
     CommitLock(one.directory).close()
-    Presence(one.directory, "C", clock).close()
-    assert {path.name for path in one.directory.iterdir()} == {"one.lock", "commit.lock"}
+    Presence(one.directory, C, clock).close()
+    assert {path.name for path in one.directory.iterdir()} == {f"{ONE}.lock", "commit.lock"}
 
 
 def test_a_bell_that_nobody_reads_any_more_is_cleared_away_if_its_process_is_gone(
     one: Presence, two: Presence, clock: VirtualClock
 ) -> None:
-    left_by_the_dead(one.directory, "A", "lock", "bell")
-    left_by_the_dead(one.directory, "B", "bell")
+    left_by_the_dead(one.directory, A, "lock", "bell")
+    left_by_the_dead(one.directory, B, "bell")
     left_by_the_dead(one.directory, two.holder, "bell")  # it lives, and is about to open it
     clock.advance(RESCAN * 2)
     one.ring(["work"])
@@ -188,7 +193,7 @@ def test_a_bell_that_was_taken_down_is_forgotten(one: Presence, two: Presence, c
 def test_a_directory_that_is_gone_rings_nobody(tmp_path: Path, clock: VirtualClock) -> None:
     directory = tmp_path / "live"
     directory.mkdir()
-    presence = Presence(directory, "one", clock)
+    presence = Presence(directory, ONE, clock)
     presence.hang_bell()
     for each in directory.iterdir():
         each.unlink()
@@ -287,5 +292,5 @@ def test_a_forked_copy_leaves_the_files_alone(one: Presence, tmp_path: Path) -> 
     one.hang_bell()
     lock_fd = os.dup(one._lock_fd)
     one.close(forked=True)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["one.bell", "one.lock"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [f"{ONE}.bell", f"{ONE}.lock"]
     os.close(lock_fd)

@@ -1,15 +1,16 @@
-"""Who else is on a database file: an exclusive lock for commits, proof of life, and a doorbell.
+"""Keep the processes on one database file apart: a lock around commits, proof of life, and notifications.
 
-All three live in the directory `<db>.live/` as long as the processes do. A process proves that it
-lives by an OS lock on `<holder>.lock`, which the kernel frees the moment it dies and keeps while it
-is merely stopped. A bell is a FIFO; ringing writes one byte, the first letter of the topic, to every
-bell but one's own. Where the system has no FIFOs or locks, listeners fall back to polling.
+All three are files in the directory `<database>.live/`. A process proves that it lives by a lock on
+`<holder>.lock`, which the kernel frees when the process dies and keeps while it is stopped. A process is notified
+through its FIFO `<holder>.bell`: others write the first letter of each topic to it. Without a FIFO, listeners poll
+the database.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import select
 import threading
@@ -17,13 +18,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from .._clock import Clock
+from ..errors import StorageError
+from .live_directory import COMMIT, list_holders, make_fifo, open_fifo, open_lock, remove
+from .threads import started
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-COMMIT = "commit.lock"
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
 RESCAN = 0.05  # seconds between looks for new bells
 
 
@@ -32,8 +37,16 @@ class CommitLock:
 
     def __init__(self, directory: Path) -> None:
         self.path: str = str(directory / COMMIT)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._fd = open_lock(self.path, os.O_CREAT)
         self._beside: set[int] = set()
+
+    def record(self, name: bytes) -> None:
+        """Keep in the file which database it is for; the one before is replaced."""
+        with contextlib.suppress(OSError):  # a full disk: it is only needed once there are links
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            if os.read(self._fd, len(name) + 1) != name:
+                os.lseek(self._fd, 0, os.SEEK_SET)
+                os.ftruncate(self._fd, os.write(self._fd, name))
 
     def take_now(self) -> bool:
         """Take it unless another process has it."""
@@ -63,7 +76,7 @@ class CommitLock:
             yield True
             return
         # Another descriptor: what this process locks twice on one is unlocked by the first to let go.
-        fd = os.open(self.path, os.O_RDWR)
+        fd = open_lock(self.path)
         self._beside.add(fd)
         wait = _Wait(fd, self._done)
         try:
@@ -101,7 +114,11 @@ class _Wait:
             return True
         # The system's own queue is fair, and knows no time limit.
         self._waiting = True
-        threading.Thread(target=self._run, name="agent-runtime-lock", daemon=True).start()
+        try:
+            started(self._run, "agent-runtime-lock")
+        except StorageError:
+            self._waiting = False
+            raise
         return self._had.wait(seconds)
 
     def _run(self) -> None:
@@ -129,19 +146,25 @@ class Presence:
         self._clock = clock
         self.holder = holder if fcntl is not None else ""
         self.bell: int | None = None
+        self._warned = False
         self._peers: dict[str, int] = {}
         self._listed = clock.boot() if alone else -1.0
         self._lock_fd = self._prove_life() if self.holder else -1
-        if not alone:  # nobody else asks for those that held no run
-            locks = {name for name in os.listdir(directory) if name.endswith(".lock")}
-            self.dead([name.removesuffix(".lock") for name in locks - {COMMIT}])
+        if not alone:  # no claim names those that held no run, so nothing else would look for them
+            with contextlib.suppress(OSError):  # the next process clears them away
+                self.dead(list_holders(directory, ".lock"))
 
     def _prove_life(self) -> int:
-        # Locked before it gets its name, so that nobody ever sees it unlocked.
+        # Locked before it gets its name, so that no process ever sees it unlocked.
         hidden = self.directory / f".{self.holder}"
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(hidden, self._lock_path(self.holder))
+        fd = open_lock(hidden, os.O_CREAT | os.O_EXCL)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(hidden, self._lock_path(self.holder))
+        except BaseException:
+            os.close(fd)
+            remove(hidden)
+            raise
         return fd
 
     def _lock_path(self, holder: str) -> Path:
@@ -155,9 +178,11 @@ class Presence:
         if fcntl is None:  # pragma: no cover - Windows
             return False
         try:
-            fd = os.open(self._lock_path(holder), os.O_RDWR)
+            fd = open_lock(self._lock_path(holder))
         except FileNotFoundError:
             return True
+        except (OSError, StorageError):
+            return False  # another user's, or no descriptor is left: a process that cannot be checked may be alive
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -170,18 +195,20 @@ class Presence:
 
     def _clear(self, holder: str) -> None:
         for suffix in ("lock", "bell"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.directory / f"{holder}.{suffix}")
+            remove(self.directory / f"{holder}.{suffix}")
 
     # -- the doorbell
 
     def hang_bell(self) -> bool:
-        """Make this process's bell; False where the system has none."""
+        """Make this process's bell; False where it cannot be made now, so that listeners must poll."""
         if self.bell is None and self.holder and hasattr(os, "mkfifo"):
             path = self.directory / f"{self.holder}.bell"
-            os.mkfifo(path, 0o600)
-            # Open for writing too, so that it never reads as closed.
-            self.bell = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+            try:
+                self.bell = make_fifo(path)
+            except (OSError, StorageError) as error:
+                if not self._warned:
+                    self._warned = True
+                    log.warning("no FIFO at %s (%s): commits of other processes are found by polling", path, error)
         return self.bell is not None
 
     def wait(self, seconds: float) -> str:
@@ -194,7 +221,7 @@ class Presence:
             return ""
         try:
             return os.read(self.bell, 4096).decode("ascii", "replace")
-        except BlockingIOError:
+        except OSError:  # another thread's read, or a failure: the database is looked at now and then as well
             return ""
 
     def ring(self, topics: Iterable[str]) -> None:
@@ -205,7 +232,7 @@ class Presence:
         now = self._clock.boot()
         if not 0 <= now - self._listed < RESCAN:
             self._listed = now
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # what is missed now is found by a later look, or by polling
                 self._rescan()
             if new := [name for name in self._peers if name not in known]:
                 self._ring(new, topics)
@@ -226,16 +253,16 @@ class Presence:
                 os.write(self.bell, b"!")
 
     def _rescan(self) -> None:
-        own = f"{self.holder}.bell"
-        names = {n for n in os.listdir(self.directory) if n.endswith(".bell") and n != own}
-        for gone in set(self._peers) - names:
+        found = list_holders(self.directory, ".bell") - {self.holder}
+        for gone in set(self._peers) - found:
             os.close(self._peers.pop(gone))
-        for name in names - set(self._peers):
+        for holder in found - set(self._peers):
             try:
-                self._peers[name] = os.open(self.directory / name, os.O_WRONLY | os.O_NONBLOCK)
+                self._peers[holder] = open_fifo(self.directory / f"{holder}.bell", os.O_WRONLY)
+            except StorageError:
+                continue
             except OSError as error:
-                holder = name.removesuffix(".bell")
-                if error.errno == errno.ENXIO and self._is_dead(holder):  # nobody reads it, and nobody is about to
+                if error.errno == errno.ENXIO and self._is_dead(holder):  # no process reads it, or is about to
                     self._clear(holder)
 
     def close(self, *, forked: bool = False) -> None:

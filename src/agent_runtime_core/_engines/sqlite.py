@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -24,6 +24,9 @@ from .._clock import SYSTEM, Clock
 from .._ids import new_ulid
 from ..errors import InvalidArgument, StorageBusy, StorageClosed, StorageError, brief
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
+from .live_directory import make_directory
+from .one_name import check_one_name
+from .os_errors import storage_error, storage_errors
 from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
 from .shared import SharedEngine
@@ -72,7 +75,9 @@ class SQLiteEngine(SharedEngine):
         with cls._open_lock:
             engine = cls._open.get(where)
             if engine is None or engine.is_of_parent:
-                if file_id(where) in cls._carried:
+                with storage_errors(where):
+                    there = file_id(where)
+                if there in cls._carried:
                     raise StorageClosed(f"{where} was open before a fork: {cls.after_fork}")
                 engine = cls(where, durability, clock)
                 cls._open[where] = engine
@@ -95,32 +100,22 @@ class SQLiteEngine(SharedEngine):
         self.dead_looked_at: float = -1.0  # lease time of the last look for dead holders
         flushes = durability == "full"
         live = Path(f"{path}.live")
-        try:
+        with contextlib.ExitStack() as undo, _storage_errors(path):
+            check_one_name(path)
             # A file of ours never stands without its directory: in this order, another process is not making it now.
             if os.path.exists(path) and os.path.getsize(path) and not live.exists():
                 look(path)
-            alone = _made(live)
+            alone = make_directory(live, path)
             self._commit_lock = CommitLock(live)
-            with contextlib.ExitStack() as undo:
-                undo.callback(self._commit_lock.close)
-                self._presence = Presence(live, new_ulid(clock), clock, alone=alone)
-                undo.pop_all()
-        except OSError as error:
-            raise StorageError(f"cannot keep {path} here: {error}") from error
-        except DRIVER_ERRORS as error:
-            raise translate(error, path) from error
-        self.holder: str = self._presence.holder
-        with contextlib.ExitStack() as undo:
             undo.callback(self._commit_lock.close)
+            self._presence = Presence(live, new_ulid(clock), clock, alone=alone)
             undo.callback(self._presence.close)
+            self.holder: str = self._presence.holder
             self._connected.add(self)
             undo.callback(self._connected.discard, self)
-            try:
-                self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE)
-                undo.callback(self.file.writing.close)
-                self.log: Log = Log(path, self.file.writing, flushes=flushes)
-            except DRIVER_ERRORS as error:
-                raise translate(error, path) from error
+            self.file: DatabaseFile = DatabaseFile(path, self._commit_lock, flushes=flushes, patience=PATIENCE)
+            undo.callback(self.file.writing.close)
+            self.log: Log = Log(path, self.file.writing, flushes=flushes)
             self._bell = FileBell(self._presence, clock, self.file.connect, self.file.disconnect)
             self.writer: Writer = self._make_writer(flushes)
             self.add(Concern("fence", FENCE_OPS, FENCE_APPLIED, _FENCES))
@@ -265,6 +260,8 @@ class SQLiteEngine(SharedEngine):
                     self.log.compact()
             except sqlite3.Error as cause:
                 error = translate(cause, self.path)
+            except OSError as cause:
+                error = storage_error(cause, self.path)
             except Exception as cause:  # noqa: BLE001 - it belongs to the caller
                 error = StorageError(f"{self.path}: {cause!r}")
             tell(_answer, done, None, error)
@@ -283,7 +280,8 @@ class SQLiteEngine(SharedEngine):
         await done
 
     def _is_large(self) -> bool:
-        size = os.path.getsize(self.path)
+        with storage_errors(self.path):
+            size = os.path.getsize(self.path)
         if size <= LARGE:
             return False
         log.info(
@@ -323,13 +321,14 @@ class SQLiteEngine(SharedEngine):
         self._commit_lock.close(forked=True)
 
 
-def _made(directory: Path) -> bool:
-    """Make it, unless it is there already."""
+@contextlib.contextmanager
+def _storage_errors(path: str) -> Iterator[None]:
+    """Raise what the system or the driver refuses as a storage error."""
     try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-    return True
+        with storage_errors(path):
+            yield
+    except DRIVER_ERRORS as error:
+        raise translate(error, path) from error
 
 
 def _answer(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -13,6 +13,7 @@ from .presence import RESCAN, Presence
 
 _POLL = 0.5  # seconds between looks at data_version behind the bell
 _POLL_WITHOUT_BELL = 0.005
+_TRY_AGAIN = 5.0  # seconds between tries to make a bell that could not be made: descriptors or inodes were short
 
 
 class FileBell(Bell):
@@ -41,12 +42,17 @@ class FileBell(Bell):
         # Opened at the first look, which wakes all: many a process is gone by then.
         conn: sqlite3.Connection | None = None
         version: int | None = None
-        # Who listed the bells just before this one hung does not ring it yet.
+        # A process that listed the bells just before this one was made does not write to it yet.
         unheard = self._clock.boot() + 2 * RESCAN
+        again = self._clock.boot() + _TRY_AGAIN
         while not self._closed:
             if unheard and self._clock.boot() >= unheard:
                 unheard = 0.0
                 self.wake()
+            if self._presence.bell is None and self._clock.boot() >= again:
+                again = self._clock.boot() + _TRY_AGAIN
+                if self._presence.hang_bell():
+                    unheard = self._clock.boot() + 2 * RESCAN
             if self._presence.bell is not None:
                 letters = self._presence.wait(2 * RESCAN if unheard else _POLL)
             else:

@@ -12,6 +12,8 @@ from pathlib import Path
 from .._ids import path_text
 from ..errors import InvalidArgument, StorageBusy, StorageCorrupt, StorageError, StorageTooNew, brief
 from .base import Concern
+from .one_name import name_of
+from .os_errors import storage_errors
 from .presence import CommitLock
 from .sqlite_tx import DRIVER_ERRORS, translate
 
@@ -74,6 +76,7 @@ class DatabaseFile:
                 self.writing.execute("PRAGMA journal_mode=WAL")
                 self.writing.execute(_VERSIONS)
                 self._versions: dict[str, int] = dict(self.writing.execute("SELECT concern, version FROM arc_schema"))
+                lock.record(name_of(path, os.path.dirname(lock.path)))
                 #: Which files are at these paths. The log and its index are there once something was read.
                 self.ids: dict[str, FileId] = {
                     each: there
@@ -89,10 +92,8 @@ class DatabaseFile:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            try:
+            with storage_errors(self.path):
                 had = stack.enter_context(self._lock.beside(self._patience))
-            except OSError as error:
-                raise StorageError(f"cannot keep {self.path} here: {error}") from error
             if not had:
                 raise StorageBusy(
                     f"{self.path}: another process is in a commit for {self._patience:g} s already; was it stopped?"
@@ -102,7 +103,12 @@ class DatabaseFile:
     def _create(self) -> None:
         # Only a file that was not there yet is opened here: closing another descriptor would drop SQLite's locks.
         with contextlib.suppress(FileExistsError):
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                if hasattr(os, "fchmod"):
+                    os.fchmod(fd, 0o600)  # the umask may have taken it away from the owner
+            finally:
+                os.close(fd)
 
     def expect(self) -> None:
         """StorageError, within moments, where the file is not at its path any more: what is written would be lost.
@@ -138,7 +144,7 @@ class DatabaseFile:
         # The last connection to close checkpoints, which must not meet another process's commit. One that does not end
         # is of a process that is connected too.
         with contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, StorageError):
                 stack.enter_context(self._lock.beside(self._patience / 2))
             conn.close()
 
@@ -158,6 +164,10 @@ class DatabaseFile:
         try:
             # No flush: the first commit that matters flushes the log up to itself.
             conn.execute("PRAGMA synchronous=NORMAL")
+            # The application's own views, triggers and foreign keys need not make sense, and are none of our business:
+            # without these, a view on a table that is gone makes ALTER TABLE fail.
+            conn.execute("PRAGMA legacy_alter_table=ON")
+            conn.execute("PRAGMA foreign_keys=OFF")
             conn.execute("BEGIN IMMEDIATE")
             row = conn.execute("SELECT version FROM arc_schema WHERE concern = ?", (concern.name,)).fetchone()
             version, newest = (row[0] if row else 0), len(concern.migrations)

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import LeaseLost, StorageBusy, StorageError
 from .base import Concern, Guard, NotApplied, Op
+from .os_errors import storage_error
 from .requests import Request
 from .sqlite_tx import DRIVER_ERRORS, FunctionFailed, Home, Known, SQLiteTx, translate
 
@@ -149,6 +150,8 @@ class Groups:
         self._roll_back()
         if isinstance(error, DRIVER_ERRORS):
             error = translate(error, self.path)
+        elif isinstance(error, OSError):
+            error = storage_error(error, self.path)
         told = error if isinstance(error, StorageError) else StorageError(f"{self.path}: {error!r}")
         for request in batch:
             request.result, request.error = None, request.error or told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -59,10 +60,28 @@ def translate(error: sqlite3.Error | UnicodeDecodeError, path: str) -> StorageEr
             return StorageBusy(f"{path} is locked by a program outside this library ({error})")
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return StorageCorrupt(f"{path} is not a readable database ({error}); it is left as it is: restore a backup")
+        case sqlite3.SQLITE_CANTOPEN if _has_no_inode(path):
+            return StorageFull(f"no inode is left to open {path} and its -wal and -shm ({error}). Delete some files")
+        case sqlite3.SQLITE_CANTOPEN:
+            return StorageError(
+                f"{path}, or its -wal or -shm, could not be opened ({error}). Let this user read and write them and "
+                "their directory; if many files are open, raise the limit (ulimit -n)"
+            )
         case sqlite3.SQLITE_READONLY:
             return StorageError(f"{path} cannot be written ({error}): let our user write it, and its -wal and -shm")
         case _:
             return StorageError(f"{path}: {error}")
+
+
+def _has_no_inode(path: str) -> bool:
+    """Whether the file system of the file has a fixed number of inodes, and all are in use: SQLite does not say so."""
+    if not hasattr(os, "statvfs"):  # pragma: no cover - Windows
+        return False
+    try:
+        there = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return False
+    return there.f_files > 0 == there.f_ffree
 
 
 class FunctionFailed(Exception):

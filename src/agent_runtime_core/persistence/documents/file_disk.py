@@ -6,21 +6,19 @@ Paths are relative to the directory, with "/" between their parts. What the syst
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import threading
 from collections.abc import Iterator
 
-from ...errors import StorageCorrupt, StorageError, StorageFull
+from ..._engines.os_errors import NO_LINK, storage_error
+from ...errors import StorageCorrupt, StorageError
 
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows
     fcntl = None  # type: ignore[assignment]
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 DRAFTS = "drafts"
 _FLUSHERS = 8  # threads at once: the disk flushes what comes together in one go
 
@@ -33,19 +31,7 @@ def told(path: str) -> Iterator[None]:
     except (FileNotFoundError, StorageError):
         raise
     except OSError as error:
-        raise translated(error, path) from error
-
-
-def translated(error: OSError, path: str) -> StorageError:
-    if error.errno in _FULL:
-        return StorageFull(f"no space to write {path} ({error.strerror}); nothing acknowledged is lost, free some")
-    if error.errno == errno.ELOOP:
-        return StorageCorrupt(f"{path} is a symbolic link, which is not followed out of the store: put a file there")
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return StorageError(f"{path} is below something that is no directory: name another place, or move it away")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StorageError(f"{path} may not be written or read ({error.strerror}): grant it, or name another place")
-    return StorageError(f"{path}: {error.strerror or error!r}")
+        raise storage_error(error, path) from error
 
 
 class Disk:
@@ -86,7 +72,7 @@ class Disk:
         self._check(os.path.dirname(where))
         with told(path):
             # A pipe must not be waited for.
-            descriptor = os.open(path, os.O_RDONLY | _NO_LINK | getattr(os, "O_NONBLOCK", 0))
+            descriptor = os.open(path, os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0))
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
                 raise StorageCorrupt(f"{path} is no regular file: move it away")
@@ -163,7 +149,7 @@ class Disk:
         path = self.path(where)
         try:
             with told(path):
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINK, 0o600)
                 with open(descriptor, "wb") as file:
                     if hasattr(os, "fchmod"):
                         os.fchmod(descriptor, 0o600)

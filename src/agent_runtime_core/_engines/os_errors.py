@@ -1,0 +1,58 @@
+"""Operating system errors as storage errors, and how files that other users could have put there are opened."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from ..errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
+
+#: A link is not followed: it could lead to any file that this process may write.
+NO_LINK: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+@contextlib.contextmanager
+def storage_errors(path: str) -> Iterator[None]:
+    """Raise each OSError of the block as a storage error that names its file, or else `path`.
+
+    Raises:
+        StorageFull: No space or no inode is left.
+        StorageBusy: The process or the system has no file descriptor or no memory left.
+        StorageError: The system refused the operation for another reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        told = storage_error(error, error.filename or path)
+        if told is error:
+            raise
+        raise told from error
+
+
+def storage_error(error: OSError, path: object) -> StorageError:
+    """Return the storage error that `error` on `path` means."""
+    if isinstance(error, StorageError):  # StorageBusy is an OSError too
+        return error
+    reason = error.strerror or repr(error)
+    if error.errno in _FULL:
+        return StorageFull(
+            f"no space to write {path} ({reason}); nothing acknowledged is lost. Free some space, or some inodes"
+        )
+    if error.errno in _SHORT:
+        return StorageBusy(
+            f"{path} could not be opened ({reason}); nothing was written. Close files or raise the limit "
+            "(ulimit -n), then try again"
+        )
+    if error.errno == errno.ELOOP:
+        return StorageCorrupt(f"{path} is a symbolic link, which is not followed out of the store: put a file there")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StorageError(f"{path} is below something that is no directory: name another place, or move it away")
+    if error.errno in _FORBIDDEN:
+        return StorageError(f"{path} may not be written or read ({reason}): grant it, or name another place")
+    return StorageError(f"{path}: {reason}")
