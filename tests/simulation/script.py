@@ -9,7 +9,7 @@ from collections import Counter
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core._engines.sqlite_tx import UserTransaction
+from agent_runtime_core._engines.user_transaction import UserTransaction
 from agent_runtime_core.context import Context
 from agent_runtime_core.errors import WaitTimeout
 from agent_runtime_core.interfaces import AgentRuntime, RunResult

@@ -12,7 +12,8 @@ from ..errors import LeaseLost, StorageBusy, StorageError
 from .base import Concern, Guard, NotApplied, Op
 from .os_errors import storage_error
 from .requests import Request
-from .sqlite_tx import DRIVER_ERRORS, FunctionFailed, Home, Known, SQLiteTx, translate
+from .sqlite_tx import DRIVER_ERRORS, Home, Known, SQLiteTx, translate
+from .user_transaction import FunctionFailed
 
 PATIENCE = 6.0  # seconds a caller waits; well under a third of the shortest sensible lease
 _WEIGHT = 1 / 8  # of the latest flush in the average of them
@@ -74,7 +75,10 @@ class Groups:
             # The transaction as a whole failed: nothing of it landed.
             self._roll_back()
             if len(batch) == 1:
-                if isinstance(error, DRIVER_ERRORS):
+                if isinstance(error, sqlite3.IntegrityError) and self._has_once(batch):
+                    # A deferred constraint, which SQLite checks at COMMIT: the function's error, as any other constraint.
+                    batch[0].result, batch[0].error = None, error
+                elif isinstance(error, DRIVER_ERRORS):
                     batch[0].result, batch[0].error = None, translate(error, self.path)
                 return
             for request in batch:

@@ -10,6 +10,7 @@ from zlib import error as PackError
 
 from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
+from .._engines.user_transaction import run
 from ..errors import LeaseLost, StorageCorrupt, brief
 from .record import ENDED, Record, is_again
 
@@ -165,7 +166,7 @@ def transact(
         # An earlier try landed and its answer was lost: the function has run.
         applied(tx, run_id, place)
         return _unpacked(there[0])
-    record = seal(tx.call(fn, args))
+    record = seal(run(tx, place.name, fn, args))
     append(tx, run_id, record)
     return record.result
 
