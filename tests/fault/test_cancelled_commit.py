@@ -33,7 +33,7 @@ async def test_a_claim_cancelled_between_its_write_and_its_commit_is_given_back(
             if sql in slow and not go.is_set():
                 loop.call_soon_threadsafe(written.set)
                 assert go.wait(10)
-            return self._conn.execute(sql, *args)
+            return self.conn.execute(sql, *args)
 
     monkeypatch.setattr(sqlite_groups, "SQLiteTx", SlowToCommit)
     monkeypatch.setattr(sqlite_writer, "ON_LOOP", 0)  # what holds up the commit is to hold up a thread

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from agent_runtime_core.errors import (
     NotSupported,
     StepExecutionError,
     StorageBusy,
+    StorageError,
     UnserialisableResult,
 )
 from agent_runtime_core.events import SQLiteEventBus
@@ -24,7 +27,8 @@ from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
-from tests.unit.rig import Rig, Script, twice
+from tests.unit.rig import Rig, Script, soon, twice
+from tests.unit.test_engine_sqlite import held
 
 
 @pytest.mark.parametrize("landed", [False, True])
@@ -98,27 +102,277 @@ async def test_a_transaction_commits_with_its_record(tmp_path: Path) -> None:
         assert await rig.value(failing, "other") == 8
 
 
-@pytest.mark.parametrize(
-    "sql",
-    ["DELETE FROM arc_journal", "SELECT * FROM arc_runs", "SELECT * FROM Arc_Runs", "CREATE TABLE ARC_mine (a)",
-     "CREATE INDEX Arc_mine ON money (amount)", "ALTER TABLE money RENAME TO arc_mine",
-     'ALTER TABLE money RENAME TO "ARC_mine"', "ALTER TABLE ARC_RUNS RENAME TO mine",
-     "COMMIT", "PRAGMA journal_mode", "ATTACH ':memory:' AS x",
-     "SAVEPOINT mine", "CREATE TEMP TABLE mine (x)", "CREATE TABLE temp.mine (x)", "CREATE TEMP VIEW mine AS SELECT 1",
-     "CREATE TEMP TRIGGER mine INSERT ON money BEGIN SELECT 1; END",
-     "CREATE VIRTUAL TABLE temp.mine USING fts5(x)"],
-)  # fmt: skip
+RESERVED = "names starting with arc_ are reserved"
+ENDS = "may not begin, commit or roll back"
+TEMPORARY = "may not create temporary tables, views or triggers"
+
+DENIED: dict[str, str] = {
+    "DELETE FROM arc_journal": "may not use table 'arc_journal': " + RESERVED,
+    "SELECT * FROM arc_runs": "may not use table 'arc_runs': " + RESERVED,
+    "SELECT * FROM Arc_Runs": RESERVED,
+    "INSERT INTO money SELECT n FROM arc_runs": RESERVED,
+    "CREATE TABLE copied AS SELECT * FROM arc_runs": RESERVED,
+    "CREATE TABLE ARC_mine (a)": "may not use table 'ARC_mine'",
+    "CREATE INDEX Arc_mine ON money (amount)": RESERVED,
+    "CREATE INDEX mine ON arc_runs (status)": "may not use table 'arc_runs'",
+    "DROP INDEX arc_runs_ready": RESERVED,
+    "DROP TABLE arc_mail": RESERVED,
+    "ALTER TABLE money RENAME TO arc_mine": RESERVED,
+    'ALTER TABLE money RENAME TO "ARC_mine"': RESERVED,
+    "ALTER TABLE ARC_RUNS RENAME TO mine": RESERVED,
+    "ALTER TABLE arc_runs ADD COLUMN mine": RESERVED,
+    "CREATE TABLE jobs (id, state REFERENCES arc_runs(status))": "may not use table 'arc_runs' in table 'jobs'",
+    "CREATE TABLE jobs (id, state REFERENCES [Arc_Runs] (status))": RESERVED,
+    "CREATE TABLE jobs (id, n, FOREIGN KEY (n) REFERENCES arc_mail DEFERRABLE INITIALLY DEFERRED)": RESERVED,
+    "ALTER TABLE money ADD COLUMN run REFERENCES arc_runs (run_id)": "may not use table 'arc_runs' in table 'money'",
+    "CREATE VIEW mine AS SELECT amount FROM money, 'arc_runs'": "may not use table 'arc_runs' in view 'mine'",
+    "CREATE TRIGGER mine AFTER INSERT ON money BEGIN DELETE FROM arc_mail; END": "in trigger 'mine'",
+    "CREATE TRIGGER mine AFTER INSERT ON arc_runs BEGIN SELECT 1; END": RESERVED,
+    "CREATE TEMP TRIGGER mine AFTER INSERT ON arc_runs BEGIN SELECT 1; END": TEMPORARY,
+    "ANALYZE": RESERVED,
+    "REINDEX": RESERVED,
+    "DELETE FROM sqlite_sequence": "may not write sqlite_sequence",
+    "UPDATE sqlite_sequence SET seq = 0": "may not write sqlite_sequence",
+    "UPDATE sqlite_master SET sql = ''": "may not be modified",
+    "BEGIN": ENDS,
+    "COMMIT": ENDS,
+    "ROLLBACK": ENDS,
+    "SAVEPOINT mine": ENDS,
+    "RELEASE arc_user": ENDS,
+    "ROLLBACK TO arc_user": ENDS,
+    "PRAGMA journal_mode": "may not use PRAGMA journal_mode",
+    "PRAGMA writable_schema = ON": "may not use PRAGMA writable_schema",
+    "PRAGMA foreign_keys = OFF": "may not use PRAGMA foreign_keys",
+    "PRAGMA defer_foreign_keys = ON": "may not use PRAGMA defer_foreign_keys",
+    "PRAGMA user_version = 7": "may not use PRAGMA user_version",
+    "ATTACH ':memory:' AS x": "may not attach another database",
+    "DETACH main": "may not detach",
+    "VACUUM": "VACUUM",
+    "CREATE TEMP TABLE mine (x)": TEMPORARY,
+    "CREATE TABLE temp.mine (x)": TEMPORARY,
+    "CREATE TEMP VIEW mine AS SELECT 1": TEMPORARY,
+    "CREATE TEMP TRIGGER mine INSERT ON money BEGIN SELECT 1; END": TEMPORARY,
+    "CREATE VIRTUAL TABLE temp.mine USING fts5(x)": TEMPORARY,
+}
+
+
+@pytest.mark.parametrize("sql", DENIED)
 async def test_a_transaction_stays_off_our_tables_and_controls(tmp_path: Path, sql: str) -> None:
+    schema = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+    def caught(conn: Any) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            conn.execute(sql).fetchall()
+
     async with Rig(tmp_path / "a.db") as rig:
+        look = rig.runner.queue.engine.read  # type: ignore[attr-defined]
 
         async def body(ctx: Any) -> None:
             await ctx.transaction("money", lambda conn: bool(conn.execute("CREATE TABLE money (amount)")))
-            with pytest.raises(StepExecutionError, match=r"not authorized|prohibited"):
+            before = await look(lambda conn: conn.execute(schema).fetchall())
+            with pytest.raises(StepExecutionError, match=DENIED[sql]) as refused:
                 await ctx.transaction("t", lambda conn: conn.execute(sql).fetchall())
+            assert isinstance(refused.value.__cause__, sqlite3.Error)
+            with contextlib.suppress(StepExecutionError):
+                await ctx.transaction("caught", caught)
+            assert await look(lambda conn: conn.execute(schema).fetchall()) == before
             assert await ctx.step("after", lambda: 1) == 1
             assert await ctx.transaction("look", lambda conn: conn.execute("SELECT amount FROM money").fetchall()) == []
 
         await rig.value(body)
+
+
+@pytest.mark.parametrize(
+    ("made", "used"),
+    [("CREATE VIEW seen AS SELECT status FROM arc_runs", "SELECT * FROM seen"),
+     ("CREATE TRIGGER t AFTER INSERT ON money BEGIN DELETE FROM arc_mail; END", "INSERT INTO money VALUES (1)")],
+)  # fmt: skip
+async def test_a_transaction_does_not_reach_our_tables_through_what_others_made(
+    tmp_path: Path, made: str, used: str
+) -> None:
+    async with Rig(tmp_path / "a.db") as rig:
+        await rig.value(
+            lambda ctx: ctx.transaction("m", lambda conn: bool(conn.execute("CREATE TABLE money (n)"))), "m"
+        )
+        with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as other, other:
+            other.execute(made)
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError, match=r"may not use table 'arc_\w+'"):
+                await ctx.transaction("t", lambda conn: conn.execute(used).fetchall())
+
+        await rig.value(body)
+
+
+async def test_numbers_of_a_table_of_its_own_are_kept_and_dropped_by_sqlite(tmp_path: Path) -> None:
+    def numbered(conn: Any) -> Any:
+        conn.execute("CREATE TABLE bills (id INTEGER PRIMARY KEY AUTOINCREMENT, n)")
+        conn.execute("INSERT INTO bills (n) VALUES (1)")
+        conn.execute("ALTER TABLE bills RENAME TO invoices")
+        number = conn.execute("INSERT INTO invoices (n) VALUES (2)").lastrowid
+        conn.execute("DROP TABLE invoices")
+        return number
+
+    async with Rig(tmp_path / "a.db") as rig:
+        assert await rig.value(lambda ctx: ctx.transaction("t", numbered)) == 2
+
+
+KEPT: list[Any] = []
+
+
+def keeps(what: Any) -> Any:
+    def fn(conn: Any) -> None:
+        conn.execute("CREATE TABLE IF NOT EXISTS money (amount)")
+        KEPT.append(what(conn))
+
+    return fn
+
+
+@pytest.mark.parametrize(
+    ("what", "use"),
+    [(lambda conn: conn, lambda conn: conn.execute("INSERT INTO money VALUES (1)")),
+     (lambda conn: conn, lambda conn: conn.executemany("INSERT INTO money VALUES (?)", [(1,)])),
+     (lambda conn: conn.execute("SELECT 1").connection, lambda conn: conn.execute("UPDATE arc_runs SET agent = 'x'")),
+     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.execute("INSERT INTO money VALUES (1)")),
+     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.executemany("DELETE FROM money", [()])),
+     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.connection.execute("DELETE FROM arc_runs")),
+     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchone()),
+     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchmany()),
+     (lambda conn: conn.execute("SELECT 1"), lambda cursor: cursor.fetchall()),
+     (lambda conn: iter(conn.execute("SELECT 1")), next),
+     (lambda conn: (row for row in conn.execute("SELECT 1")), next),
+     (lambda conn: conn.execute, lambda execute: execute("INSERT INTO money VALUES (1)"))],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["task", "thread"])
+async def test_what_a_transaction_was_given_is_refused_after_it(
+    tmp_path: Path, what: Any, use: Any, where: str
+) -> None:
+    KEPT.clear()
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> Any:
+            await ctx.transaction("keeps", keeps(what))
+            with pytest.raises(sqlite3.ProgrammingError, match="'keeps' must not be used after its function returned"):
+                use(KEPT[0]) if where == "task" else await asyncio.to_thread(use, KEPT[0])
+            return await ctx.transaction("look", lambda conn: conn.execute("SELECT amount FROM money").fetchall())
+
+        assert await rig.value(body) == []
+
+
+async def test_another_thread_does_not_use_a_transaction_while_it_runs(tmp_path: Path) -> None:
+    def fn(conn: Any) -> str:
+        cursor = conn.execute("CREATE TABLE money (n)")
+        said = []
+        for use in (conn.execute, cursor.execute):
+            with ThreadPoolExecutor(1) as pool:
+                said.append(str(pool.submit(use, "INSERT INTO money VALUES (1)").exception()))
+        return said[0] if said[0] == said[1] else "different"
+
+    async with Rig(tmp_path / "a.db") as rig:
+        assert "'t' must not be used in another thread" in await rig.value(lambda ctx: ctx.transaction("t", fn))
+
+
+@pytest.mark.parametrize(
+    "call", ["commit", "rollback", "close", "cursor", "executescript", "set_authorizer", "blobopen"]
+)
+@pytest.mark.parametrize("of", ["connection", "cursor.connection"])
+async def test_a_transaction_is_not_ended_by_its_function(tmp_path: Path, call: str, of: str) -> None:
+    def fn(conn: Any) -> None:
+        getattr(conn if of == "connection" else conn.execute("SELECT 1").connection, call)()
+
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> int:
+            with pytest.raises(StepExecutionError, match=f"ctx.transaction has no '{call}': use execute"):
+                await ctx.transaction("t", fn)
+            return int(await ctx.transaction("after", first_of_many))
+
+        assert await rig.value(body) == 1
+
+
+async def test_a_cursor_runs_no_script_and_may_be_closed(tmp_path: Path) -> None:
+    def fn(conn: Any) -> None:
+        conn.execute("SELECT 1").close()
+        conn.execute("SELECT 1").executescript("CREATE TABLE a (b); COMMIT;")
+
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> int:
+            with pytest.raises(StepExecutionError, match="one statement at a time"):
+                await ctx.transaction("t", fn)
+            return int(await ctx.transaction("after", first_of_many))
+
+        assert await rig.value(body) == 1
+
+
+async def test_a_thread_that_tries_a_kept_connection_all_the_time_changes_nothing(tmp_path: Path) -> None:
+    over, refused = threading.Event(), threading.Event()
+
+    def later() -> None:
+        while not over.is_set():
+            try:
+                KEPT[0].execute("UPDATE arc_runs SET agent = 'hacked'")
+            except sqlite3.ProgrammingError:
+                refused.set()
+
+    KEPT.clear()
+    async with Rig(tmp_path / "a.db") as rig:
+        await rig.value(lambda ctx: ctx.transaction("keeps", keeps(lambda conn: conn)), "keeps")
+        thread = threading.Thread(target=later)
+        thread.start()
+        try:
+            for n in range(50):
+                await rig.value(lambda ctx: ctx.step("s", lambda: 1), f"r{n}")
+            assert await asyncio.to_thread(refused.wait, 10)
+        finally:
+            over.set()
+            thread.join()
+        assert "hacked" not in {info.agent_key for info in await rig.runner.runs()}
+
+
+@pytest.mark.parametrize("deferred", ["", " DEFERRABLE INITIALLY DEFERRED"], ids=["immediate", "deferred"])
+async def test_a_broken_foreign_key_is_the_error_of_its_step_alone(tmp_path: Path, deferred: str) -> None:
+    def order(conn: Any, customer: int) -> int:
+        conn.execute("CREATE TABLE IF NOT EXISTS customer (id PRIMARY KEY)")
+        conn.execute(f"CREATE TABLE IF NOT EXISTS orders (customer REFERENCES customer (id){deferred})")
+        if customer == 1:
+            conn.execute("INSERT INTO customer VALUES (1)")
+        conn.execute("INSERT INTO orders VALUES (?)", (customer,))
+        return customer
+
+    async with Rig(tmp_path / "a.db") as rig:
+        engine = rig.runner.queue.engine  # type: ignore[attr-defined]
+
+        async def body(ctx: Any) -> Any:
+            async def one(n: int) -> Any:
+                try:
+                    return await ctx.transaction(f"t{n}", order, n)
+                except StepExecutionError as error:
+                    return type(error.__cause__).__name__, str(error.__cause__)
+
+            async def step(n: int) -> Any:
+                return await ctx.step(f"s{n}", lambda: n)
+
+            with held(engine):  # what is sent meanwhile is one group
+                tasks = [asyncio.ensure_future(each) for each in (step(5), one(1), one(99), step(6))]
+                await soon(lambda: engine.writer._handed > 3)
+            return await asyncio.gather(*tasks)
+
+        broken = ["IntegrityError", "FOREIGN KEY constraint failed"]
+        assert [list(x) if isinstance(x, tuple) else x for x in await rig.value(body)] == [5, 1, broken, 6]
+        look = await engine.read(lambda conn: conn.execute("SELECT customer FROM orders").fetchall())
+        assert look == [(1,)]
+
+
+async def test_a_broken_deferred_key_of_a_commit_without_a_function_is_an_error_of_the_file(tmp_path: Path) -> None:
+    """It is of a foreign key to our tables that another program has made: no step has done it."""
+    async with Rig(tmp_path / "a.db") as rig:
+        await rig.value(lambda ctx: ctx.step("s", lambda: 1), "one")
+        with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as other, other:
+            other.execute("CREATE TABLE mine (run REFERENCES arc_runs (run_id) DEFERRABLE INITIALLY DEFERRED)")
+            other.execute("INSERT INTO mine SELECT run_id FROM arc_runs")
+        with pytest.raises(StorageError, match="FOREIGN KEY constraint failed"):
+            await rig.runner.discard("one")
 
 
 async def test_a_transaction_may_change_tables_of_its_own(tmp_path: Path) -> None:

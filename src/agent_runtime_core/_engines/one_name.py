@@ -1,7 +1,7 @@
 """Reject a database file under a second name.
 
-The log `-wal`, its index `-shm` and the directory `.live` are found by the name of the file. Two processes that open one
-file under two names share none of them: each overwrites what the other has committed.
+The log `-wal`, its index `-shm` and the directory `.live` are found by the name of the file. Two processes that open
+one file under two names share none of them: each overwrites what the other has committed.
 """
 
 from __future__ import annotations

@@ -29,10 +29,9 @@ def storage_errors(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        told = storage_error(error, error.filename or path)
-        if told is error:
+        if isinstance(error, StorageError):  # StorageBusy is one
             raise
-        raise told from error
+        raise storage_error(error, error.filename or path) from error
 
 
 def storage_error(error: OSError, path: object) -> StorageError:

@@ -76,7 +76,7 @@ class Groups:
             self._roll_back()
             if len(batch) == 1:
                 if isinstance(error, sqlite3.IntegrityError) and self._has_once(batch):
-                    # A deferred constraint, which SQLite checks at COMMIT: the function's error, as any other constraint.
+                    # A deferred constraint, which SQLite checks at COMMIT, is the function's error as any other is.
                     batch[0].result, batch[0].error = None, error
                 elif isinstance(error, DRIVER_ERRORS):
                     batch[0].result, batch[0].error = None, translate(error, self.path)

@@ -79,11 +79,11 @@ class _Guard:
         return sqlite3.SQLITE_DENY
 
     def _denial(self, action: int, one: str | None, two: str | None, database: str | None) -> str | None:
+        if action in _FORBIDDEN:
+            return f"{self._who} {_FORBIDDEN[action]}"
         for name in (one,) if action in _OF_COLUMNS else (two, one):
             if name and name.lower().startswith(_PREFIX):
                 return self._reserved(name)
-        if action in _FORBIDDEN:
-            return f"{self._who} {_FORBIDDEN[action]}"
         if action == sqlite3.SQLITE_PRAGMA:
             return f"{self._who} use PRAGMA {one}: the settings of the connection are those of the library"
         # A temporary table, also one that is renamed to the name of one of ours, is found before it.
@@ -97,7 +97,7 @@ class _Guard:
         return f"{self._who} use table {brief(name)}{where}: names starting with {_PREFIX} are reserved"
 
     def check_created(self) -> None:
-        """Raise sqlite3.DatabaseError if a table, view or trigger that was created or renamed is, or uses, one of ours."""
+        """Raise sqlite3.DatabaseError if what was created or renamed is, or uses, one of our tables."""
         if not self._created:
             return
         for kind, name, sql in set(self._conn.execute(_SCHEMA)) - self._before:
@@ -184,15 +184,15 @@ class UserCursor(sqlite3.Cursor):
     def connection(self) -> Any:
         return self._transaction
 
-    def execute(self, sql: str, parameters: Any = ()) -> UserCursor:  # type: ignore[override]
+    def execute(self, sql: str, parameters: Any = ()) -> UserCursor:
         self._transaction._run(super().execute, sql, parameters)
         return self
 
-    def executemany(self, sql: str, parameters: Iterable[Any]) -> UserCursor:  # type: ignore[override]
+    def executemany(self, sql: str, parameters: Iterable[Any]) -> UserCursor:
         self._transaction._run(super().executemany, sql, parameters)
         return self
 
-    def executescript(self, script: str) -> NoReturn:  # type: ignore[override]
+    def executescript(self, script: str) -> NoReturn:
         raise sqlite3.ProgrammingError("executescript would commit first: execute one statement at a time")
 
     def __next__(self) -> Any:
