@@ -77,7 +77,7 @@ def _give(file: int | Path, user: int) -> None:
     """As root, give a file to the owner of the database: its own processes could not open it otherwise."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 != user:
         with contextlib.suppress(OSError):
-            os.chown(file, user, -1)
+            os.chown(file, user, -1, follow_symlinks=isinstance(file, int))
 
 
 def open_lock(path: str | Path, flags: int = 0) -> int:
@@ -87,21 +87,21 @@ def open_lock(path: str | Path, flags: int = 0) -> int:
         StorageError: It is no regular file.
         OSError: The system refused it.
     """
-    return _open(path, os.O_RDWR | flags, stat.S_IFREG)
+    return _open(path, os.O_RDWR | flags, stat.S_IFREG, is_new=flags & os.O_CREAT != 0)
 
 
 def open_fifo(path: str | Path, flags: int) -> int:
     """Open a FIFO of the directory; raises as `open_lock`."""
-    return _open(path, flags, stat.S_IFIFO)
+    return _open(path, flags, stat.S_IFIFO, is_new=False)
 
 
-def _open(path: str | Path, flags: int, kind: int) -> int:
+def _open(path: str | Path, flags: int, kind: int, *, is_new: bool) -> int:
     fd = os.open(path, flags | _FLAGS, 0o600)
     try:
         found = os.fstat(fd)
         if stat.S_IFMT(found.st_mode) != kind:
             raise StorageError(f"{path} is not a file of this library. Move it away")
-        if flags & os.O_CREAT:
+        if is_new:
             if found.st_mode & 0o600 != 0o600 and hasattr(os, "fchmod"):  # the umask took it away from the owner
                 os.fchmod(fd, 0o600)
             _give(fd, os.stat(os.path.dirname(path)).st_uid)
@@ -124,12 +124,10 @@ def make_fifo(path: Path) -> int:
         found = os.lstat(path).st_mode
         if stat.S_ISFIFO(found) and found & 0o600 != 0o600:  # the umask took it away from the owner
             os.chmod(path, 0o600)
-        fd = open_fifo(path, os.O_RDWR)
+        return _open(path, os.O_RDWR, stat.S_IFIFO, is_new=True)
     except BaseException:
         remove(path)  # others would open it again and again
         raise
-    _give(fd, os.stat(path.parent).st_uid)
-    return fd
 
 
 def remove(path: Path) -> None:

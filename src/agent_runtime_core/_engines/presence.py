@@ -157,14 +157,13 @@ class Presence:
     def _prove_life(self) -> int:
         # Locked before it gets its name, so that no process ever sees it unlocked.
         hidden = self.directory / f".{self.holder}"
-        fd = open_lock(hidden, os.O_CREAT | os.O_EXCL)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(remove, hidden)
+            fd = open_lock(hidden, os.O_CREAT | os.O_EXCL)
+            undo.callback(os.close, fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.rename(hidden, self._lock_path(self.holder))
-        except BaseException:
-            os.close(fd)
-            remove(hidden)
-            raise
+            undo.pop_all()
         return fd
 
     def _lock_path(self, holder: str) -> Path:
