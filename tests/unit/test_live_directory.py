@@ -22,6 +22,7 @@ import pytest
 from agent_runtime_core import AgentRunner, RunStatus, open_run
 from agent_runtime_core._engines import presence, sqlite_bell
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core._engines.live_directory import open_lock
 from agent_runtime_core._engines.presence import RESCAN, CommitLock, Presence
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core.errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
@@ -53,7 +54,9 @@ class Failing:
                 self.left -= 1
                 now = self.left == 0
             if now:
-                raise OSError(self.number, os.strerror(self.number), *[a for a in args[:1] if isinstance(a, str | Path)])
+                raise OSError(
+                    self.number, os.strerror(self.number), *[a for a in args[:1] if isinstance(a, str | Path)]
+                )
         return self.real(*args, **options)
 
 
@@ -64,7 +67,11 @@ async def used(path: Path) -> None:
         engine.add(THINGS)
         heard = asyncio.Event()
         loop = asyncio.get_running_loop()
-        stop = engine.listen("things", lambda: loop.call_soon_threadsafe(heard.set))
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(heard.set)
+
+        stop = engine.listen("things", wake)
         await engine.commit(None, [Op("put", ("a", 1))])
         engine._presence._listed = -1.0  # list the bells again
         await asyncio.to_thread(engine.commit_from_thread, None, [Op("put", ("b", 2))])
@@ -91,8 +98,8 @@ def peer(tmp_path: Path) -> Iterator[Presence]:
 
 FUNCTIONS = [
     (os, name) for name in (
-        "open", "mkdir", "mkfifo", "chmod", "fchmod", "chown", "stat", "lstat", "fstat", "rename", "unlink", "listdir", "read",
-        "write", "lseek", "ftruncate", "statvfs",
+        "open", "mkdir", "mkfifo", "chmod", "fchmod", "chown", "stat", "lstat", "fstat", "rename", "unlink", "listdir",
+        "read", "write", "lseek", "ftruncate", "statvfs",
     )
 ] + [(fcntl, "flock")]  # fmt: skip
 
@@ -113,10 +120,8 @@ async def test_whatever_the_system_refuses_is_a_storage_error_and_works_again(
             path = tmp_path / ("a.db" if with_peer or nth % 2 else f"{number}-{nth}.db")
             with pytest.MonkeyPatch.context() as patch:
                 failing = Failing(patch, owner, name, number, nth)
-                try:
+                with contextlib.suppress(StorageError):
                     await used(path)
-                except StorageError:
-                    pass
             await used(path)
             if failing.left > 0:
                 break
@@ -258,7 +263,7 @@ def test_a_lock_that_cannot_be_looked_at_counts_as_alive(
             lock.mkdir()
         case "refused":
             lock.touch()
-            real = presence.open_lock
+            real = open_lock
 
             def refuse(path: Any, flags: int = 0) -> int:
                 if path == lock:
@@ -350,14 +355,14 @@ def open_as(user: int, db: Path, umask: int = 0o022) -> tuple[str, str]:
 
 
 @pytest.fixture
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that another user may enter, and own."""
     where = tmp_path_factory.mktemp("shared")
     for each in (where, *where.parents):
         if each == each.parent or stat.S_IMODE(each.stat().st_mode) & 0o005 == 0o005:
             continue
         each.chmod(0o755)
-    yield where
+    return where
 
 
 @pytest.mark.parametrize("umask", [0o277, 0o777, 0o077, 0], ids=oct)

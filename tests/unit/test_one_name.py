@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -74,10 +73,12 @@ async def test_other_processes_of_the_first_name_may_come(a: Path, b: Path) -> N
     os.link(a, b)
     code = "import sys; from agent_runtime_core._engines.sqlite import SQLiteEngine; SQLiteEngine.open(sys.argv[1])"
     engine = opened(a)
-    first = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code, a], capture_output=True, check=False)
-    second = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code, b], capture_output=True, check=False)
+    first, second = (
+        subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
+        for name in (str(a), str(b))
+    )
     assert (first.returncode, second.returncode) == (0, 1), first.stderr
-    assert b"must have one name" in second.stderr
+    assert "must have one name" in second.stderr
     await engine.commit(None, [Op("put", ("y", 1))])
     await engine.close()
 
@@ -173,7 +174,9 @@ async def test_a_file_that_is_a_mount_point_is_refused(
     mounts.write_text(line.format(tmp_path) + line.format(f"{shown}.other"))
     assert await read(path, "x") == 1, "its directory may be one"
     mounts.write_text(line.format("/") + line.format(shown))
-    with pytest.raises(StorageError, match=r"(?s)must not be a mount point of its own.*Mount the directory, not the file"):
+    with pytest.raises(
+        StorageError, match=r"(?s)must not be a mount point of its own.*Mount the directory, not the file"
+    ):
         opened(path)
     mounts.unlink()
     assert await read(path, "x") == 1, "a system without the table"

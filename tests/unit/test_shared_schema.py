@@ -32,7 +32,8 @@ SCHEMAS = {
     "a view on a function that is not there": "CREATE VIEW report AS SELECT missing(1)",
     "a trigger on a table that is gone": """
         CREATE TABLE orders (id); CREATE TABLE audit (n);
-        CREATE TRIGGER fence AFTER INSERT ON orders BEGIN INSERT INTO audit SELECT id FROM gone; END; DROP TABLE audit""",
+        CREATE TRIGGER fence AFTER INSERT ON orders BEGIN INSERT INTO audit SELECT id FROM gone; END;
+        DROP TABLE audit""",
     "triggers named like columns and tables of ours": """
         CREATE TABLE orders (id);
         CREATE TRIGGER token AFTER INSERT ON orders BEGIN SELECT gone.x FROM gone; END;
@@ -48,12 +49,16 @@ SCHEMAS = {
         CREATE TABLE "ta;\nble ""x" ("select", "a""b"); CREATE INDEX "from" ON "ta;\nble ""x" ("select");
         CREATE VIEW "[x" AS SELECT "a""b" FROM "ta;\nble ""x"; CREATE TABLE "" (a); CREATE TABLE 'arc' (arc_fence)""",
     "text in double quotes": """
-        CREATE TABLE t (a CHECK (a <> "none")); CREATE INDEX i ON t (a) WHERE a <> 'x'; CREATE VIEW v AS SELECT "gone" FROM t""",
+        CREATE TABLE t (a CHECK (a <> "none")); CREATE INDEX i ON t (a) WHERE a <> 'x';
+        CREATE VIEW v AS SELECT "gone" FROM t""",
     "full-text search": "CREATE VIRTUAL TABLE words USING fts5 (text); INSERT INTO words VALUES ('one')",
 }  # fmt: skip
 
 
-TABLES = "SELECT type, name, sql FROM sqlite_master WHERE tbl_name NOT LIKE 'arc!_%' ESCAPE '!' AND tbl_name <> 'sqlite_sequence'"
+TABLES = (
+    "SELECT type, name, sql FROM sqlite_master"
+    " WHERE tbl_name NOT LIKE 'arc!_%' ESCAPE '!' AND tbl_name <> 'sqlite_sequence'"
+)
 
 
 def made(path: Path, schema: str) -> None:
