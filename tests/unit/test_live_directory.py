@@ -12,6 +12,7 @@ import resource
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -355,14 +356,11 @@ def open_as(user: int, db: Path, umask: int = 0o022) -> tuple[str, str]:
 
 
 @pytest.fixture
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory that another user may enter, and own."""
-    where = tmp_path_factory.mktemp("shared")
-    for each in (where, *where.parents):
-        if each == each.parent or stat.S_IMODE(each.stat().st_mode) & 0o005 == 0o005:
-            continue
-        each.chmod(0o755)
-    return where
+def shared() -> Iterator[Path]:
+    """A directory that another user may enter; pytest closes its own to all but one user, whenever it starts."""
+    with tempfile.TemporaryDirectory() as where:
+        os.chmod(where, 0o755)
+        yield Path(where)
 
 
 @pytest.mark.parametrize("umask", [0o277, 0o777, 0o077, 0], ids=oct)
