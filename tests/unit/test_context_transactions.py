@@ -290,6 +290,33 @@ async def test_a_transaction_is_not_ended_by_its_function(tmp_path: Path, call: 
         assert await rig.value(body) == 1
 
 
+@pytest.mark.parametrize(
+    ("sql", "parameters", "error"),
+    [("SELECT ?", (), sqlite3.ProgrammingError), ("SELECT 1; SELECT 2", (), sqlite3.Warning),
+     ("SELECT", (), sqlite3.OperationalError), ("SELECT ?", (object(),), sqlite3.Error)],
+)  # fmt: skip
+async def test_an_error_of_the_driver_stays_what_it_is(
+    tmp_path: Path, sql: str, parameters: Any, error: type[Exception]
+) -> None:
+    async with Rig(tmp_path / "a.db") as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(StepExecutionError) as failed:
+                await ctx.transaction("t", lambda conn: conn.execute(sql, parameters).fetchall())
+            assert isinstance(failed.value.__cause__, error | sqlite3.ProgrammingError)
+
+        await rig.value(body)
+
+
+async def test_rows_come_in_each_way(tmp_path: Path) -> None:
+    def fn(conn: Any) -> Any:
+        cursor = conn.execute(MANY)
+        return [cursor.fetchone()[0], len(cursor.fetchmany(2)), len(cursor.fetchmany(size=3)), len(list(cursor)) > 0]
+
+    async with Rig(tmp_path / "a.db") as rig:
+        assert await rig.value(lambda ctx: ctx.transaction("t", fn)) == [1, 2, 3, True]
+
+
 async def test_a_cursor_runs_no_script_and_may_be_closed(tmp_path: Path) -> None:
     def fn(conn: Any) -> None:
         conn.execute("SELECT 1").close()

@@ -15,7 +15,7 @@ import pytest
 from agent_runtime_core import AgentRunner, open_run
 from agent_runtime_core._engines import one_name
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core.errors import StorageError
+from agent_runtime_core.errors import StorageBusy, StorageError
 from tests.unit.test_engine_sqlite import get, opened
 
 LINKS = r"b\.db must have one name, got 2 hard links.*Use the name under which it was opened first.*copy it: cp "
@@ -155,6 +155,57 @@ async def test_a_symbolic_link_is_the_same_name(a: Path, b: Path) -> None:
     await write(b, "x")
     assert await read(a, "x") == 1
     assert not Path(f"{b}.live").exists()
+
+
+# -- moved while a process has it open
+
+
+HOLDS = """
+import sys
+from agent_runtime_core._engines.sqlite import SQLiteEngine
+engine = SQLiteEngine.open(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+engine.close_now()
+"""
+
+
+async def test_a_file_that_was_moved_while_it_is_open_is_refused_until_it_is_closed(a: Path, b: Path) -> None:
+    command = [sys.executable, "-c", HOLDS, str(a)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        a.rename(b)
+        for _ in range(2):
+            with pytest.raises(StorageBusy, match=r"b\.db is in use, but not under this name"):
+                opened(b)
+        assert [each.name for each in b.parent.iterdir()] == ["b.db"]
+        process.communicate("")
+    await write(b, "x")
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+async def test_a_program_that_has_a_copied_file_open_does_not_keep_us_from_it(a: Path, b: Path, mode: str) -> None:
+    await write(a, "x")
+    shutil.copy(a, b)
+    with contextlib.closing(sqlite3.connect(b, isolation_level=None)) as other:
+        other.execute(f"PRAGMA journal_mode={mode}")
+        assert other.execute("SELECT value FROM arc_things").fetchone() == (1,)
+        assert await read(b, "x") == 1
+
+
+async def test_several_processes_open_a_copied_file_at_the_same_time(a: Path, b: Path) -> None:
+    await write(a, "x")
+    shutil.copy(a, b)
+    command = [sys.executable, "-c", HOLDS, str(b)]
+    with contextlib.ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(4)
+        ]
+        assert [each.stdout.readline() for each in processes if each.stdout] == ["open\n"] * 4
+        for each in processes:
+            each.communicate("")
 
 
 # -- mounts

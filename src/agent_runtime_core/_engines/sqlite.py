@@ -31,7 +31,7 @@ from .presence import CommitLock, Presence
 from .requests import Request, wait_in_thread
 from .shared import SharedEngine
 from .sqlite_bell import FileBell
-from .sqlite_file import DatabaseFile, FileId, checked, file_id, look
+from .sqlite_file import DatabaseFile, FileId, check_unused, checked, file_id, look
 from .sqlite_groups import PATIENCE
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
@@ -105,6 +105,7 @@ class SQLiteEngine(SharedEngine):
             # A file of ours never stands without its directory: in this order, another process is not making it now.
             if os.path.exists(path) and os.path.getsize(path) and not live.exists():
                 look(path)
+                check_unused(path, live)
             alone = make_directory(live, path)
             self._commit_lock = CommitLock(live)
             undo.callback(self._commit_lock.close)

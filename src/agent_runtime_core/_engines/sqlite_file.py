@@ -19,6 +19,7 @@ from .sqlite_tx import DRIVER_ERRORS, translate
 
 _VERSIONS = "CREATE TABLE IF NOT EXISTS arc_schema (concern TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
 
+_MOVED = 0.5  # seconds that a lock may be held by a process that opens the file at the same time
 _LOOK = 0.1  # seconds between looks whether the file is still there
 
 
@@ -46,6 +47,26 @@ def look(path: str) -> None:
     uri = f"{Path(path).as_uri()}?mode=ro&immutable=1"
     with contextlib.closing(sqlite3.connect(uri, uri=True)) as conn:
         conn.execute("PRAGMA schema_version").fetchone()
+
+
+def check_unused(path: str, live: str | os.PathLike[str]) -> None:
+    """Raise StorageBusy for a file that was moved here while a process had it open under its old name.
+
+    SQLite's own locks are on the file, whatever its name is. A program that has it open under this name has made a
+    `-shm`, and another process of ours the live directory.
+    """
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=_MOVED)) as conn:
+        try:
+            conn.execute("PRAGMA locking_mode=EXCLUSIVE")
+            conn.execute("BEGIN IMMEDIATE")
+            conn.execute("ROLLBACK")
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if is_busy and not os.path.exists(f"{path}-shm") and not os.path.exists(live):
+                raise StorageBusy(
+                    f"{path} is in use, but not under this name: another process opened it before it was moved here. "
+                    "End that process first, and move its -wal too"
+                ) from error
 
 
 FileId = tuple[int, int]

@@ -162,7 +162,7 @@ class UserTransaction:
         try:
             return call(*args)
         except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_AUTH or self._guard.reason is None:
+            if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_AUTH or self._guard.reason is None:
                 raise
             raise sqlite3.DatabaseError(self._guard.reason) from error
 
