@@ -59,7 +59,7 @@ async def test_a_second_hard_link_is_refused_and_the_first_name_works_on(a: Path
     for _ in range(2):
         with pytest.raises(StorageError, match=LINKS):
             opened(b)
-    assert [each.name for each in b.parent.iterdir()] == ["b.db"], "nothing is made beside it"
+    assert [each.name for each in b.parent.iterdir()] == ["b.db"], "nothing is created there"
     if is_open:
         await engine.commit(None, [Op("put", ("after", 1))])
         await engine.close()
