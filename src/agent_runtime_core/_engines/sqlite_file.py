@@ -185,8 +185,8 @@ class DatabaseFile:
         try:
             # No flush: the first commit that matters flushes the log up to itself.
             conn.execute("PRAGMA synchronous=NORMAL")
-            # The application's own views, triggers and foreign keys need not be valid. Without these settings, a view on
-            # a table that is gone would make ALTER TABLE fail, and a wrong foreign key to one of our tables a DELETE.
+            # The application's own views, triggers and foreign keys need not be valid. Without these settings, a view
+            # on a table that is gone makes ALTER TABLE fail, and a wrong foreign key to one of our tables a DELETE.
             conn.execute("PRAGMA legacy_alter_table=ON")
             conn.execute("PRAGMA foreign_keys=OFF")
             conn.execute("BEGIN IMMEDIATE")
