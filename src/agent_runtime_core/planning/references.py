@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from .._json import encode
+from .._json import MAX_BYTES, encode
 from ..errors import InvalidArgument, UnserialisableResult, brief
 
 _REFERENCE: Final = re.compile(r"\{\{\s*step_([0-9]{1,9})\.result((?:\.[A-Za-z0-9_-]+)*)\s*\}\}")
+_MOST_DIGITS: Final = 18  # of an index: more than any list has items
 _MEANT: Final = re.compile(r"\{\{[^{}]*\}\}")
 
 
@@ -48,21 +50,50 @@ def is_reference(value: Any) -> bool:
 
 
 def resolve(tool_input: Any, results: Mapping[int, Any]) -> Any:
-    """The input with results in the place of references, a copy.
+    """Return a copy of the input with results in the place of references.
 
-    A text that is one reference becomes the result as it is; inside a longer text its plain text is put, JSON of
-    what is no text. InvalidArgument names a step that has no result, or a field that is not in it.
+    A text that is one reference becomes the result as it is. Inside a longer text the reference becomes the result's
+    plain text, or its JSON text if the result is not a text.
+
+    Raises:
+        InvalidArgument: A step has no result, its result has no such field, or the results are larger than MAX_BYTES
+            in all. The total is checked before a result is copied: a short text may name a large result a thousand
+            times.
     """
+    return _resolved(tool_input, _Results(results))
+
+
+def _resolved(tool_input: Any, results: _Results) -> Any:
     if isinstance(tool_input, Mapping):
-        return {key: resolve(item, results) for key, item in tool_input.items()}
+        return {key: _resolved(item, results) for key, item in tool_input.items()}
     if isinstance(tool_input, (list, tuple)):
-        return [resolve(item, results) for item in tool_input]
+        return [_resolved(item, results) for item in tool_input]
     if not isinstance(tool_input, str):
         return tool_input
     whole = _REFERENCE.fullmatch(tool_input.strip())
     if whole is not None:
-        return _found(_read(whole), results)
-    return _REFERENCE.sub(lambda found: _plain(_found(_read(found), results)), tool_input)
+        return results.value_and_text(_read(whole))[0]
+    return _REFERENCE.sub(lambda found: results.value_and_text(_read(found))[1], tool_input)
+
+
+class _Results:
+    """The results that one input refers to, with a limit on their total size."""
+
+    def __init__(self, results: Mapping[int, Any]) -> None:
+        self._results = results
+        self._left = MAX_BYTES
+
+    def value_and_text(self, wanted: Reference) -> tuple[Any, str]:
+        value = _found(wanted, self._results)
+        text = _plain(value)
+        # A whole reference counts too: it may become a text later, see `fitted` and `as_text`.
+        self._left -= len(text)
+        if self._left < 0:
+            raise InvalidArgument(
+                f"the results in the input of a step must be at most {MAX_BYTES:,} characters together, got more at "
+                f"{brief(wanted.text)}. Refer to fewer or smaller results"
+            )
+        return value, text
 
 
 def fitted(given: Mapping[str, Any], parameters: Any) -> dict[str, Any]:
@@ -105,21 +136,26 @@ def _read(found: re.Match[str]) -> Reference:
 
 def _found(wanted: Reference, results: Mapping[int, Any]) -> Any:
     if wanted.step not in results:
-        raise InvalidArgument(f"{wanted.text}: step {wanted.step} has no result")
+        raise InvalidArgument(f"{brief(wanted.text)}: step {wanted.step} has no result")
     value = results[wanted.step]
     for name in wanted.path:
         if isinstance(value, Mapping) and name in value:
             value = value[name]
-        elif isinstance(value, (list, tuple)) and name.isdecimal() and int(name) < len(value):
+        elif isinstance(value, (list, tuple)) and name.isdecimal() and _index(name) < len(value):
             value = value[int(name)]
         else:
             there = (
                 f"there is {', '.join(map(repr, list(value)[:12]))}" if isinstance(value, Mapping) else "it has none"
             )
             raise InvalidArgument(
-                f"{wanted.text}: the result of step {wanted.step} has no field {brief(name)}: {there}"
+                f"{brief(wanted.text)}: the result of step {wanted.step} has no field {brief(name)}: {there}"
             )
     return value
+
+
+def _index(digits: str) -> int:
+    """Return the index that these digits say. int() raises ValueError for more than 4,300 of them."""
+    return int(digits[-_MOST_DIGITS:]) if not digits[:-_MOST_DIGITS].strip("0") else sys.maxsize
 
 
 def _plain(value: Any) -> str:

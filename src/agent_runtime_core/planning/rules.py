@@ -11,7 +11,7 @@ from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .base import BasePlanner, listed
 from .plan import Plan, PlanStep
-from .sums import may_be_in_sum, read_sum
+from .sums import may_be_in_sum, read_sum, without_endings, without_tail
 from .todos import read_todo
 
 #: Gives (tool name, its input), or a PlanStep whose number does not count, or None if it is not meant after all.
@@ -20,11 +20,12 @@ RuleFunction = Callable[[re.Match[str]], "tuple[str, dict[str, Any]] | PlanStep 
 _LONGEST: Final = 2000  # characters of a prompt
 _MOST_PARTS: Final = 80
 
-#: Where one request may end and the next begin; whether it does is up to what stands behind it.
+#: Where one request may end and the next begin; whether it does is up to what stands behind it. For a text without runs
+#: of white space: a pattern that skips such runs takes cubic time on a prompt that consists of them.
 _BREAK: Final = re.compile(
-    r"(?P<strong>\s*(?:[;\n]+|[.!?]+(?=\s|$)|,?\s*\b(?:and\s+)?(?:then|after that|afterwards|and also)\b)[\s,:]*"
-    r"(?:(?:and\s+)?then\b[\s,]*)?)"
-    r"|(?P<weak>\s*,(?!(?<=[0-9],)[0-9]{3}(?![0-9]))\s*(?:and\s+)?|\s+and\s+)",
+    r"(?P<strong>\s?(?:[;\n]+|(?<![.!?])[.!?]++(?=\s|$)|,?\s?\b(?:and\s)?(?:then|after that|afterwards|and also)\b)"
+    r"[\s,:]*(?:(?:and\s)?then\b[\s,]*)?)"
+    r"|(?P<weak>\s?,(?!(?<=[0-9],)[0-9]{3}(?![0-9]))\s?(?:and\s)?|\sand\s)",
     re.IGNORECASE,
 )
 _POLITE: Final = re.compile(
@@ -33,8 +34,8 @@ _POLITE: Final = re.compile(
     r"hello|well|just|go ahead and)\b(?:[\s,:!]|\.(?![0-9]))*)+",
     re.IGNORECASE,
 )
-_SPACE: Final = re.compile(r"[ \t\f\v\u00a0]+")
-_THANKS: Final = re.compile(r"(?:[\s,]+(?:please|thanks|thank you))+(?=[\s.!?]*$)", re.IGNORECASE)
+_SPACE: Final = re.compile(r"\s+")
+_THANKS: Final = ("please", "thanks", "thank you")
 
 UNDERSTOOD: Final = (
     'sums ("add 2 and 3, then multiply by 4", "what is (3+4)*2?") and to-dos ("remind me to call Bob", '
@@ -121,7 +122,7 @@ class _Reading:
 
     def __init__(self, planner: RuleBasedPlanner, prompt: str) -> None:
         self._planner = planner
-        self._prompt = _SPACE.sub(" ", prompt.strip())
+        self._prompt = _SPACE.sub(lambda run: "\n" if "\n" in run[0] else " ", prompt.strip())
         breaks = [found for found in _BREAK.finditer(self._prompt) if found.start() and found.end() < len(self._prompt)]
         if len(breaks) >= _MOST_PARTS:
             raise PlanningError(
@@ -179,8 +180,10 @@ class _Reading:
 
 
 def _plainly(said: str) -> str:
-    """A request without what is only polite."""
-    return _THANKS.sub("", _POLITE.sub("", said, count=1) if _POLITE.match(said) else said)
+    """Remove polite words from the start and the end of a request."""
+    text = _POLITE.sub("", said, count=1) if _POLITE.match(said) else said
+    end = without_tail(text, ".!?", len(text))
+    return text[: without_endings(text, _THANKS, ",", end)] + text[end:]
 
 
 def _step(made: tuple[str, dict[str, Any]] | PlanStep, number: int, text: str, before: list[PlanStep]) -> PlanStep:

@@ -20,11 +20,12 @@ _ASKED: Final = re.compile(
     r"compute|work out|evaluate|solve|figure out|find out|find|tell me|give me|get|do|say)\b[\s:]*)+"
 )
 #: What stands around a sum; a point before a digit is its own.
-_AROUND: Final = re.compile(r"^(?:[\s!?:;,]|\.(?![0-9]))+|[\s.!?:;,]+$")
-_AFTER: Final = re.compile(r"(?:\s*=|\s+(?:equals?|together|too|as well|for me|please|now))+$")
+_BEFORE: Final = re.compile(r"(?:[\s!?:;,]|\.(?![0-9]))+")
+_AFTER: Final = ("=", "equals", "equal", "together", "too", "as well", "for me", "please", "now")
 _PHRASES: Final = [
     (re.compile(rf"\b({'|'.join(sorted(TENS))})-(?=[a-z])"), r"\1 "),
-    (re.compile(r"\b(?:(?:the|these|those|following|two|three|four) )*numbers\b:?"), " "),
+    # At most three words: without a limit, "the the the …" is scanned again from each of its words.
+    (re.compile(r"\b(?:(?:the|these|those|following|two|three|four) ){0,3}numbers\b:?"), " "),
     (re.compile(r"\b(?:(?:that|this|the|its|my) )?(?:(?:previous|last|final) )?(?:result|answer|outcome)\b"), " @ "),
     (re.compile(r"\b(?:that|this|the) (?:sum|total|product|difference|quotient)\b(?! (?:of|between)\b)"), " @ "),
     (re.compile(r"\b(?:it|that|this)\b"), " @ "),
@@ -105,8 +106,10 @@ def may_be_in_sum(text: str) -> bool:
 
 def _words(text: str) -> list[str] | None:
     """Lower-case words and signs of a sum; None where there is anything else."""
-    text = _AROUND.sub("", text.lower().translate(_SAME))
-    text = _AFTER.sub("", _ASKED.sub("", text, count=1) if _ASKED.match(text) else text)
+    text = text.lower().translate(_SAME)
+    text = text[_end_of(_BEFORE, text) : without_tail(text, ".!?:;,", len(text))]
+    text = text[_end_of(_ASKED, text) :]
+    text = text[: without_endings(text, _AFTER, "", len(text))]
     for pattern, sign in _PHRASES:
         text = pattern.sub(sign, text)
     words, at = [], 0
@@ -117,6 +120,35 @@ def _words(text: str) -> list[str] | None:
         words.append(word)
         at = found.end()
     return words if not text[at:].strip() else None
+
+
+def _end_of(pattern: re.Pattern[str], text: str) -> int:
+    """Return where a match at the start of the text ends, 0 without one."""
+    found = pattern.match(text)
+    return found.end() if found is not None else 0
+
+
+def without_tail(text: str, signs: str, end: int) -> int:
+    """Return where `text[:end]` ends without the white space and the signs at its end."""
+    while end and (text[end - 1] in signs or text[end - 1].isspace()):
+        end -= 1
+    return end
+
+
+def without_endings(text: str, words: Sequence[str], signs: str, end: int) -> int:
+    """Return where `text[:end]` ends without those of the words that stand at its end, in any case.
+
+    White space and `signs` separate words. A pattern would scan them again from each of them, in quadratic time.
+    """
+    while word := next((each for each in words if _has_ending(text, each, signs, end)), None):
+        end = without_tail(text, signs, end - len(word))
+    return end
+
+
+def _has_ending(text: str, word: str, signs: str, end: int) -> bool:
+    at = end - len(word)
+    apart = at > 0 and (text[at - 1] in signs or text[at - 1].isspace())
+    return at >= 0 and text[at:end].lower() == word and (apart or not word[0].isalpha())
 
 
 def _items(words: Sequence[str], joined: bool) -> list[Item]:

@@ -161,5 +161,5 @@ _RULES: Final = [
         _named("get", marked=True),
     ),
     # Last and weak: nothing says that it is meant for the list.
-    _rule(r"(?:add|put) (?P<text>[^0-9]*[^\W\d_][^0-9]*)", _add),
+    _rule(r"(?:add|put) (?P<text>(?:[\W_]|(?![0-9])\d)*+[^\W\d_][^0-9]*+)", _add),
 ]

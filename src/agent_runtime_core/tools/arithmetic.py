@@ -21,6 +21,8 @@ MAX_DIGITS: Final = 300  # of an integer, and in an exponent's range; the larges
 MAX_POWER: Final = 1000
 
 _CONTEXT: Final = decimal.Context(prec=50, Emin=-MAX_DIGITS, Emax=MAX_DIGITS, clamp=0)
+#: Holds every digit of a quotient and of a remainder of two numbers of `_CONTEXT`, however far apart they are.
+_EXACT: Final = decimal.Context(prec=4 * MAX_DIGITS, Emin=-4 * MAX_DIGITS, Emax=4 * MAX_DIGITS)
 _LIMIT: Final = 10**MAX_DIGITS
 _TOKEN: Final = re.compile(r"[ \t\r\n]*(?:((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(\*\*|//|[-+*/%()]))")
 
@@ -88,18 +90,18 @@ def divide(a: Number, b: Number) -> Number:
 
 def floor_divide(a: Number, b: Number) -> Number:
     _not_zero(b)
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b
-    # Decimals round towards zero, Python's other numbers down.
-    return _CONTEXT.to_integral_value(_CONTEXT.divide(_CONTEXT.subtract(a, modulo(a, b)), b))
+    return a // b if isinstance(a, int) and isinstance(b, int) else _CONTEXT.plus(_floored(a, b)[0])
 
 
 def modulo(a: Number, b: Number) -> Number:
     _not_zero(b)
-    if isinstance(a, int) and isinstance(b, int):
-        return a % b
-    rest = _CONTEXT.remainder(a, b)
-    return _CONTEXT.add(rest, b) if rest and (rest < 0) != (b < 0) else rest
+    return a % b if isinstance(a, int) and isinstance(b, int) else _CONTEXT.plus(_floored(a, b)[1])
+
+
+def _floored(a: Number, b: Number) -> tuple[Decimal, Decimal]:
+    """Return quotient and remainder as Python has them: decimals round towards zero, Python's other numbers down."""
+    quotient, rest = _EXACT.divmod(a, b)
+    return (_EXACT.subtract(quotient, Decimal(1)), _EXACT.add(rest, b)) if rest and (rest < 0) != (b < 0) else (quotient, rest)
 
 
 def power(a: Number, b: Number) -> Number:
