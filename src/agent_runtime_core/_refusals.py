@@ -15,15 +15,20 @@ from .errors import UnserialisableResult
 
 MAX_DEPTH: Final = 100
 
-_PASSWORD = r"(?i:(?<=password=)|(?<=passwd=))[^&#]*"
+# Each pattern scans a text once, whatever is in it: the texts come from command lines, models and servers.
 _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
-_IN_TEXT = re.compile(rf"(?<=://)[^/].*(?=@)|{_PASSWORD}")
-# Where the part with the host begins, also where somebody forgot the scheme.
-_START = r"(?:(?<=://)|^(?![A-Za-z+]*://))"
-# What stands before the last @, and passwords among the options.
-_SECRETS = re.compile(rf"{_START}[^/].*(?=@)|{_PASSWORD}", re.DOTALL)
-# No @, and after the colon no port: somebody forgot the host, and this is the password.
-_NO_PORT = re.compile(rf"{_START}[^/?#@\[\]]*:(?!//|[0-9]{{0,5}}(?:[/?#]|$))[^@]*$", re.DOTALL)
+# The lookahead leaves what is hidden already: hiding twice would take what follows it.
+_OPTION = re.compile(
+    r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|((?:pwd|secret|token|api_?key)=)(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
+)
+_WORD = re.compile(r"\S+")
+# The first character of the user name or the host. What is meant as a URL may begin with it.
+_AUTHORITY = re.compile("(?<=://)[^/]")
+_AUTHORITY_OR_START = re.compile("(?<=://)[^/]|^(?![A-Za-z+]*://)[^/]")
+# An authority with a colon and no port after it: the host is missing or cut off, and this is the password.
+_NO_PORT = r"[^/?#@\[\]:'\"]*:(?!//|[0-9]{0,5}(?![\w-])).*"
+_AFTER_SCHEME = re.compile(f"(?<=://){_NO_PORT}", re.DOTALL)
+_AFTER_SCHEME_OR_START = re.compile(f"(?<=://){_NO_PORT}|^(?![A-Za-z+]*://){_NO_PORT}", re.DOTALL)
 
 
 class At:
@@ -109,13 +114,32 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 
 def redacted_url(url: str) -> str:
-    """`url` with *** for what is, or may be, a secret in it; any text that is meant as one will do."""
-    return _NO_PORT.sub("***", _SECRETS.sub("***", url))
+    """Return `url` with *** for each part that is, or may be, a secret; `url` may be any text meant as a URL."""
+    url = _without_options(url)
+    return _without_user(url, _AUTHORITY_OR_START, _AFTER_SCHEME if "@" in url else _AFTER_SCHEME_OR_START)
 
 
 def redacted(text: str) -> str:
-    """A text with *** for the secrets of a URL that it is, or that stands in it."""
-    return redacted_url(text) if _URL.match(text) else _IN_TEXT.sub("***", text)
+    """Return `text` with *** for the secrets of the URLs in it."""
+    if _URL.match(text):
+        return redacted_url(text)
+    text = _without_options(text)
+    if "://" not in text:
+        return text
+    return _WORD.sub(lambda word: _without_user(word[0], _AUTHORITY, _AFTER_SCHEME), text)
+
+
+def _without_user(url: str, authority: re.Pattern[str], no_port: re.Pattern[str]) -> str:
+    """Hide everything from the authority to the last @, as a password may contain any character."""
+    found, at = authority.search(url), url.rfind("@")
+    if found is not None and found.start() < at:
+        url = f"{url[: found.start()]}***{url[at:]}"
+    before, sign, host = url.rpartition("@")
+    return before + sign + no_port.sub("***", host)
+
+
+def _without_options(text: str) -> str:
+    return _OPTION.sub(lambda found: f"{found[1] or found[2]}***", text)
 
 
 def foreign(value: object) -> str:

@@ -25,8 +25,8 @@ _ABOUT_PLAIN: Final = frozenset({"type", "description", "title", "default"})
 _ABOUT_PLAIN_OBJECT: Final = frozenset(
     {"type", "description", "title", "properties", "required", "additionalProperties"}
 )
-#: Floats beyond this are not the integers they look like.
-_EXACT: Final = 2**53
+#: Beyond this, the text of several integers becomes the same float: 9007199254740993.0 is read as …992.
+LARGEST_EXACT: Final = 2**53 - 1
 #: Schemas inside schemas, where one that refers to itself would have no end.
 _DEEPEST: Final = 400
 _NEAREST: Final = 4
@@ -198,7 +198,7 @@ def _is(value: Any, kinds: Any) -> bool:
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if isinstance(value, bool):
         return "boolean" in kinds
-    if isinstance(value, float) and "integer" in kinds and value.is_integer() and abs(value) <= _EXACT:
+    if isinstance(value, float) and "integer" in kinds and value.is_integer() and abs(value) <= LARGEST_EXACT:
         return True
     return any(isinstance(value, _TYPES[kind]) for kind in kinds if kind in _TYPES)
 

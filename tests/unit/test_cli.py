@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from agent_runtime_core import __version__
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._ids import stored_id
 from agent_runtime_core.cli.main import main
+from agent_runtime_core._refusals import redacted
 from agent_runtime_core.cli.target import agents_of
+from agent_runtime_core.cli.text import LogFormatter
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import InvalidArgument, UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
@@ -356,7 +359,7 @@ def test_a_run_that_waits_is_answered(run: Run, parked: str) -> None:
     assert result.final_output == {"value": [{"ok": 1}, [1, None]]}
 
     for verb in ("signal", "approve"):
-        over = (1, "", "agent-runtime: run asks is over: it is succeeded\n")
+        over = (1, "", "agent-runtime: run 'asks' has finished (succeeded) and takes no message\n")
         assert run(verb, "asks", "go", "--url", parked) == over
         assert run(verb, "nix", "go", "--url", parked)[::2] == (1, "agent-runtime: no run nix is stored here\n")
 
@@ -367,7 +370,7 @@ def test_what_is_not_said_is_true_for_an_approval_and_null_for_a_signal(run: Run
 
     on(url, lambda runner: runner.submit("plain", run_id="plain"))
     assert run("signal", "plain", "go", "--url", url)[0] == 0
-    assert run("approve", "plain", "plan", "--url", url)[0] == 0
+    assert run("approve", "plain", "plan", "--force", "--url", url)[0] == 0
 
     async def finish(runner: AgentRunner) -> Any:
         runner.registry.register(Script(asks, "plain"))
@@ -661,9 +664,12 @@ def test_a_runner_has_a_store_of_its_own(module: str, run: Run) -> None:
 
 
 def test_a_traceback_is_shown_with_debug_only(module: str, run: Run) -> None:
-    with pytest.raises(InvalidArgument) as failure:
-        run("worker", f"{module}:broken", "--url", "runs.db", "--debug")
-    assert isinstance(failure.value.__cause__, LookupError)
+    code, out, err = run("worker", f"{module}:broken", "--url", "runs.db")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    code, out, err = run("worker", f"{module}:broken", "--url", "runs.db", "--debug")
+    assert (code, out) == (2, "")
+    assert err.startswith("Traceback (most recent call last):\n")
+    assert "LookupError" in err
 
 
 @pytest.mark.parametrize(
@@ -710,3 +716,157 @@ def test_ctrl_c_in_the_last_moment_of_a_command_ends_it_like_any_other(
 
     monkeypatch.setattr("agent_runtime_core.cli.main.runs", command)
     assert main(["runs"]) == 130
+
+
+# -- approvals
+
+
+async def _asks_twice(ctx: Any) -> Any:
+    first = await ctx.approve("plan")
+    return [first, *await asyncio.gather(ctx.approve("pay"), ctx.wait_for_signal("go"))]
+
+
+def _waiting(url: str, fn: Callable[[Any], Awaitable[Any]], run_id: str, *, submit: bool = True) -> None:
+    async def work(runner: AgentRunner) -> None:
+        runner.registry.register(Script(fn, "waiting"))
+        if submit:
+            await runner.submit("waiting", run_id=run_id)
+        assert await runner.run_once()
+
+    on(url, work)
+
+
+def test_an_answer_that_no_question_waits_for_is_rejected(run: Run, url: str) -> None:
+    _waiting(url, _asks_twice, "order-7")
+    before = run("show", "order-7", "--url", url, "--json")[1]
+    hint = "Use --force to store an answer for 'plann'"
+    code, out, err = run("approve", "order-7", "plann", "--url", url)
+    assert (code, out) == (1, "")
+    assert err == f"agent-runtime: run 'order-7' is waiting for approval 'plan', got 'plann'. {hint}\n"
+    code, out, _ = run("approve", "order-7", "plann", "--url", url, "--json")
+    assert (code, json.loads(out)["stored"], json.loads(out)["status"]) == (1, False, "waiting")
+    assert run("show", "order-7", "--url", url, "--json")[1] == before  # the run is not woken
+    assert run("approve", "order-7", "plann", "--force", "--url", url)[0] == 0
+    assert run("approve", "order-7", "plan", "--url", url)[0] == 0
+    assert run("approve", "order-7", "plan", "--url", url)[::2] == (1, "agent-runtime: 'plan' was answered before\n")
+
+
+def test_all_open_waits_of_a_run_are_shown(run: Run, url: str) -> None:
+    _waiting(url, _asks_twice, "order-7")
+    assert run("approve", "order-7", "plan", "--url", url)[0] == 0
+    _waiting(url, _asks_twice, "order-7", submit=False)
+    told = json.loads(run("show", "order-7", "--url", url, "--json")[1])
+    assert told["waiting_for"] == [{"kind": "approval", "name": "pay"}, {"kind": "signal", "name": "go"}]
+    text = run("show", "order-7", "--url", url)[1]
+    assert "waiting for       approval 'pay'\n" in text
+    assert "waiting for       signal 'go'\n" in text
+    _, _, err = run("approve", "order-7", "x", "--url", url)
+    assert "waiting for approval 'pay', signal 'go', got 'x'" in err
+    assert run("approve", "order-7", "go", "--url", url)[0] == 0  # a run may take an answer as a signal
+
+
+def test_a_run_that_has_not_asked_yet_takes_an_answer_with_force_only(run: Run, url: str) -> None:
+    on(url, lambda runner: runner.submit("waiting", run_id="early"))
+    code, _, err = run("approve", "early", "plan", "--url", url)
+    told = "run 'early' is pending and has not asked for 'plan'. Use --force to store an answer for 'plan'"
+    assert (code, err) == (1, f"agent-runtime: {told}\n")
+    assert run("approve", "early", "plan", "--force", "--url", url)[0] == 0
+    assert run("signal", "early", "go", "--url", url)[0] == 0
+
+
+def test_a_run_that_failed_takes_no_answer(run: Run, url: str) -> None:
+    for options in ([], ["--force"]):
+        code, _, err = run("approve", "bad", "plan", *options, "--url", url)
+        assert (code, err) == (
+            1,
+            "agent-runtime: run 'bad' has finished (failed) and takes no message. To continue it, use agent-runtime "
+            "resume bad\n",
+        )
+
+
+# -- secrets, and characters that terminals act on
+
+SECRET = "CANARY-pw"
+ODD = "\x1b[31m \x9b2J \x7f \u202e \u2066 \u2028 \x85 \U000e0001"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["runs", f"redis://app:{SECRET}@db.internal:6379/0"],
+        ["runs", "--urll", f"redis://app:{SECRET}@db.internal/0"],
+        ["runs", f"--urll=redis://:{SECRET}@db.internal/0"],
+        ["runs", "--urll", f"app:{SECRET}@db.internal"],
+        ["runs", "--urll", f"redis://db.internal/0?password={SECRET}"],
+        ["runs", "--limit", f"redis://app:{SECRET}@db.internal"],
+        ["runs", "--limit", f"redis://app:{SECRET}{'x' * 100}@db.internal"],
+        ["runs", "--status", f"redis://app:{SECRET}@db.internal"],
+        ["vacuum", "--retention", f"redis://app:{SECRET}{'x' * 100}@db.internal"],
+        ["signal", "one", "go", f"redis://app:{SECRET}{'x' * 100}@db.internal"],
+        [f"redis://app:{SECRET}@db.internal"],
+        ["worker", f"redis://app:{SECRET}@db.internal"],
+        ["worker", "app:A", "--grace", f"redis://app:{SECRET}@db.internal"],
+        ["runs", "--url", f"redis://app:{SECRET}@127.0.0.1:1/0"],
+        ["runs", "--url", f"redis://app:{SECRET}@127.0.0.1:1/0", "--debug"],
+        ["runs", "--url", f"redsi://app:{SECRET}@127.0.0.1:1/0"],
+        ["carry-over", f"redis://app:{SECRET}@127.0.0.1:1/0"],
+    ],
+)
+def test_no_output_has_the_password_of_a_url(arguments: list[str], run: Run) -> None:
+    code, out, err = run(*arguments)
+    assert code
+    assert SECRET not in out + err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--events"], ["--events", "--json"]])
+def test_text_of_others_acts_on_no_terminal_and_shows_no_secret(options: list[str], run: Run, url: str) -> None:
+    async def fails(ctx: Any) -> Any:
+        await ctx.emit("said", {"text": ODD, "store": f"redis://a:{SECRET}@h?x=1"})
+        raise ValueError(f"{ODD} at redis://app:{SECRET}@db.internal:6379/0")
+
+    async def submit(runner: AgentRunner) -> None:
+        runner.config = RunnerConfig(max_retries=1)
+        await runner.execute(Script(fails, "odd"), input_data={"text": ODD, "ä": "ü"}, run_id="odd")
+
+    on(url, submit)
+    code, out, err = run("show", "odd", "--url", url, *options)
+    assert (code, err) == (0, "")
+    assert all(each.isprintable() or each == "\n" for each in out)
+    assert SECRET not in out
+    if "--json" in options:
+        told = json.loads(out)
+        assert told["input"] == {"text": ODD, "ä": "ü"}
+        assert "ä" in out
+        assert told["error"]["message"] == f"{ODD} at redis://***@db.internal:6379/0"
+
+
+def test_what_is_hidden_once_hides_no_more_the_second_time() -> None:
+    told = "Error at redis://u:pw@h/0?password=x, then mail a@b"
+    assert redacted(redacted(told)) == redacted(told)
+
+
+def test_a_log_line_shows_no_secret_and_is_one_line() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(LogFormatter("%(levelname)s %(message)s"))
+    logger = logging.Logger("some")
+    logger.addHandler(handler)
+    try:
+        raise ValueError(f"{ODD} redis://u:{SECRET}@h")
+    except ValueError:
+        logger.exception("a\nb %s", f"redis://u:{SECRET}@h")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "ERROR a b redis://***@h"
+    assert lines[1] == "Traceback (most recent call last):"
+    assert all(each.isprintable() for each in lines)
+    assert SECRET not in stream.getvalue()
+
+
+def test_an_unexpected_error_shows_no_secret(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise LookupError(f"redis://u:{SECRET}@h \x9b")
+
+    monkeypatch.setattr("agent_runtime_core.cli.looking.about", broken)
+    code, out, err = run("runs", "--url", url)
+    assert (code, out) == (1, "")
+    assert "LookupError: redis://***@h ?\n" in err

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Awaitable, Callable
 
 from ..errors import IllegalTransition
-from ..queue.row import LIVE
+from ..queue.row import LIVE, RunRow
 from ..runner.core import AgentRunner
+from .looking import waits_of
 from .place import looked_at, named_limits, row_of
 from .text import say, tell, warn
 
@@ -31,25 +31,54 @@ async def cancel(args: Namespace) -> int:
 
 
 async def signal(args: Namespace) -> int:
-    return await _posted(args, "signal", lambda runner: runner.signal(args.id, args.name, args.payload))
+    """Store a signal. It may come before the run waits for it, so its name is not checked."""
+    async with looked_at(args) as runner:
+        stored = await runner.signal(args.id, args.name, args.payload)
+        row = await row_of(runner, args.id)
+    return _posted(args, row, "signal", None if stored else _finished(args, row))
 
 
 async def approve(args: Namespace) -> int:
-    return await _posted(args, "the answer to", lambda runner: runner.approve(args.id, args.name, args.payload))
-
-
-async def _posted(args: Namespace, what: str, post: Callable[[AgentRunner], Awaitable[bool]]) -> int:
+    """Answer an approval that the run asked for; with `--force` also one that it may ask for later."""
     async with looked_at(args) as runner:
-        stored = await post(runner)
         row = await row_of(runner, args.id)
+        refusal = _finished(args, row) or (None if args.force else await _not_asked(runner, row, args))
+        if refusal is None and not await runner.approve(args.id, args.name, args.payload):
+            row = await row_of(runner, args.id)
+            refusal = _finished(args, row) or f"{args.name!r} was answered before"
+        row = await row_of(runner, args.id)
+    return _posted(args, row, "the answer to", refusal)
+
+
+def _posted(args: Namespace, row: RunRow, what: str, refusal: str | None) -> int:
     if args.json:
-        tell({"id": row.run_id, "name": args.name, "stored": stored, "status": row.status})
-    elif stored:
+        tell({"id": row.run_id, "name": args.name, "stored": refusal is None, "status": row.status})
+    elif refusal is None:
         say(f"{what} {args.name!r} is stored for run {args.id}")
-    if not stored:
-        over = row.status not in LIVE
-        warn(f"run {args.id} is over: it is {row.status}" if over else f"{args.name!r} was answered before")
-    return 0 if stored else 1
+    if refusal is not None:
+        warn(refusal)
+    return 0 if refusal is None else 1
+
+
+def _finished(args: Namespace, row: RunRow) -> str | None:
+    """Return why a finished run takes no message, None if it takes one."""
+    if row.status in LIVE:
+        return None
+    way_out = "" if row.status == "succeeded" else f". To continue it, use agent-runtime resume {args.id}"
+    return f"run {args.id!r} has finished ({row.status}) and takes no message{way_out}"
+
+
+async def _not_asked(runner: AgentRunner, row: RunRow, args: Namespace) -> str | None:
+    """Return why an answer of that name would not be taken now, None if the run asked for it."""
+    waits, asked = await waits_of(runner, row)
+    if args.name in asked or any(each["name"] == args.name for each in waits):
+        return None
+    if waits:
+        names = ", ".join(f"{each['kind']} {each['name']!r}" for each in waits[:5])
+        state = f"waiting for {names}{', …' if len(waits) > 5 else ''}, got {args.name!r}"
+    else:
+        state = f"{row.status} and has not asked for {args.name!r}"
+    return f"run {args.id!r} is {state}. Use --force to store an answer for {args.name!r}"
 
 
 async def resume(args: Namespace) -> int:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import asdict
 
+from ..errors import InvalidArgument
 from ..persistence.carry_over import carry_over
 from .text import say, tell, warn
 
 
 async def carried(args: Namespace) -> int:
+    if "://" in (args.directory or ""):  # as a path it would lose a slash, and its password would be shown
+        raise InvalidArgument(f"DIR must be a directory, got {args.directory}. Name the directory of .agent_runtime")
     found = await carry_over(args.directory)
     if args.json:
         tell(asdict(found))

@@ -12,9 +12,11 @@ from typing import Any
 from .._ids import step_id
 from ..events.base import payload_of
 from ..journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
-from ..queue.row import RunRow
+from ..mailbox import answered
+from ..queue.row import LIVE, RunRow
+from ..runner.core import AgentRunner
 from .place import about, looked_at, row_of, rows_of
-from .text import field, say, table, tell, when
+from .text import field, say, table, tell, when, without_secrets
 
 _RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
 _STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
@@ -39,6 +41,7 @@ async def show(args: Namespace) -> int:
         row = await row_of(runner, args.id)
         told = await about(runner, row, end=True)
         told["input"], told["metadata"] = json.loads(row.input), json.loads(row.metadata)
+        told["waiting_for"] = (await waits_of(runner, row))[0]
         told["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
         if args.events:
             told["events"] = [
@@ -58,6 +61,7 @@ async def show(args: Namespace) -> int:
 
 
 def _write(told: dict[str, Any]) -> None:
+    told = without_secrets(told)
     error = told["error"]
     shown = {**told, "error": error and f"{error.get('type')}: {error.get('message')}"}
     for name, value in shown.items():
@@ -67,8 +71,34 @@ def _write(told: dict[str, Any]) -> None:
             lines = [{**each, "payload": json.dumps(each.get("payload"), default=str)} for each in value]
             if value:
                 table(lines, _STEPS if name == "steps" else _EVENTS)
+        elif name == "waiting_for":
+            for each in value:
+                field(name, f"{each['kind']} {each['name']!r}")
         elif value not in (None, False):
             field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
+
+
+async def waits_of(runner: AgentRunner, row: RunRow) -> tuple[list[dict[str, str]], set[str]]:
+    """Return the open waits of a run ({"kind": "approval" or "signal", "name"}), and all names it asked approval for."""
+    if row.status not in LIVE:
+        return [], set()
+    asked = {
+        event.payload["request_id"]: str(event.payload.get("name"))
+        for event in await runner.event_bus.get_events(row.run_id)
+        if event.event_type == "approval.requested" and isinstance(event.payload.get("request_id"), str)
+    }
+    # The event of a question is stored first, the record of its wait with the next write.
+    waits = dict(asked)
+    for record in await runner.state_store.records(row.run_id):
+        wait = step_id(row.run_id, record.name, record.key)
+        if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
+            waits[wait] = record.name.removeprefix("signal:")
+        elif record.kind == DONE:
+            waits.pop(wait, None)
+    for mail in await runner.queue.mail(row.run_id):
+        waits.pop(answered(mail.msg_id) or "", None)
+    kinds = [{"kind": "approval" if wait in asked else "signal", "name": name} for wait, name in waits.items()]
+    return kinds, set(asked.values())
 
 
 def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
@@ -23,15 +24,19 @@ from .acting import approve, cancel, fork, resume, signal, vacuum
 from .carrying import carried
 from .letters import discarded, listed, requeued
 from .looking import runs, show
-from .text import warn
+from .text import plain, trace, warn
 from .worker import work
+
+
+#: What looks like `user:password@` without a scheme. A wrong call may hold a URL that lost its first half.
+_CREDENTIALS = re.compile(r"(?<![^\s='\"])[^\s='\":]*:(?!//)\S*(?=@)")
 
 
 class _Parser(argparse.ArgumentParser):
     """Tells of a wrong call in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, plain(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -106,6 +111,8 @@ def _acting(commands: Any, told: argparse.ArgumentParser) -> None:
         each.add_argument("name", metavar="NAME")
         each.add_argument("payload", nargs="?", type=_json, default=default, metavar="JSON")
         each.set_defaults(command=command)
+        if verb == "approve":
+            each.add_argument("--force", action="store_true", help="store the answer also if the run has not asked yet")
     again = commands.add_parser("resume", parents=[one, _limits()], help="have workers go on with a run that failed, "
                                 "timed out, was cancelled or is dead; completed steps are kept")  # fmt: skip
     again.set_defaults(command=resume)
@@ -140,21 +147,22 @@ def _carrying(commands: Any) -> None:
 
 
 def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
+    # int() takes 4,300 digits at most, and no command counts so far.
+    if not text.isdecimal() or not (number := int(text[:18])):
+        raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no whole number above 0")
+    return number
 
 
 def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < float("inf"):
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds of at least 0")
+    raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no number of seconds of at least 0")
 
 
 def _moment(text: str) -> float:
     if not (seconds := _seconds(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no number of seconds above 0")
     return seconds
 
 
@@ -162,7 +170,7 @@ def _json(text: str) -> Any:
     try:
         return strictly(text)
     except (ValueError, RecursionError) as error:
-        why = f"{brief(text)} is no JSON ({error}): a text goes into quotes of its own, as in '\"yes\"'"
+        why = f"{brief(redacted(text))} is no JSON ({error}): a text goes into quotes of its own, as in '\"yes\"'"
         raise argparse.ArgumentTypeError(why) from None
 
 
@@ -170,7 +178,7 @@ def _retention(text: str) -> tuple[str, float]:
     status, _, kept = text.partition("=")
     with contextlib.suppress(argparse.ArgumentTypeError):
         return status, _seconds(kept)
-    raise argparse.ArgumentTypeError(f"{brief(text)} is no STATUS=SECONDS, as in succeeded=86400")
+    raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no STATUS=SECONDS, as in succeeded=86400")
 
 
 def _run(work: Coroutine[Any, Any, int]) -> int:
@@ -202,7 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (AgentRuntimeError, OSError) as error:
         if args.debug:
-            raise
-        warn(redacted(str(error)))
+            trace(error)
+        else:
+            warn(str(error))
         return 1 if isinstance(error, UnknownRun) else 2
+    except Exception as error:  # noqa: BLE001 - written as the interpreter would, but without secrets
+        trace(error)
+        return 1
     return code

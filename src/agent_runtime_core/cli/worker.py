@@ -18,14 +18,16 @@ from ..runner.core import AgentRunner
 from ..runner.settings import RunnerConfig
 from .place import in_memory, named, open_place
 from .target import agents_of
-from .text import say
+from .text import LogFormatter, say
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 
 async def work(args: Namespace) -> int:
     """Say that it is ready, work until SIGTERM or SIGINT, let running work finish; a second signal skips the wait."""
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=args.log_level.upper(), handlers=[handler])
     async with _runner(args) as runner:
         await runner.queue.next_due()  # a store that cannot be read is told of before it says that it is ready
         # What is imported by now stays. A full pass of the garbage collector through it holds the loop: where SDKs are

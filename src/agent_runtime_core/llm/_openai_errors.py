@@ -119,7 +119,7 @@ def _kind(status: int | None, evidence: str) -> type[ProviderError]:
 
 def _status_of(code: str) -> int | None:
     """The HTTP status for a code that came without one, in the middle of a stream; None if it blames nobody."""
-    if code.isdecimal() and 400 <= int(code) < 600:
+    if code.isdecimal() and len(code) == 3 and 400 <= int(code) < 600:
         return int(code)
     for word, status in (
         ("rate_limit", 429),

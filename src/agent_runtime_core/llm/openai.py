@@ -231,7 +231,7 @@ def answered_with(error: Any, provider: str, model: str) -> ProviderError:
     """The error that a server put into an answer with status 200."""
     told = error if isinstance(error, Mapping) else {"message": str(error)}
     code = without_keys(str(told.get("code") or told.get("type") or ""))
-    status = int(code) if code.isdecimal() else None
+    status = int(code) if code.isdecimal() and len(code) == 3 else None
     said = without_keys(str(told.get("message") or json.dumps(told)))
     return of_status(status, f"{code} {said}", said, provider, model, code)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from .._hints import hints_of
 from ..errors import InvalidArgument, brief
-from ..schema import choice, misfit
+from ..schema import LARGEST_EXACT, choice, misfit
 
 __all__ = ["give_default", "is_union", "schema_of", "typed"]
 
@@ -210,7 +210,7 @@ def typed(value: Any, hint: Any, path: str = "$") -> Any:
 
 
 def _number(value: Any, hint: type, path: str) -> Any:
-    if hint is int and isinstance(value, float) and value.is_integer():
+    if hint is int and isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
         return int(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
