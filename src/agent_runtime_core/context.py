@@ -14,7 +14,7 @@ from ._json import decode, digest, encode
 from .book import Book
 from .errors import InvalidArgument, NotSupported, brief
 from .event_types import EventType
-from .events.base import printable
+from .events.base import agent_event_type
 from .imperative import Imperative
 from .interfaces import AgentRuntime, RunResult
 from .limits import Budget, RunLimits
@@ -169,7 +169,7 @@ class Context(Imperative):
         """
         if self.place.sealed:
             await self.place.refuse()
-        kind = printable("event_type", event_type)
+        kind = agent_event_type(event_type)
         if payload is not None and not isinstance(payload, dict):
             raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
         row = self._event(kind, payload or {})

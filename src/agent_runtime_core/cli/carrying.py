@@ -22,10 +22,11 @@ async def carried(args: Namespace) -> int:
             say(f"{_counted(found.kept)} of them there already, and left as they are")
     for name, why in found.unreadable.items():
         warn(f"{found.directory}/{name} is left as it is, for it cannot be read ({why})")
-    if found.unreadable:
+    if not found.opens:
         warn(f"{found.directory} opens once these are repaired or moved away and the command was run again")
-        return 1
-    return 0
+    elif found.unreadable:
+        warn(f"{found.directory} opens without these tasks. Repair them and run the command again to add them")
+    return 1 if found.unreadable else 0
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -380,6 +380,27 @@ def printable(what: str, value: object) -> str:
     return plain(value)
 
 
+def agent_event_type(value: object) -> str:
+    """Return the plain text of a type that the code of a run emits.
+
+    Raises:
+        InvalidArgument: It is no type, or one of the runner's own, which say how the run started and finished.
+    """
+    kind = printable("event_type", value)
+    if kind.startswith("run."):
+        raise InvalidArgument(
+            f"event_type must not begin with 'run.', got {brief(kind)}. The runner publishes these events: use a name of "
+            "your own, such as 'myapp.started'"
+        )
+    return kind
+
+
+def id_of(event: Event) -> str | None:
+    """Return the id under which an event was published, None for one that follows from a record."""
+    row = getattr(event, "_row", None)
+    return row.event_id if isinstance(row, StoredEvent) else None
+
+
 def _text(payload: object) -> str:
     if not isinstance(payload, dict):
         raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")

@@ -17,7 +17,7 @@ from .._clock import SYSTEM, Clock, aware
 from .._engines.base import Op
 from .._ids import new_ulid
 from .._json import encode
-from ..errors import InvalidArgument, StorageError, UnserialisableResult
+from ..errors import InvalidArgument, StorageError, UnserialisableResult, brief
 from .documents.base import Entry, Table
 from .documents.file_disk import Disk, told
 from .documents.file_lock import LOCK, locked
@@ -28,6 +28,7 @@ from .homes.old_files import CARRIED, PREFERENCES, old_files, root_of
 from .kinds import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
 from .models import Task, moment
 from .old_models import conversation_of, task_list_of
+from .readiness import circle
 from .stored.keys import stored_key
 from .stored.save import Header, header_entry, message_entry
 
@@ -47,15 +48,20 @@ class CarriedOver:
     carried: dict[str, int] = field(default_factory=dict)
     #: How many of each sort were there already, and were left alone.
     kept: dict[str, int] = field(default_factory=dict)
-    #: Files that could not be read, and why; they are left where they are.
+    #: Files that could not be read, or have tasks that could not, and why; they are left where they are.
     unreadable: dict[str, str] = field(default_factory=dict)
+    #: Whether every file could be read, so that the store opens. Tasks that could not be read are not in it.
+    opens: bool = True
 
 
 async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock: Clock = SYSTEM) -> CarriedOver:
     """Carry over `<project_dir>/.agent_runtime/`, by default that of the current directory.
 
-    The store opens from then on, unless there are unreadable files: it does after another call, once they are
-    repaired or moved away. InvalidArgument: there are no files of version 0.5.2.
+    The store opens from then on, unless a file is unreadable: it does after another call, once the file is repaired
+    or moved away. A task that a store may not hold is left out; another call adds it once it is repaired.
+
+    Raises:
+        InvalidArgument: There are no files of version 0.5.2.
     """
     directory = project_directory(project_dir)
     told_of = CarriedOver(directory)
@@ -63,19 +69,23 @@ async def carry_over(project_dir: str | os.PathLike[str] | None = None, *, clock
     if not files:
         raise InvalidArgument(f"{directory} has no files of version 0.5.2: name the directory that it lies in")
     spaces = ["project", "global"] if directory == home_directory() else ["project"]
-    documents = FileDocuments(root_of(directory), clock=clock)
+    documents, old = FileDocuments(root_of(directory), clock=clock), Disk(directory)
     try:
         for each in files:
             try:
-                puts = list(_puts(os.path.join(directory, each), each, clock))
+                left_out = list[str]()
+                puts = list(_puts(old, each, clock, left_out))
             except _UNREADABLE as error:
                 told_of.unreadable[each] = f"{type(error).__name__}: {error}"
+                told_of.opens = False
                 continue
+            if left_out:
+                told_of.unreadable[each] = "; ".join(left_out)
             for space in spaces:
                 await _put(documents, space, await _apart(documents, space, puts), told_of)
     finally:
         await documents.close()
-    if not told_of.unreadable:
+    if told_of.opens:
         _open_from_now_on(directory, len(files), clock)
     return told_of
 
@@ -105,33 +115,36 @@ async def _put(documents: FileDocuments, space: str, puts: Sequence[Put], told_o
             counts[kind] = counts.get(kind, 0) + 1
 
 
-def _puts(path: str, name: str, clock: Clock) -> Iterator[Put]:
-    """What is to be added for a file; a header behind what it is the head of, which is not seen without it."""
-    plain = _read(path)
+def _puts(old: Disk, name: str, clock: Clock, left_out: list[str]) -> Iterator[Put]:
+    """Yield what is to be added for a file, and a header after its parts, which are not seen without it.
+
+    Why a task of the file is left out goes into `left_out`.
+    """
+    plain = _read(old, name)
     if name == PREFERENCES:
         for key, value in _items(plain):
             yield PREFERENCE, _value(key, value)
         return
     match name.partition("/")[0]:
         case "memory":
-            yield MEMORY, _value(plain["key"], plain["value"])
+            found = dict(_items(plain))
+            yield MEMORY, _value(found["key"], found["value"])
         case "conversations":
             yield from _conversation(plain, clock)
         case "tasks":
-            yield from _task_list(plain)
+            yield from _task_list(plain, left_out)
 
 
-def _read(path: str) -> Any:
+def _read(old: Disk, name: str) -> Any:
     try:
-        with told(path), open(path, "rb") as file:
-            return json.loads(file.read())
+        return json.loads(old.read(name, _LARGEST))
     except (StorageError, FileNotFoundError) as error:
         raise ValueError(str(error)) from error
 
 
 def _items(plain: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(plain, dict):
-        raise TypeError(f"{plain!r:.60} is no object")
+        raise TypeError(f"a JSON object is expected, got {brief(plain)}")
     yield from plain.items()
 
 
@@ -149,9 +162,13 @@ def _conversation(plain: Any, clock: Clock) -> Iterator[Put]:
     yield CONVERSATION, header_entry(key, header, moment(found.updated_at))
 
 
-def _task_list(plain: Any) -> Iterator[Put]:
-    found = task_list_of(plain)
+def _task_list(plain: Any, left_out: list[str]) -> Iterator[Put]:
+    found, wrong = task_list_of(plain)
+    left_out += wrong
     key = str(found.id)
+    waits = {str(task.id): [str(each) for each in task.dependencies] for task in found.tasks}
+    if circle(list(waits), lambda each: waits.get(each, ())):
+        raise ValueError("its tasks wait for each other in a circle")
     for task in found.tasks:
         yield TASK, Entry(str(task.id), text_of(task, max_bytes=_LARGEST), key)
     text = text_of(found, leave_out=frozenset({"tasks"}))

@@ -1,6 +1,7 @@
-"""What a run tells an audit store: entries, errors and metrics, made of its events.
+"""Write entries, errors and metrics of a run to an audit store.
 
-Each has an id made of the run and the event's number: an entry that an earlier claim has written is not written
+They are made of the run's events. How the run started and finished is taken only from events of its journal's records:
+other code may have published events of the same types. Each has an id made of the run and the event's number: an entry that an earlier claim has written is not written
 again, and one that it could not write any more is. An audit store that fails is logged, and fails no run.
 """
 
@@ -12,9 +13,11 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid5
 
+from ..backends import Backends
 from ..errors import LeaseLost, UnserialisableResult
-from ..events.base import Event, EventBus
+from ..events.base import Event, id_of
 from ..interfaces import RunResult
+from ..journal.record import event_id
 from ..persistence.base.audit import AuditStore
 from ..persistence.models import (
     AuditEntry,
@@ -49,9 +52,9 @@ _TOKENS = {"prompt_tokens": "tokens", "completion_tokens": "tokens", "total_toke
 class Audit:
     """One claim's way to an audit store."""
 
-    def __init__(self, store: AuditStore, bus: EventBus, row: RunRow, conversation_id: UUID | None) -> None:
+    def __init__(self, store: AuditStore, backends: Backends, row: RunRow, conversation_id: UUID | None) -> None:
         self.store: AuditStore = store
-        self.bus: EventBus = bus
+        self.backends: Backends = backends
         self.row: RunRow = row
         self.run_id: UUID = UUID(row.run_id)
         self._about: dict[str, Any] = {
@@ -69,7 +72,7 @@ class Audit:
 
     async def _tell(self, result: RunResult | None) -> None:
         known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=KNOWN)}
-        events = await self.bus.get_events(self.run_id)
+        events = await self._events()
         if result is None and events and events[-1].event_type in _ENDS:
             events = events[:-1]  # its claim did not get to close the run: the one that does tells of it, with figures
         for event in events:
@@ -77,6 +80,21 @@ class Audit:
                 if result is not None and event is events[-1]:
                     await self._figures(result, event)  # before the entry that says that all is told
                 await self._write(event, events)
+
+    async def _events(self) -> list[Event]:
+        """Return the run's events, without run.* events that no record of its journal stands for."""
+        bus, state = self.backends.bus, self.backends.state
+        numbers, ids = set[int](), set[str]()
+        for record in await state.records(self.row.run_id):
+            numbers.update(range(record.ev, record.ev + record.nev))
+            ids.update(event_id(record, index) for index in range(max(record.nev, 1)))
+        derived = bus.derives and bus.commits is state.commits
+        return [
+            event
+            for event in await bus.get_events(self.run_id)
+            if not event.event_type.startswith("run.")
+            or (event.sequence in numbers if derived else id_of(event) in ids)
+        ]
 
     def _id(self, what: object) -> UUID:
         return uuid5(self.run_id, f"audit:{what}")

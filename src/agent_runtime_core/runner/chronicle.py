@@ -66,4 +66,4 @@ class Chronicle:
         audit = self.stores.audit if self.audited and self.stores.has_audit() else None
         if audit is not None:
             named = cast("dict[str, Any]", decode_known(self.row.input)).get("conversation_id")
-            await Audit(audit, self.backends.bus, self.row, conversation_id(named)).tell(result)
+            await Audit(audit, self.backends, self.row, conversation_id(named)).tell(result)

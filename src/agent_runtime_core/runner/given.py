@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
+from ..queue.given import named
 from ..config import check_setting
+from ..context import conversation_id
 from ..errors import InvalidArgument, RunBusy, brief
 from ..queue.row import RunRow
 from ..tools.registry import ToolRegistry
@@ -56,7 +58,11 @@ def lane_of(key: str | None, input: Mapping[str, Any], parent: UUID | str | None
         ) from None
     with contextlib.suppress(ValueError):
         conversation = UUID(conversation)
-    return f"conversation:{conversation}"
+    key = f"conversation:{conversation}"
+    try:
+        return named("a concurrency key", key)
+    except InvalidArgument:  # too long, or with line breaks: an id may be any text, and no user gave this key
+        return f"conversation:{conversation_id(conversation)}"
 
 
 def a_backend(kind: type) -> str:

@@ -49,8 +49,7 @@ class RunnerConfig:
     max_unsent_bytes: int = 131072
 
     def __post_init__(self) -> None:
-        if not self.worker_id or not isinstance(self.worker_id, str):
-            raise InvalidArgument(f"worker_id is a text that is not empty, not {brief(self.worker_id)}")
+        named("a worker_id", self.worker_id)
         for name in ("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"):
             self._number(name, above=True)
         for name in ("retry_backoff_base", "retry_backoff_max", "park_after", "grace_seconds"):

@@ -18,7 +18,7 @@ from .._json import MAX_RESULT, decode, encode
 from .._refusals import MAX_DEPTH
 from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief
 from ..event_types import EventType
-from ..events.base import printable
+from ..events.base import agent_event_type, printable
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..llm import _used, use_llm_client
@@ -99,7 +99,7 @@ class MockRunContext:
     async def emit(self, event_type: EventType | str, payload: dict[str, Any]) -> None:
         if not isinstance(payload, Mapping):
             raise InvalidArgument(f"an event's payload is a dict, not {type(payload).__name__}")
-        self.events.append((_text(event_type), _copied(dict(payload))))
+        self.events.append((agent_event_type(event_type), _copied(dict(payload))))
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
         if not isinstance(state, Mapping):
@@ -203,7 +203,7 @@ class MockRunContext:
 
     def get_events(self, type: EventType | str | None = None) -> list[tuple[str, dict[str, Any]]]:
         """What was emitted, as (type, payload); of one type only if given."""
-        wanted = None if type is None else _text(type)
+        wanted = None if type is None else printable("event_type", type)
         return [event for event in self.events if wanted in (None, event[0])]
 
     def get_checkpoints(self) -> list[dict[str, Any]]:
@@ -336,7 +336,3 @@ def _copied(value: T) -> T:
         raise UnserialisableResult("$", f"nested deeper than {MAX_DEPTH} levels: give a flatter value") from None
     except TypeError:
         return cast("T", decode(encode(value)))  # or the reason why a real run would refuse it too
-
-
-def _text(event_type: EventType | str) -> str:
-    return printable("event_type", event_type)

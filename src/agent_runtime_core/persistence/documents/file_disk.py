@@ -66,16 +66,25 @@ class Disk:
 
     # -- reading
 
-    def read(self, where: str) -> bytes:
-        """The whole of a file; FileNotFoundError."""
+    def read(self, where: str, largest: int | None = None) -> bytes:
+        """Return the whole of a file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            StorageCorrupt: It is no regular file, or larger than `largest` bytes.
+        """
         path = self.path(where)
         self._check(os.path.dirname(where))
         with told(path):
             # A pipe must not be waited for.
             descriptor = os.open(path, os.O_RDONLY | NO_LINK | getattr(os, "O_NONBLOCK", 0))
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
                 os.close(descriptor)
                 raise StorageCorrupt(f"{path} is no regular file: move it away")
+            if largest is not None and about.st_size > largest:
+                os.close(descriptor)
+                raise StorageCorrupt(f"{path} must have at most {largest:,} bytes, got {about.st_size:,}")
             with open(descriptor, "rb") as file:
                 return file.read()
 
