@@ -211,3 +211,20 @@ async def test_a_call_that_does_not_fit_is_told(arguments: dict[str, Any], error
     result = await run(**arguments)
     assert result.success is False
     assert error in (result.error or "")
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("1e200 % 3.1", 0.2), ("1e200 // 3.1", 3.2258064516129033e199), ("1 % 1e-300", 0.0), ("1e300 % 7", 1.0),
+        ("-1e200 % 3.1", 2.9), ("1e200 % -3.1", -2.9), ("-1e-300 % 3", 3.0), ("-1e-300 // 3", -1.0), ("7.5 % 2", 1.5),
+        ("-7.5 % 2", 0.5), ("-7.5 // 2", -4.0), ("7.5 // -2", -4.0), ("1e-300 % 7", 1e-300), ("0.0 % 3", 0.0),
+    ],
+)  # fmt: skip
+def test_remainders_of_numbers_that_are_far_apart(expression: str, wanted: float) -> None:
+    assert calculate(expression) == wanted
+
+
+def test_a_quotient_beyond_the_range_says_so() -> None:
+    with pytest.raises(InvalidArgument, match="beyond 1e300"):
+        calculate("1e200 // 1e-200")

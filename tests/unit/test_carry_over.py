@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +35,7 @@ from agent_runtime_core.persistence.stored.memory import StoredMemory
 from agent_runtime_core.persistence.stored.preferences import StoredPreferences
 from agent_runtime_core.persistence.stored.tasks import StoredTasks
 
-from .old_store import LIST, OTHER, RUN, TALK, id_of, write, write_old_store
+from .old_store import LIST, OTHER, RUN, TALK, id_of, message, write, write_old_store
 
 ALL = {"memory": 2, "preference": 2, "conversation": 2, "message": 4, "task_list": 1, "task": 2}
 
@@ -142,7 +147,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert capsys.readouterr() == (said, "")
     assert main(["carry-over", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"directory": str(directory), "carried": {}, "kept": ALL, "unreadable": {}}
+    assert told == {"directory": str(directory), "carried": {}, "kept": ALL, "unreadable": {}, "opens": True}
     assert main(["carry-over", str(tmp_path / "nowhere")]) == 2
     assert "has no files of version 0.5.2" in capsys.readouterr().err
 
@@ -309,3 +314,147 @@ async def test_tasks_that_two_lists_have_are_in_both(tmp_path: Path) -> None:
     assert {each.parent_id for each in go} == {each.id for each in buy}
     assert len({each.id for each in buy}) == 2
     await tasks.close()
+
+
+WRONG: dict[str, list[Any]] = {
+    **{key: [None, 5, "yesterday", ""] for key in ("created_at", "updated_at")},
+    **{key: [1, "x", []] for key in ("due_at", "completed_at", "checkpoint_at", "claimed_until")},
+    **{key: [None, [], "x", {"x": float("inf")}] for key in ("metadata", "checkpoint_data")},
+    "priority": [None, "high", True, [], float("nan")],
+    "dependencies": [None, "x", ["x"], [None], {}],
+    "state": [None, "else", 1, []],
+    "attempts": [None, 1.5, "1"],
+    "name": [None, 1],
+    "description": [None, {}],
+    "id": ["x", 1, ["x"]],
+    "parent_id": ["x"],
+    "conversation_id": [1],
+    "claimed_by": [1],
+    "last_error": [[]],
+}
+
+
+@pytest.mark.parametrize(("field", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+async def test_a_task_that_save_refuses_is_named_and_stops_no_other(field: str, value: Any, tmp_path: Path) -> None:
+    directory = write_old_store(tmp_path)
+    path = directory / "tasks" / f"{LIST}.json"
+    whole = json.loads(path.read_text())
+    torn = json.loads(path.read_text())
+    torn["tasks"][1][field] = value
+    write(path, torn)
+    result = await carry_over(tmp_path)
+    assert result.carried == {**ALL, "task": 1}
+    assert list(result.unreadable) == [f"tasks/{LIST}.json"]
+    assert "task " in result.unreadable[f"tasks/{LIST}.json"]
+    tasks = Tasks(tmp_path)
+    await tasks.save(Task(name="sound"))
+    assert {each.name for each in await tasks.ready()} == {"sound"}
+    assert await tasks.claim("worker-1") is not None
+    write(path, whole)
+    assert (await carry_over(tmp_path)).carried == {"task": 1}
+    found = await Tasks(tmp_path).get(UUID(LIST))
+    assert found is not None
+    assert [each.name for each in found.tasks] == ["buy", "go"]
+
+
+MESSAGE_FIELDS: list[tuple[str, Any]] = [
+    ("role", None), ("role", 1), ("content", 1), ("content", None), ("timestamp", None), ("timestamp", 1),
+    ("tool_calls", None), ("tool_calls", [1]), ("tool_calls", [{"id": "x"}]),
+    ("tool_calls", [{"id": 1, "name": "x"}]), ("tool_calls", [{"id": "1", "name": "x", "arguments": []}]),
+    ("tool_call_id", 1), ("model", []), ("usage", None), ("metadata", []), ("parent_message_id", "x"),
+    ("branch_id", 7),
+]  # fmt: skip
+
+
+def changed(name: str, fields: list[tuple[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, {field: value}) for field, value in fields]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *changed(
+            f"tasks/{LIST}.json",
+            [("created_at", None), ("updated_at", 1), ("name", None), ("conversation_id", 3), ("run_id", "x"),
+             ("tasks", {"a": 1}), ("tasks", [1]), ("id", None)],
+        ),
+        *changed(
+            f"conversations/{TALK}.json",
+            [("created_at", None), ("updated_at", "x"), ("title", 1), ("metadata", None), ("agent_key", 3),
+             ("summary", []), ("parent_conversation_id", "x"), ("active_branch_id", 1), ("messages", {"a": 1}),
+             ("id", 1)],
+        ),
+        *changed(
+            f"conversations/{TALK}.json",
+            [("messages", [{**message(1), field: value}]) for field, value in MESSAGE_FIELDS],
+        ),
+        *changed("memory/theme.json", [("key", None), ("key", ""), ("key", ["x"]), ("value", float("nan"))]),
+        *changed("preferences.json", [("", 1), ("x", float("inf"))]),
+    ],
+)  # fmt: skip
+async def test_a_file_that_save_refuses_is_named_and_stops_no_other(
+    name: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = write_old_store(tmp_path)
+    write(directory / name, {**json.loads((directory / name).read_text()), **change})
+    result = await carry_over(tmp_path)
+    assert list(result.unreadable) == [name]
+    assert not result.opens
+    others = {"memory": "memory", "conversations": "conversation", "tasks": "task_list"}
+    assert {kind for folder, kind in others.items() if not name.startswith(folder)} <= result.carried.keys()
+
+
+async def test_tasks_that_wait_for_each_other_are_left(tmp_path: Path) -> None:
+    tasks = [{"id": id_of(n), "name": str(n), "dependencies": [id_of(3 - n)]} for n in (1, 2)]
+    write(tmp_path / ".agent_runtime" / "tasks" / "x.json", {"id": LIST, "name": "x", "tasks": tasks})
+    assert "circle" in (await carry_over(tmp_path)).unreadable["tasks/x.json"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs")
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device", "link", "folder_link", "directory", "dangling", "large"])
+def test_only_regular_files_are_read(kind: str, tmp_path: Path) -> None:
+    directory = write_old_store(tmp_path)
+    path = directory / "memory" / "x.json"
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "socket":
+            with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+                listening.bind(os.path.relpath(path))
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "link":
+            (tmp_path / "else.json").write_text('{"key": "x", "value": 1}')
+            path.symlink_to(tmp_path / "else.json")
+        case "folder_link":
+            (directory / "memory").rename(tmp_path / "memory")
+            (directory / "memory").symlink_to(tmp_path / "memory")
+            path = directory / "memory" / "theme.json"
+        case "directory":
+            path.mkdir()
+        case "dangling":
+            path.symlink_to(tmp_path / "nothing")
+        case "large":
+            with path.open("wb") as file:
+                file.truncate(1 << 40)  # takes no space
+    # A process of its own: a read that waits would keep this one.
+    command = [sys.executable, "-m", "agent_runtime_core", "carry-over", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if kind == "large":
+        path.unlink()  # the suite reads what a test leaves
+    assert done.returncode == 1
+    told = json.loads(done.stdout)
+    assert f"memory/{path.name}" in told["unreadable"]
+    assert told["carried"]["preference"] == 2
+
+
+def test_the_command_names_the_task_that_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write_old_store(tmp_path)
+    path = directory / "tasks" / f"{LIST}.json"
+    torn = json.loads(path.read_text())
+    torn["tasks"][1]["priority"] = "high"
+    write(path, torn)
+    assert main(["carry-over", str(tmp_path)]) == 1
+    _, err = capsys.readouterr()
+    assert "task 'go': priority must be int, got 'high'" in err
+    assert "opens without these tasks. Repair them and run the command again to add them" in err

@@ -19,12 +19,12 @@ import pytest
 from agent_runtime_core import __version__
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._ids import stored_id
-from agent_runtime_core.cli.main import main
 from agent_runtime_core._refusals import redacted
+from agent_runtime_core.cli.main import main
 from agent_runtime_core.cli.target import agents_of
 from agent_runtime_core.cli.text import LogFormatter
 from agent_runtime_core.config import configure, reset_config
-from agent_runtime_core.errors import InvalidArgument, UnknownRun
+from agent_runtime_core.errors import UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.journal.record import ENDED, Record
 from agent_runtime_core.queue.row import Settle

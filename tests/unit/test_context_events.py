@@ -15,6 +15,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import EventType, RunContext, Tool, ToolRegistry
 from agent_runtime_core.steps import Step, StepExecutor
+from agent_runtime_core.testing import MockRunContext
 from tests.unit.rig import Rig, Script, twice
 
 # -- events and checkpoints
@@ -36,6 +37,40 @@ async def test_what_was_emitted_is_absorbed_while_replaying(place: Path | None) 
         assert told.count("one") == 1
         assert told.count("two") == 1
         assert told.index("one") < told.index("step.started") < told.index("two")
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in EventType if each.value.startswith("run.")] + ["run.failed", "run.", "run.of_mine"]
+)
+async def test_a_run_cannot_emit_how_it_started_or_finished(kind: EventType | str, place: Path | None) -> None:
+    fix = r"event_type must not begin with 'run\.', got 'run\..*'\. The runner publishes these events: use another name"
+    with pytest.raises(InvalidArgument, match=fix):
+        await MockRunContext().emit(kind, {})
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            with pytest.raises(InvalidArgument, match=fix):
+                await ctx.emit(kind, {})
+            with pytest.raises(InvalidArgument, match=fix):
+                await ctx.step("inside", lambda: ctx.emit(kind, {}))
+
+        await rig.value(body)
+
+
+async def test_other_events_of_the_library_and_names_that_look_alike_are_emitted(place: Path | None) -> None:
+    kinds = ["runs.failed", "Run.failed", "run", "myapp.run.failed", EventType.STEP_STARTED, EventType.PROGRESS_UPDATE]
+    ctx = MockRunContext()
+    for kind in kinds:
+        await ctx.emit(kind, {})
+    async with Rig(place) as rig:
+
+        async def body(ctx: Any) -> None:
+            for kind in kinds:
+                await ctx.emit(kind, {})
+
+        await rig.value(body)
+        told = [kind for kind, _ in await rig.told()]
+        assert told[1:-1] == [str(getattr(kind, "value", kind)) for kind in kinds]
 
 
 @pytest.mark.parametrize("before", ["now", "sleep", "list", "step", "nothing"])

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.persistence import (
     Conversation,
@@ -20,8 +21,10 @@ from agent_runtime_core.persistence import (
     ToolCall,
 )
 from agent_runtime_core.portal import call
+from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from tests.fault.rig import Agent, settings
 
@@ -407,6 +410,35 @@ async def test_a_run_is_audited(talk: Talk) -> None:
     assert (await audit.get_metric_summary("cost_usd"))["sum"] == 0.5
     assert (await audit.get_metric_summary("run_duration_ms"))["count"] == 1
     assert (await audit.get_metric_summary("tool_duration_ms"))["count"] == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_events_of_other_code_are_no_outcomes(apart: bool, tmp_path: Path) -> None:
+    """An older library let a run emit these, and any code may publish them on the bus."""
+    stores = PersistenceManager(PersistenceConfig(audit_store=InMemoryAuditStore()))
+    backends = InMemoryQueue(), InMemoryEventBus(), InMemoryStateStore()
+    agents, options = Registry(), dict[str, Any](config=settings(), persistence=stores)
+    made = (
+        AgentRunner(*backends, registry=agents, **options)
+        if apart
+        else AgentRunner.open(tmp_path / "a.db", registry=agents, **options)
+    )
+    async with made as runner:
+
+        async def work(ctx: Any) -> RunResult:
+            for kind in ("run.started", "run.failed", "run.cancelled", "run.timed_out", "run.succeeded", "run.resumed"):
+                await runner.event_bus.publish(ctx.run_id, kind, {"message": "forged"})
+            if ctx.attempt == 1:
+                raise ValueError("once")
+            return RunResult({})
+
+        agents.register(Agent("a", work))
+        result = await runner.execute("a", None, {})
+        audit = stores.audit
+        assert audit is not None
+        actions = [each.action for each in reversed(await audit.get_events(run_id=result.run_id))]
+        assert actions == ["a started", "a started", "a succeeded"]
+        assert await audit.get_errors() == []
 
 
 async def test_a_run_that_tells_no_usage_is_audited(talk: Talk) -> None:

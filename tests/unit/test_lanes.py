@@ -19,7 +19,7 @@ from agent_runtime_core.queue import InMemoryQueue, Moved, SQLiteQueue
 from agent_runtime_core.queue import sqlite as sqlite_queue
 from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.queue.rows import PLACE
-from agent_runtime_core.runner import AgentRunner, open_run
+from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Rig, Script, until
@@ -438,3 +438,20 @@ def test_each_look_costs_the_same_however_many_wait(look: str) -> None:
 def test_the_file_itself_refuses_a_second_head() -> None:
     with closing(_table(0, 2)) as conn, pytest.raises(sqlite3.IntegrityError, match="lane"):
         conn.execute("UPDATE arc_runs SET held = 0 WHERE run_id = 'held1'")
+
+
+@pytest.mark.parametrize("name", ["c" * 499, "c" * 500, "c" * 512, "c" * 100_000, "room\n7", "room\x007", "room\u0085"])
+async def test_a_conversation_id_of_any_length_has_one_key(name: str, place: Path | None) -> None:
+    async with Rig(place) as rig:
+        keys = []
+        for given in (name, name, f"{name}x"):
+            run_id = await rig.runner.submit("script", {"conversation_id": given})
+            keys.append((await rig.runner.get_run(run_id)).concurrency_key)
+        assert keys[0] == keys[1] != keys[2]
+        assert str(keys[0]).startswith("conversation:")
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\0", "", "x" * 513, "\udc80", None, 3])
+def test_a_worker_id_is_a_name_that_every_store_keeps(name: object) -> None:
+    with pytest.raises(InvalidArgument, match="worker_id"):
+        RunnerConfig(worker_id=name)  # type: ignore[arg-type]

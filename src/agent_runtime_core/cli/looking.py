@@ -79,7 +79,10 @@ def _write(told: dict[str, Any]) -> None:
 
 
 async def waits_of(runner: AgentRunner, row: RunRow) -> tuple[list[dict[str, str]], set[str]]:
-    """Return the open waits of a run ({"kind": "approval" or "signal", "name"}), and all names it asked approval for."""
+    """Return the open waits of a run, and all names that it asked approval for.
+
+    A wait is {"kind": "approval" or "signal", "name": …}.
+    """
     if row.status not in LIVE:
         return [], set()
     asked = {

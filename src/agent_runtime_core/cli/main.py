@@ -27,7 +27,6 @@ from .looking import runs, show
 from .text import plain, trace, warn
 from .worker import work
 
-
 #: What looks like `user:password@` without a scheme. A wrong call may hold a URL that lost its first half.
 _CREDENTIALS = re.compile(r"(?<![^\s='\"])[^\s='\":]*:(?!//)\S*(?=@)")
 
@@ -36,7 +35,9 @@ class _Parser(argparse.ArgumentParser):
     """Tells of a wrong call in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, plain(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n")
+        self.exit(
+            2, plain(f"{self.prog}: {_CREDENTIALS.sub('***', redacted(message))} (see {self.prog} --help)") + "\n"
+        )
 
 
 def parser() -> argparse.ArgumentParser:

@@ -55,13 +55,13 @@ def _lines(text: str) -> str:
 class LogFormatter(logging.Formatter):
     """Writes a record on one line, and its traceback below it."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - a name of logging
+    def formatMessage(self, record: logging.LogRecord) -> str:
         return plain(super().formatMessage(record))
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802
+    def formatException(self, ei: Any) -> str:
         return _lines(super().formatException(ei)).rstrip("\n")
 
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+    def formatStack(self, stack_info: str) -> str:
         return _lines(super().formatStack(stack_info)).rstrip("\n")
 
 

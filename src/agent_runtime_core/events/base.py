@@ -389,8 +389,8 @@ def agent_event_type(value: object) -> str:
     kind = printable("event_type", value)
     if kind.startswith("run."):
         raise InvalidArgument(
-            f"event_type must not begin with 'run.', got {brief(kind)}. The runner publishes these events: use a name of "
-            "your own, such as 'myapp.started'"
+            f"event_type must not begin with 'run.', got {brief(kind)}. The runner publishes these events: use another "
+            "name, such as 'myapp.started'"
         )
     return kind
 

@@ -170,7 +170,10 @@ def _task_list(plain: Any, left_out: list[str]) -> Iterator[Put]:
     if circle(list(waits), lambda each: waits.get(each, ())):
         raise ValueError("its tasks wait for each other in a circle")
     for task in found.tasks:
-        yield TASK, Entry(str(task.id), text_of(task, max_bytes=_LARGEST), key)
+        try:
+            yield TASK, Entry(str(task.id), text_of(task, max_bytes=_LARGEST), key)
+        except UnserialisableResult as error:
+            left_out.append(f"task {brief(task.name)}: {error}")
     text = text_of(found, leave_out=frozenset({"tasks"}))
     yield TASK_LIST, Entry(key, text, str(found.conversation_id or ""), moment(found.updated_at))
 

@@ -43,11 +43,11 @@ def _with_ids(plain: Any, parts: str) -> list[dict[str, Any]]:
     """The same id for a part each time, also where it has none, or that of one before it."""
     whole = UUID(_object(plain)["id"])
     known, given = set[str](), list[dict[str, Any]]()
-    for number, part in enumerate(_value(list[dict[str, Any]], plain.get(parts, []), parts)):
-        each = dict(_object(part))
-        if not each.get("id") or each["id"] in known:
+    for number, part in enumerate(_value(list[dict[str, Any]], plain.get(parts) or [], parts)):
+        each = dict(part)
+        if not each.get("id") or str(each["id"]) in known:
             each["id"] = str(uuid5(whole, f"{parts} {number}"))
-        known.add(each["id"])
+        known.add(str(each["id"]))
         given.append(each)
     return given
 
@@ -73,7 +73,8 @@ def _value(hint: Any, value: Any, name: str) -> Any:
         if kind is Any:
             return value
         if kind is list and isinstance(value, list):
-            return [_value(*typing.get_args(option), each, name) for each in value]
+            [part] = typing.get_args(option)
+            return [_value(part, each, name) for each in value]
         if dataclasses.is_dataclass(option) and isinstance(value, dict):
             return built(typing.cast(Any, option), value)
         if isinstance(value, str) and kind in (UUID, _dt.datetime):

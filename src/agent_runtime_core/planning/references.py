@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -141,7 +140,7 @@ def _found(wanted: Reference, results: Mapping[int, Any]) -> Any:
     for name in wanted.path:
         if isinstance(value, Mapping) and name in value:
             value = value[name]
-        elif isinstance(value, (list, tuple)) and name.isdecimal() and _index(name) < len(value):
+        elif isinstance(value, (list, tuple)) and _is_index(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             there = (
@@ -153,9 +152,9 @@ def _found(wanted: Reference, results: Mapping[int, Any]) -> Any:
     return value
 
 
-def _index(digits: str) -> int:
-    """Return the index that these digits say. int() raises ValueError for more than 4,300 of them."""
-    return int(digits[-_MOST_DIGITS:]) if not digits[:-_MOST_DIGITS].strip("0") else sys.maxsize
+def _is_index(name: str) -> bool:
+    """Whether it is a number that a list may have as an index. int() raises ValueError for more than 4,300 digits."""
+    return name.isdecimal() and len(name) <= _MOST_DIGITS
 
 
 def _plain(value: Any) -> str:

@@ -1,8 +1,9 @@
 """Write entries, errors and metrics of a run to an audit store.
 
-They are made of the run's events. How the run started and finished is taken only from events of its journal's records:
-other code may have published events of the same types. Each has an id made of the run and the event's number: an entry that an earlier claim has written is not written
-again, and one that it could not write any more is. An audit store that fails is logged, and fails no run.
+They are made of the run's events. How the run started and finished is taken only from events that its journal's
+records stand for: other code may have published events of the same types. Each entry has an id made of the run and the
+event's number: an entry that an earlier claim has written is not written again, and one that it could not write any
+more is. An audit store that fails is logged, and fails no run.
 """
 
 from __future__ import annotations

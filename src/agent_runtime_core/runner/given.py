@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from ..queue.given import named
 from ..config import check_setting
 from ..context import conversation_id
 from ..errors import InvalidArgument, RunBusy, brief
+from ..queue.given import named
 from ..queue.row import RunRow
 from ..tools.registry import ToolRegistry
 from .settings import RunnerConfig

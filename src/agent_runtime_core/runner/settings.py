@@ -17,7 +17,7 @@ from .._refusals import is_number
 from ..config import RuntimeConfig, spelt
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
-from ..queue.given import whole
+from ..queue.given import named, whole
 from ..queue.row import RunRow
 from ..status import TERMINAL, RunStatus
 

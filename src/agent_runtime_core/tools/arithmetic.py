@@ -24,7 +24,9 @@ _CONTEXT: Final = decimal.Context(prec=50, Emin=-MAX_DIGITS, Emax=MAX_DIGITS, cl
 #: Holds every digit of a quotient and of a remainder of two numbers of `_CONTEXT`, however far apart they are.
 _EXACT: Final = decimal.Context(prec=4 * MAX_DIGITS, Emin=-4 * MAX_DIGITS, Emax=4 * MAX_DIGITS)
 _LIMIT: Final = 10**MAX_DIGITS
-_TOKEN: Final = re.compile(r"[ \t\r\n]*(?:((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(\*\*|//|[-+*/%()]))")
+_TOKEN: Final = re.compile(
+    r"(?<![ \t\r\n])[ \t\r\n]*+(?:((?:[0-9]++\.?[0-9]*+|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)|(\*\*|//|[-+*/%()]))"
+)
 
 
 def calculate(expression: str) -> int | float:
@@ -101,7 +103,11 @@ def modulo(a: Number, b: Number) -> Number:
 def _floored(a: Number, b: Number) -> tuple[Decimal, Decimal]:
     """Return quotient and remainder as Python has them: decimals round towards zero, Python's other numbers down."""
     quotient, rest = _EXACT.divmod(a, b)
-    return (_EXACT.subtract(quotient, Decimal(1)), _EXACT.add(rest, b)) if rest and (rest < 0) != (b < 0) else (quotient, rest)
+    return (
+        (_EXACT.subtract(quotient, Decimal(1)), _EXACT.add(rest, b))
+        if rest and (rest < 0) != (b < 0)
+        else (quotient, rest)
+    )
 
 
 def power(a: Number, b: Number) -> Number:

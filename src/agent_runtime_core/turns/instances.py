@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._json import MAX_BYTES
 from .._refusals import meant
 from ..errors import InvalidArgument, UnknownTool, brief
 from ..limits import NO_LIMITS, RunLimits
@@ -97,8 +98,11 @@ def places_in(text: str) -> set[str]:
 def filled(text: str, values: Mapping[str, str | int | float]) -> str:
     """The text with each `{{name}}` replaced by that value, once: nothing is evaluated, no value is read again.
 
-    InvalidArgument for a name that has no value, or a value that is neither text nor number.
+    Raises:
+        InvalidArgument: A name has no value, a value is neither text nor number, or the values have more than
+            MAX_BYTES characters in all. The total is checked before the prompt is built.
     """
+    left = MAX_BYTES
 
     def value_of(place: re.Match[str]) -> str:
         name = place[1]
@@ -107,6 +111,14 @@ def filled(text: str, values: Mapping[str, str | int | float]) -> str:
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
             raise InvalidArgument(f"the value of {{{{{name}}}}} is a text or a number, not {brief(value)}")
-        return str(value)
+        said = str(value)
+        nonlocal left
+        left -= len(said)
+        if left < 0:
+            raise InvalidArgument(
+                f"the values of a prompt must be at most {MAX_BYTES:,} characters together, got more at "
+                f"{{{{{name}}}}}. Give shorter values, or name them less often"
+            )
+        return said
 
     return _PLACE.sub(value_of, text)
