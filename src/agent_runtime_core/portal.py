@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -72,10 +73,15 @@ _portal = _Portal()
 def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `fn(*args, **kwargs)` on the portal's loop and wait for its result.
 
-    Ctrl-C, or what else a signal handler raises here, cancels it and waits until it has let go. PortalMisuse from the
-    portal's own loop, and for a coroutine in place of the function.
+    If a signal handler raises meanwhile, as Ctrl-C does, the call is cancelled, and the error is raised when it has
+    ended.
+
+    Raises:
+        PortalMisuse: `fn` is not a function, or the call comes from the portal's own loop, or while the interpreter
+            shuts down.
     """
     takes_function("portal.call", fn)
+    _refuse_at_exit("portal.call", fn)
     loop = _portal.loop()
     if _running() is loop:
         raise PortalMisuse(f"portal.call({_name(fn)}) from the portal's own loop would wait for itself: await it")
@@ -93,6 +99,7 @@ def from_thread(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
 def from_thread(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
     """Call `fn` on the loop that this thread works for, and wait; only inside a plain step function or tool."""
     takes_function("from_thread", fn)
+    _refuse_at_exit("from_thread", fn)
     loop = _home.get(None)
     if loop is None:
         raise PortalMisuse(f"from_thread({_name(fn)}) works inside a plain step function; elsewhere use portal.call")
@@ -121,6 +128,14 @@ def takes_function(door: str, fn: object) -> None:
         name = _name(fn)
         raise PortalMisuse(f"{door} makes the call itself: {door}({name}, ...), not {door}({name}(...))")
     raise PortalMisuse(f"{door} takes a function and its arguments, not {brief(fn)}")
+
+
+def _refuse_at_exit(door: str, fn: object) -> None:
+    # Daemon threads do not run any more, and so the loop would never answer.
+    if sys.is_finalizing():
+        raise PortalMisuse(
+            f"{door}({_name(fn)}) must be made before the interpreter shuts down. Use a with block, or atexit.register"
+        )
 
 
 def _name(fn: object) -> str:
@@ -192,7 +207,10 @@ def _hand_over(tell: Callable[[], object]) -> None:
 
     asyncio takes an OSError that comes while it wakes a loop for the socket's, and a TimeoutError is one.
     """
-    if threading.current_thread() is threading.main_thread():  # only there handlers are called
+    thread = threading.current_thread()
+    # Signal handlers run in the main thread only. In the callbacks of atexit, where it is no longer alive, Python 3.12
+    # does not start another thread.
+    if thread is threading.main_thread() and thread.is_alive():
         _threads.run(tell)
     else:
         tell()

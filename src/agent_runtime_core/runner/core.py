@@ -37,6 +37,7 @@ from .given import a_backend, busy, check_messages, check_parts, lane_of
 from .heart import Heart
 from .inline import Inline
 from .settings import RunnerConfig
+from .signals import SHARED
 from .stored import StoredRuns
 from .watching import LOOK_EVERY, closed
 from .worker import Worker
@@ -170,9 +171,10 @@ class AgentRunner(StoredRuns):
         self._let_go = True
         self.heart.stop()
         self._watch.close()
-        if self._borrowed:
-            return
         async with AsyncExitStack() as closing:  # the last first, and each of them whatever becomes of the others
+            closing.callback(SHARED.closed, self._worker)
+            if self._borrowed:
+                return
             if self.tracer is not None:
                 closing.push_async_callback(in_thread, self.tracer.close)
             if self._own_stores is not None:

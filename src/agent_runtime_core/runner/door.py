@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -256,6 +257,9 @@ def open_run_sync(
     try:
         yield SyncRun(ctx, door.claim)
     except BaseException as error:
-        call(_close, runner, door, error)
+        # A generator that was not used up is closed while the interpreter shuts down. Nothing can be written then, and
+        # the end of the process releases the run.
+        if not sys.is_finalizing():
+            call(_close, runner, door, error)
         raise
     call(_close, runner, door, None)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-import threading
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +15,7 @@ from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.given import whole
 from ..queue.row import ClaimRequest, RunRow
 from .drive import suspected
+from .signals import SHARED
 from .slots import Slots
 
 if TYPE_CHECKING:
@@ -218,7 +217,8 @@ class Worker:
         self.slots.allow(concurrency)
         self._loop, wake, over = asyncio.get_running_loop(), asyncio.Event(), Future[None]()
         self._wake, self._over, self._poll = wake, over, poll_interval
-        with contextlib.ExitStack() as undo, self._signals(handle_signals):
+        shared = SHARED.stopping(self) if handle_signals else contextlib.nullcontext()
+        with shared, contextlib.ExitStack() as undo:
             try:
                 if (stop_listening := self.runner.queue.listen("work", self._ring_from_thread)) is not None:
                     undo.callback(stop_listening)
@@ -334,25 +334,6 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await asyncio.shield(asyncio.wrap_future(over))
-
-    @contextlib.contextmanager
-    def _signals(self, wanted: bool) -> Any:
-        if not wanted or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop, before = asyncio.get_running_loop(), {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
-                handler = signal.getsignal(number)
-                loop.add_signal_handler(number, self.stop)
-                before[number] = handler
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                if handler is not None:  # removing puts the default in place, not what was there
-                    signal.signal(number, handler)
 
     async def drain(self) -> None:
         """Let running work finish for the grace time, then give it back."""
