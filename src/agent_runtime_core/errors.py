@@ -184,7 +184,7 @@ class PlanningError(AgentRuntimeError):
 
 
 class PortalMisuse(AgentRuntimeError):
-    """A blocking call from the very loop that would have to answer it, or of what is no function."""
+    """A blocking call that its loop could never answer, or an argument that is not a function."""
 
 
 class NotSupported(AgentRuntimeError):

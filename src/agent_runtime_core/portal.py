@@ -130,11 +130,12 @@ def takes_function(door: str, fn: object) -> None:
     raise PortalMisuse(f"{door} takes a function and its arguments, not {brief(fn)}")
 
 
-def _refuse_at_exit(door: str, fn: object) -> None:
-    # Daemon threads do not run any more, and so the loop would never answer.
+def _refuse_at_exit(name: str, fn: object) -> None:
+    # Daemon threads have stopped by then, so the call would wait forever.
     if sys.is_finalizing():
         raise PortalMisuse(
-            f"{door}({_name(fn)}) must be made before the interpreter shuts down. Use a with block, or atexit.register"
+            f"{name}({_name(fn)}) must be called before the interpreter shuts down. "
+            "Close runs and runners in a with block, or in a function for atexit.register"
         )
 
 
@@ -273,6 +274,7 @@ async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio
     Cancelling stops the waiting, not the thread: `left` is called then, and what it gives is cancelled when the
     thread has ended.
     """
+    _refuse_at_exit("in_thread", fn)
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     behind: asyncio.Handle | None = None

@@ -11,10 +11,14 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core import AgentRunner, AgentRuntime, RunResult
+from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, open_run
 from tests.fault.children import PATIENCE, ROOT, image
 
 RUN = str(UUID(int=5))
+
+starts_threads = pytest.mark.skipif(
+    sys.version_info[:2] == (3, 12), reason="Python 3.12 starts no thread after the main thread has ended"
+)
 
 
 class Ending(AgentRuntime):
@@ -22,6 +26,13 @@ class Ending(AgentRuntime):
 
     async def run(self, ctx: Any) -> RunResult:
         return RunResult(final_output={"first": await ctx.step("s", lambda: 2, key="0")})
+
+
+def ended(how: str, db: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-m", "tests.fault.jobs.exits", how, str(db), RUN],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -32,21 +43,43 @@ class Ending(AgentRuntime):
         ("synchronous", 0, "", "running"),
         ("thread", 0, "closed\n", "succeeded"),
         ("abandoned", 0, "closed\n", "running"),
+        pytest.param("executing", 0, "succeeded\nclosed\n", "succeeded", marks=starts_threads),
+        pytest.param("atexit", 0, "closed\n", "pending", marks=starts_threads),
+        ("atexit close", 0, "closed\n", "pending"),
     ],
 )
 async def test_a_process_ends_with_work_in_flight(tmp_path: Path, how: str, code: int, said: str, status: str) -> None:
     db = tmp_path / "jobs.db"
-    strict = ["-X", "dev", "-W", "error"] if how != "abandoned" else ["-W", "error"]
-    done = subprocess.run(
-        [sys.executable, *strict, "-m", "tests.fault.jobs.exits", how, str(db), RUN],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+    done = ended(how, db, "-W", "error", *([] if how == "abandoned" else ["-X", "dev"]))
     assert (done.returncode, done.stdout, done.stderr) == (code, said, "")
     conn = image(db)
-    assert conn.execute("SELECT status, crashes, failures FROM arc_runs").fetchall() == [(status, 0, 0)]
+    rows = conn.execute("SELECT status, crashes, failures FROM arc_runs WHERE run_id = ?", (RUN,)).fetchall()
+    assert rows == [(status, 0, 0)]
     conn.close()
     if status != "succeeded":
         runner = AgentRunner.open(db)
         async with asyncio.timeout(PATIENCE):  # half of what a lease has
             assert (await runner.execute(Ending(), RUN, {})).status == "succeeded"
         await runner.close()
+
+
+async def test_a_generator_with_an_open_run_that_is_not_used_up_releases_the_run(tmp_path: Path) -> None:
+    db = tmp_path / "jobs.db"
+    done = ended("generator", db)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "number 0\n", "")
+    async with open_run(db, RUN) as ctx:
+        assert await ctx.step("s", lambda: 7, key="0") == 0, "its result was saved"
+
+
+def test_a_finalizer_that_calls_the_portal_while_the_interpreter_shuts_down_gets_an_error(tmp_path: Path) -> None:
+    done = ended("__del__ call", tmp_path / "jobs.db")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.splitlines()[-1] == (
+        "agent_runtime_core.errors.PortalMisuse: portal.call(AgentRunner.close) must be called before the interpreter "
+        "shuts down. Close runs and runners in a with block, or in a function for atexit.register"
+    )
+
+
+def test_a_finalizer_that_closes_a_runner_in_a_loop_of_its_own_does_not_wait(tmp_path: Path) -> None:
+    done = ended("__del__ asyncio", tmp_path / "jobs.db")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

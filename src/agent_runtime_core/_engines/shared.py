@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Hashable
@@ -53,6 +54,8 @@ class SharedEngine(Engine):
             raise StorageClosed(f"{self._name} was closed")
         if self._forks != Process.forks:
             raise StorageClosed(f"{self._name} was opened before a fork: {self.after_fork}")
+        if sys.is_finalizing():  # the threads of the engine have stopped and would never answer
+            raise StorageClosed(f"{self._name} cannot be used while the interpreter shuts down. Close it before")
 
     async def close(self) -> None:
         if self._let_go():
@@ -72,7 +75,7 @@ class SharedEngine(Engine):
             self._closed = True
             if self._open.get(self._key) is self:
                 del self._open[self._key]
-        if self.is_of_parent:
+        if self.is_of_parent or sys.is_finalizing():
             return False
         with contextlib.suppress(RuntimeError):
             self._flush(asyncio.get_running_loop())

@@ -3,17 +3,25 @@
 "left": its loop ends and nothing was closed. "sys.exit": in the middle of a loop. "synchronous": the main thread
 ends while another one waits in `execute_sync`. "thread": the main thread ends while another one has a loop, finishes
 its run and closes the file. "abandoned": a loop is closed in the middle of everything, the runner in another after it.
+
+The others call the library when the program has ended. "generator": one that was not used up is closed, with an open
+run inside. "__del__ NAME": the finalizer of an object closes a runner by `portal.call`, or by `asyncio.run`. "atexit":
+a function of `atexit` submits a run and closes the runner; "atexit close" only closes it. "executing": another thread,
+which the interpreter waits for, is in `execute_sync`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, open_run, register_runtime
+from agent_runtime_core import AgentRunner, AgentRuntime, RunResult, open_run, open_run_sync, register_runtime
+from agent_runtime_core.portal import call
 from tests.fault.jobs.effects import say
 
 begun = threading.Event()
@@ -66,6 +74,46 @@ def abandon(db: str, run_id: str) -> None:
     say("closed")
 
 
+class Finite(AgentRuntime):
+    key = "endless"
+
+    async def run(self, ctx: Any) -> RunResult:
+        begun.set()
+        while threading.main_thread().is_alive():  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0.005)
+        return RunResult(final_output={"first": await ctx.step("s", lambda: 1, key="0")})
+
+
+def numbers(db: str, run_id: str) -> Iterator[int]:
+    with open_run_sync(db, run_id) as run:
+        for i in range(3):
+            yield run.call(run.ctx.step, "s", lambda: i, key=str(i))  # noqa: B023
+
+
+class Finalized:
+    def __init__(self, close: Callable[[], Any]) -> None:
+        self.close = close
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def at_exit(runner: AgentRunner, run_ids: list[str]) -> None:
+    for run_id in run_ids:
+        runner.submit_sync("endless", run_id=run_id)
+    call(runner.close)
+    say("closed")
+
+
+def executed(runner: AgentRunner, run_id: str) -> None:
+    say(runner.execute_sync(Finite(), run_id, {}).status.value)
+    call(runner.close)
+    say("closed")
+
+
+kept: list[Any] = []
+
+
 def main(how: str, db: str, run_id: str) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # that a machine is busy is no fault of ours
     match how:
@@ -82,6 +130,23 @@ def main(how: str, db: str, run_id: str) -> None:
             begun.wait()
         case "abandoned":
             abandon(db, run_id)
+        case "generator":
+            kept.append(numbers(db, run_id))
+            say(f"number {next(kept[0])}")
+        case "__del__ call" | "__del__ asyncio":
+            runner = AgentRunner.open(db)
+            runner.submit_sync("endless", run_id=run_id)
+            kept.append(
+                Finalized((lambda: call(runner.close)) if "call" in how else lambda: asyncio.run(runner.close()))
+            )
+        case "atexit" | "atexit close":
+            runner = AgentRunner.open(db)
+            runner.submit_sync("endless", run_id="another" if how == "atexit" else run_id)
+            atexit.register(at_exit, runner, [run_id] if how == "atexit" else [])
+        case "executing":
+            runner = AgentRunner.open(db)
+            threading.Thread(target=executed, args=(runner, run_id)).start()
+            begun.wait()
 
 
 if __name__ == "__main__":
