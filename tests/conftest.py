@@ -10,6 +10,7 @@ import inspect
 import itertools
 import os
 import re
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -22,6 +23,10 @@ from tests.servers import RedisServer
 
 #: They import the engine itself, which needs the redis package.
 collect_ignore = [] if find_spec("redis") else ["unit/test_engine_redis.py", "fault/test_redis_cuts.py"]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a shell script. Workers respect that, and tests send SIGINT to their own.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LIMIT_SECONDS = 60.0
 SLOW_LIMIT_SECONDS = 300.0

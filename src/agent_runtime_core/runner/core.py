@@ -404,10 +404,21 @@ class AgentRunner(StoredRuns):
         return await self._worker.once()
 
     async def run_loop(self, poll_interval: float = 1.0, *, concurrency: int = 1, handle_signals: bool = True) -> None:
-        """Work until `stop()`, up to `concurrency` runs at once; one that waits uses no slot, and waits for one then.
+        """Claim and execute runs until `stop()` is called, or SIGTERM or SIGINT arrives.
 
-        SIGTERM and SIGINT stop claiming, let running work finish for `grace_seconds`, then give it back;
-        a second signal skips the wait. Signals are only handled in the main thread.
+        Then it claims no more runs, lets active runs finish for `grace_seconds`, and releases the rest. A second
+        signal or call of `stop()` skips the wait.
+
+        Args:
+            poll_interval: Seconds between two looks at the queue, at most.
+            concurrency: How many runs execute at once. A run that waits does not count.
+            handle_signals: Whether SIGTERM and SIGINT stop the loop. All loops of the process share them. When the
+                last loop has drained, the handlers that were installed before are restored and receive the signals.
+                Handlers are installed only while a loop runs in the main thread.
+
+        Raises:
+            StorageClosed: The runner was closed.
+            InvalidArgument: An argument is invalid, or the runner has a loop already.
         """
         await self._worker.loop(poll_interval, concurrency, handle_signals)
 

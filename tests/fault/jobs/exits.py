@@ -106,7 +106,8 @@ def at_exit(runner: AgentRunner, run_ids: list[str]) -> None:
 
 
 def executed(runner: AgentRunner, run_id: str) -> None:
-    say(runner.execute_sync(Finite(), run_id, {}).status.value)
+    runner.execute_sync(Finite(), run_id, {}).raise_for_status()
+    say("succeeded")
     call(runner.close)
     say("closed")
 

@@ -80,7 +80,7 @@ async def work(db: str) -> None:
     say("closed")
 
 
-async def beside_a_loop_handler(db: str) -> None:
+async def with_a_loop_handler(db: str) -> None:
     called = asyncio.Event()
 
     def handler() -> None:
@@ -181,7 +181,7 @@ def under_uvicorn(db: str) -> None:
     uvicorn.run(an_app(db), **SERVER)  # type: ignore[arg-type]
 
 
-async def beside_uvicorn(db: str, server_first: bool) -> None:
+async def with_uvicorn(db: str, server_first: bool) -> None:
     import uvicorn
     from starlette.applications import Starlette
 
@@ -213,7 +213,7 @@ def main(how: str, db: str) -> None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             asyncio.run(work(db))
         case "loop handler":
-            asyncio.run(beside_a_loop_handler(db))
+            asyncio.run(with_a_loop_handler(db))
         case "two" | "two endless" | "in thread":
             signal.signal(signal.SIGTERM, host)
             asyncio.run(in_thread_too(db) if how == "in thread" else two(db, Endless if "endless" in how else Finishes))
@@ -226,7 +226,7 @@ def main(how: str, db: str) -> None:
         case "under uvicorn":
             under_uvicorn(db)
         case "uvicorn first" | "uvicorn last":
-            asyncio.run(beside_uvicorn(db, how == "uvicorn first"))
+            asyncio.run(with_uvicorn(db, how == "uvicorn first"))
 
 
 if __name__ == "__main__":
