@@ -28,8 +28,8 @@ class Loop(Protocol):
 class SharedSignals:
     """The running loops of this process, and the signals that they received.
 
-    A signal handler can interrupt every method here, so none of them takes a lock. Each operation on a container is
-    one that no other thread can observe half done.
+    A signal can interrupt every method here, and its handler would wait forever for a lock that the interrupted code
+    holds. So there is no lock, and each access to a container is a single operation.
     """
 
     def __init__(self) -> None:
@@ -105,8 +105,8 @@ class _Handler:
         self.number = number
         self.previous: Any = signal.getsignal(number)
         self.was_received = False
-        # An event loop calls the handlers of its add_signal_handler whatever signal.signal has installed. asyncio
-        # keeps them in a dictionary, where an empty one takes the place of the host's until the loops have drained.
+        # An event loop calls the handlers of its add_signal_handler, even if signal.signal has installed another one.
+        # asyncio keeps them in a dictionary, where an empty handler replaces the host's until the loops have drained.
         loop = asyncio.get_running_loop()
         self._by_loop: dict[int, asyncio.Handle] = getattr(loop, "_signal_handlers", {})
         self._handle = self._by_loop.get(number)
@@ -122,7 +122,7 @@ class _Handler:
             self.was_received = True
         elif SHARED.protects(self):
             return
-        elif current is self:  # the host put it back after the last loop had ended
+        elif current is self:  # the host restored it after the last loop had ended
             self.restore()
             signal.raise_signal(number)
         elif callable(self.previous):
@@ -143,7 +143,7 @@ class _Handler:
         if self._is_default() or self._is_called:
             return
         if signal.getsignal(self.number) is not self.previous:
-            self.previous(self.number, None)  # a handler that was installed later has called this one
+            self.previous(self.number, None)  # a handler that was installed later calls this one
         elif _in_main_thread():
             signal.raise_signal(self.number)
         else:

@@ -28,8 +28,12 @@ class Finishes(AgentRuntime):
     key = "finishes"
     runner: AgentRunner
 
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
     async def run(self, ctx: Any) -> RunResult:
         say("begun")
+        self.begun.set()
         while not self.runner._worker._stopping:  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(0.005)
         await self.finish()
@@ -63,14 +67,16 @@ def exits(number: int, frame: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def a_loop(db: str, kind: type[Finishes] = Finishes) -> AsyncIterator[tuple[AgentRunner, asyncio.Task[None]]]:
-    """A runner on this file whose loop executes one run."""
+    """A runner on this file whose loop has begun to execute one run."""
     agent, registry = kind(), Registry()
     registry.register(agent)
     config = RunnerConfig(grace_seconds=600)
     async with AgentRunner.open(db, config=config, registry=registry) as runner:
         agent.runner = runner
         await runner.submit(agent.key)
-        yield runner, asyncio.create_task(runner.run_loop())
+        loop = asyncio.create_task(runner.run_loop())
+        await agent.begun.wait()
+        yield runner, loop
 
 
 async def work(db: str) -> None:
@@ -105,7 +111,6 @@ async def two(db: str, kind: type[Finishes] = Finishes) -> None:
 
 async def in_thread_too(db: str) -> None:
     async with a_loop(db) as (_, loop):
-        await asyncio.sleep(0)
         other = threading.Thread(target=lambda: asyncio.run(slower(f"{db}2")))
         other.start()
         await loop
@@ -128,7 +133,6 @@ async def slower(db: str) -> None:
 
 async def one_is_stopped(db: str) -> None:
     async with a_loop(db) as (runner, first), a_loop(f"{db}2") as (_, second):
-        await asyncio.sleep(0.05)
         runner.stop()
         await first
         say("stopped")
@@ -148,7 +152,6 @@ async def after_the_drain(db: str) -> None:
 
 async def forks(db: str) -> None:
     async with a_loop(db) as (_, loop):
-        await asyncio.sleep(0.05)
         child = os.fork()
         if child == 0:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -186,12 +189,11 @@ async def with_uvicorn(db: str, server_first: bool) -> None:
     from starlette.applications import Starlette
 
     server = uvicorn.Server(uvicorn.Config(Starlette(), **SERVER))  # type: ignore[arg-type]
-    serving: asyncio.Future[None] = asyncio.ensure_future(server.serve() if server_first else asyncio.sleep(0))
-    await asyncio.sleep(0.3 if server_first else 0)
+    serving = asyncio.create_task(server.serve()) if server_first else None
+    while server_first and not server.started:  # noqa: ASYNC110 - no event says so
+        await asyncio.sleep(0.005)
     async with a_loop(db) as (_, loop):
-        if not server_first:
-            await asyncio.sleep(0)
-            serving = asyncio.ensure_future(server.serve())
+        serving = serving or asyncio.create_task(server.serve())
         await loop
         await serving
         say("returned")
