@@ -41,7 +41,7 @@ def ended(how: str, db: Path, *options: str) -> subprocess.CompletedProcess[str]
         ("left", 0, "", "pending"),
         ("sys.exit", 3, "", "pending"),
         ("synchronous", 0, "", "running"),
-        ("thread", 0, "closed\n", "succeeded"),
+        pytest.param("thread", 0, "closed\n", "succeeded", marks=starts_threads),
         ("abandoned", 0, "closed\n", "running"),
         pytest.param("executing", 0, "succeeded\nclosed\n", "succeeded", marks=starts_threads),
         pytest.param("atexit", 0, "closed\n", "pending", marks=starts_threads),

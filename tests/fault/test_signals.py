@@ -116,4 +116,7 @@ def test_one_signal_ends_a_worker_in_the_lifespan_of_uvicorn_and_the_server(
 def test_one_signal_ends_a_worker_and_the_server_in_one_loop(
     how: str, lines: list[str], code: int, tmp_path: Path
 ) -> None:
-    assert said(how, tmp_path / "a.db", TERM) == (lines, code)
+    with Child("hosts", how, tmp_path / "a.db") as child:
+        assert {child.line(), child.line()} == {"begun", "serving"}
+        child.send(TERM)
+        assert rest(child) == (lines, code)

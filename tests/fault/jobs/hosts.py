@@ -189,11 +189,17 @@ async def with_uvicorn(db: str, server_first: bool) -> None:
     from starlette.applications import Starlette
 
     server = uvicorn.Server(uvicorn.Config(Starlette(), **SERVER))  # type: ignore[arg-type]
-    serving = asyncio.create_task(server.serve()) if server_first else None
-    while server_first and not server.started:  # noqa: ASYNC110 - no event says so
-        await asyncio.sleep(0.005)
+
+    async def serve() -> asyncio.Task[None]:
+        task = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110 - no event says so
+            await asyncio.sleep(0.005)
+        say("serving")
+        return task
+
+    serving = await serve() if server_first else None
     async with a_loop(db) as (_, loop):
-        serving = serving or asyncio.create_task(server.serve())
+        serving = serving or await serve()
         await loop
         await serving
         say("returned")
