@@ -261,7 +261,7 @@ def test_every_page_is_linked_from_the_index() -> None:
     "kind",
     [
         *(state.Op, state.Guard, queue.RunRow, queue.RunFilter, queue.ClaimRequest, queue.Mail, queue.News),
-        *(events.StoredEvent, state.Record, state.StateRow),
+        *(events.StoredEvent, state.Record, state.StateRow, state.EffectRow),
     ],
     ids=lambda kind: kind.__name__,
 )

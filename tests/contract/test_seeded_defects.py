@@ -17,7 +17,7 @@ from agent_runtime_core._clock import Clock
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
 from agent_runtime_core.queue import ClaimRequest, Mail, Moved, RunRow, Settle
-from agent_runtime_core.state import Record, StateRow
+from agent_runtime_core.state import EffectExists, Record, StateRow
 from agent_runtime_core.testing.contracts import (
     events,
     events_claims,
@@ -38,6 +38,7 @@ from agent_runtime_core.testing.contracts import (
     state,
     state_checkpoints,
     state_claims,
+    state_effects,
     state_journal,
 )
 from agent_runtime_core.testing.contracts.checks import turns
@@ -693,7 +694,7 @@ SEVERAL: list[tuple[Any, Any, Any]] = [
 PARTS: dict[Any, tuple[Any, ...]] = {
     queue: (queue_entering, queue_leases, queue_mail, queue_doors, queue_lanes, queue_looking),
     events: (events_log, events_claims, events_following),
-    state: (state_checkpoints, state_journal, state_claims),
+    state: (state_checkpoints, state_journal, state_claims, state_effects),
     runs: (runs_attempts, runs_others, runs_afterwards),
 }
 
@@ -1266,6 +1267,53 @@ class SlicesByPosition(TheirStore):
         return await super().read(what, *args)
 
 
+class BeginsTwice(TheirStore):
+    def apply(self, op: Op) -> Any:
+        return super().apply(Op("effect.put", op.args) if op.name == "effect.begin" else op)
+
+
+class LooksThenBegins(TheirStore):
+    async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
+        if ops[0].name != "effect.begin":
+            return await super().commit(guard, ops)
+        row = ops[0].args[0]
+        if any(each[:3] == row[:3] and each.run_id != row.run_id for each in self.store.effects):
+            raise EffectExists
+        await asyncio.sleep(0)
+        return await super().commit(guard, [Op("effect.put", (row,))])
+
+
+class BeginsWhatWasDone(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "effect.begin":
+            row = op.args[0]
+            if not any(each[:3] == row[:3] and each.run_id != row.run_id for each in self.store.effects):
+                op = Op("effect.put", (row,))
+        return super().apply(op)
+
+
+class OneRowForAllRuns(TheirStore):
+    def apply(self, op: Op) -> Any:
+        if op.name == "effect.put":
+            self.store.effects = [each for each in self.store.effects if each[:3] != op.args[0][:3]]
+        return super().apply(op)
+
+
+class ForgetsEffectReplies(TheirStore):
+    def landed(self, op: Op) -> bool:
+        return not op.name.startswith("effect.") and super().landed(op)
+
+
+class DeletesEffectsEarly(TheirStore):
+    def leave(self, origin: str, run_id: str) -> None:
+        self.store.effects = [each for each in self.store.effects if each.origin != origin]
+
+
+class KeepsEffects(TheirStore):
+    def leave(self, origin: str, run_id: str) -> None:
+        return
+
+
 STORES: list[tuple[type[TheirStore], state.Case]] = [
     (NoFenceStore, state_claims.a_stale_claim_writes_nothing),
     (NotAtomicStore, state_claims.a_commit_is_all_or_nothing),
@@ -1305,6 +1353,15 @@ STORES: list[tuple[type[TheirStore], state.Case]] = [
     (TakesAnyForgetting, state_claims.a_stale_claim_writes_nothing),
     (AsksForTheRunWrittenStore, state_claims.a_claim_counts_for_its_own_run_whichever_is_written),
     (DeletesTheClaimStore, state_claims.a_deleted_run_is_gone),
+    (BeginsTwice, state_effects.an_effect_is_begun_by_one_run),
+    (BeginsWhatWasDone, state_effects.an_effect_is_begun_by_one_run),
+    (NotAtomicStore, state_effects.a_refused_effect_leaves_nothing_of_its_commit),
+    (OneRowForAllRuns, state_effects.each_run_has_a_row_of_its_own),
+    (LooksThenBegins, state_effects.of_two_runs_one_begins_an_effect),
+    (ForgetsEffectReplies, state_effects.an_effect_that_was_written_may_be_repeated),
+    (TakesAnyRepeat, state_effects.an_effect_that_was_written_may_be_repeated),
+    (DeletesEffectsEarly, state_effects.effects_go_with_the_last_run_of_their_lineage),
+    (KeepsEffects, state_effects.effects_go_with_the_last_run_of_their_lineage),
     *((_with_records(name, "name"), state_journal.texts_are_kept_whole_and_told_apart) for name in FOLDS),
     *((_with_records(name, "key"), state_journal.texts_are_kept_whole_and_told_apart) for name in FOLDS),
     *((_with_statuses(name), state_journal.texts_are_kept_whole_and_told_apart) for name in FOLDS),

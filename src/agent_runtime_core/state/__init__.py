@@ -10,13 +10,15 @@ from ..config import get_config
 if TYPE_CHECKING:
     from .._engines.base import Guard, Op
     from ..journal.record import Record
-    from .base import StateRow, StateStore
+    from .base import EffectExists, EffectRow, StateRow, StateStore
     from .memory import InMemoryStateStore
     from .redis import RedisStateStore
     from .sqlite import SQLiteStateStore
 
 __all__ = [
     "BACKENDS",
+    "EffectExists",
+    "EffectRow",
     "Guard",
     "InMemoryStateStore",
     "Op",
@@ -35,6 +37,8 @@ BACKENDS = {
 }
 
 _LAZY = {
+    "EffectExists": ".base:EffectExists",
+    "EffectRow": ".base:EffectRow",
     "Guard": ".._engines.base:Guard",
     "Op": ".._engines.base:Op",
     "Record": "..journal.record:Record",

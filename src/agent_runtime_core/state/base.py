@@ -26,6 +26,32 @@ class StateRow(NamedTuple):
     t: float = 0.0
 
 
+#: Values of `EffectRow.status`.
+BEGUN: Final = "begun"  # a step was started, and its outcome is not recorded
+HAPPENED: Final = "done"  # a step has completed: `result` is its result
+APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
+MEMBER: Final = "member"  # not an effect: the run belongs to the lineage, and keeps its rows from being deleted
+
+
+class EffectRow(NamedTuple):
+    """What one run did of a step or an approval that its forks must not repeat silently.
+
+    Runs that were forked from each other share an `origin`: the first run of that lineage.
+    """
+
+    origin: str
+    key: str  # name and key of the step or wait; "" in the row of a member
+    digest: str  # of its arguments, or of the details of an approval; "" where there are none
+    run_id: str  # the run that did it
+    status: str
+    result: str | None = None
+    t: float = 0.0
+
+
+class EffectExists(Exception):
+    """Another run of the lineage has a row of that effect; nothing was written."""
+
+
 def damaged(run_id: str, column: str, value: object) -> StorageCorrupt:
     """That the stored state of a run holds what was never written there."""
     return StorageCorrupt(
@@ -53,6 +79,10 @@ class StateStore(Backend):
     have landed before (a status or checkpoint is known by its `now`); `read(what, ...)` answers
     records(run_id, after) in order, ending(run_id), the last record of kind "ended" or None, and
     state(run_id) as a StateRow.
+
+    It also applies `effect.begin(EffectRow)`, which raises EffectExists where another run has a row of that
+    origin, key and digest and this run has none, `effect.put(EffectRow)`, `effect.drop(origin, key, digest, run_id)`
+    and `effect.leave(origin, run_id)`; `read("effects", origin, key, digest)` answers the rows of one effect.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM) -> None:
@@ -99,6 +129,11 @@ class StateStore(Backend):
     async def state(self, run_id: str) -> StateRow:
         row: StateRow = await self.read("state", run_id)
         return row
+
+    async def effects(self, origin: str, key: str, digest: str) -> list[EffectRow]:
+        """Return the rows of one effect, one for each run of the lineage that did it, the oldest first."""
+        rows: list[EffectRow] = await self.read("effects", origin, key, digest)
+        return sorted(rows, key=lambda row: (row.t, row.run_id))
 
     async def records(self, run_id: UUID | str, after: int = -1) -> list[Record]:
         """The run's journal past that position, in order."""

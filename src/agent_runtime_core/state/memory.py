@@ -9,7 +9,7 @@ from .._engines.backed import OnMemory
 from .._engines.base import Concern, NotApplied, Op
 from .._engines.memory import MemoryTx
 from ..journal import memory as journal
-from .base import StateRow, StateStore
+from .base import EffectExists, EffectRow, StateRow, StateStore
 
 _CLEAR = "state.clear"
 
@@ -36,6 +36,60 @@ def stated(tx: MemoryTx, run_id: str, text: str, now: float) -> None:
         raise NotApplied
 
 
+def begin(tx: MemoryTx, row: EffectRow) -> None:
+    there = effects(tx, *row[:3])
+    if any(each.run_id == row.run_id for each in there):
+        return
+    if there:
+        raise EffectExists
+    put(tx, row)
+
+
+def put(tx: MemoryTx, row: EffectRow) -> None:
+    _keep(tx, row.origin, row[1:3], [*_others(tx, *row[:4]), row])
+
+
+def drop(tx: MemoryTx, origin: str, key: str, digest: str, run_id: str) -> None:
+    _keep(tx, origin, (key, digest), _others(tx, origin, key, digest, run_id))
+
+
+def leave(tx: MemoryTx, origin: str, run_id: str) -> None:
+    drop(tx, origin, "", "", run_id)
+    if not effects(tx, origin, "", ""):
+        tx.drop(tx.tables["effects"], origin)
+
+
+def has_begun(tx: MemoryTx, row: EffectRow) -> None:
+    if not any(each.run_id == row.run_id for each in effects(tx, *row[:3])):
+        raise NotApplied
+
+
+def was_put(tx: MemoryTx, row: EffectRow) -> None:
+    if row not in effects(tx, *row[:3]):
+        raise NotApplied
+
+
+def dropped(tx: MemoryTx, origin: str, key: str, digest: str, run_id: str) -> None:
+    if len(_others(tx, origin, key, digest, run_id)) != len(effects(tx, origin, key, digest)):
+        raise NotApplied
+
+
+def effects(tx: MemoryTx, origin: str, key: str, digest: str) -> list[EffectRow]:
+    found: list[EffectRow] = tx.tables["effects"].get(origin, {}).get((key, digest), [])
+    return found
+
+
+def _others(tx: MemoryTx, origin: str, key: str, digest: str, run_id: str) -> list[EffectRow]:
+    return [each for each in effects(tx, origin, key, digest) if each.run_id != run_id]
+
+
+def _keep(tx: MemoryTx, origin: str, identity: tuple[str, ...], rows: list[EffectRow]) -> None:
+    table = tx.tables["effects"]
+    if origin not in table:
+        tx.put(table, origin, {})
+    tx.put(table[origin], identity, rows)
+
+
 def delete(tx: MemoryTx, run_id: str) -> None:
     tx.drop(tx.tables["state"], run_id)
     journal.delete(tx, run_id)
@@ -44,6 +98,8 @@ def delete(tx: MemoryTx, run_id: str) -> None:
 def clear(tx: MemoryTx) -> None:
     for run_id in tx.tables["state"].keys() | tx.tables["journal"].keys():
         delete(tx, run_id)
+    for origin in [*tx.tables["effects"]]:
+        tx.drop(tx.tables["effects"], origin)
 
 
 def _state(tx: MemoryTx, run_id: str) -> StateRow:
@@ -53,10 +109,16 @@ def _state(tx: MemoryTx, run_id: str) -> StateRow:
 
 CONCERN = Concern(
     "state",
-    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, _CLEAR: clear},
-    {"state.checkpoint": checkpointed, "state.status": stated},
-    tables=("state",),
-)
+    {
+        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete, _CLEAR: clear,
+        "effect.begin": begin, "effect.put": put, "effect.drop": drop, "effect.leave": leave,
+    },
+    {
+        "state.checkpoint": checkpointed, "state.status": stated,
+        "effect.begin": has_begun, "effect.put": was_put, "effect.drop": dropped,
+    },
+    tables=("state", "effects"),
+)  # fmt: skip
 
 
 class InMemoryStateStore(OnMemory, StateStore):
@@ -67,6 +129,7 @@ class InMemoryStateStore(OnMemory, StateStore):
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
+        "effects": effects,
     }
 
     def clear(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._engines.base import Concern
 from .._engines.redis import OnRedis
-from .._engines.redis_script import Codec, RedisConcern, part
+from .._engines.redis_script import Codec, RedisConcern, as_list, part
+from .._json import compact
 from ..journal import redis as journal
-from .base import StateRow, StateStore
+from .base import EffectExists, EffectRow, StateRow, StateStore
 
 if TYPE_CHECKING:
     from .._engines.redis import RedisEngine
@@ -23,6 +25,20 @@ def _status(run_id: str, text: str, now: float) -> tuple[Any, ...]:
     return run_id, text, repr(now)
 
 
+def _effect(row: EffectRow) -> tuple[Any, ...]:
+    """A row as the script keeps it: what identifies it, and all of it as a text of its own."""
+    return row.origin, compact(row[1:3]), row.run_id, compact(row)
+
+
+def _of_effect(origin: str, key: str, digest: str, run_id: str) -> tuple[Any, ...]:
+    return origin, compact((key, digest)), run_id
+
+
+async def _effects(engine: RedisEngine, origin: str, key: str, digest: str) -> list[EffectRow]:
+    rows = as_list(await engine.ask("state.effects", origin, compact((key, digest))))
+    return [EffectRow(*json.loads(row)) for row in rows]
+
+
 async def _state(engine: RedisEngine, run_id: str) -> StateRow:
     status, checkpoint, mark, t = await engine.ask("state.row", run_id)
     return StateRow(status or None, checkpoint or None, mark or None, float(t or 0))
@@ -33,7 +49,14 @@ CONCERN = RedisConcern(
     {},
     script=part(__file__),
     seldom=part(__file__, "redis_seldom"),
-    codecs={"state.checkpoint": Codec(_checkpoint), "state.status": Codec(_status)},
+    codecs={
+        "state.checkpoint": Codec(_checkpoint),
+        "state.status": Codec(_status),
+        "effect.begin": Codec(_effect),
+        "effect.put": Codec(_effect),
+        "effect.drop": Codec(_of_effect),
+    },
+    refusals={"EFFECT": EffectExists},
 )
 
 
@@ -45,4 +68,5 @@ class RedisStateStore(OnRedis, StateStore):
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
+        "effects": _effects,
     }

@@ -25,3 +25,81 @@ end
 ops['state.row'] = function(run)
   return state(run)
 end
+
+-- Effects of a lineage are a hash: for each key and digest, JSON of [[run, row], ...], one for each run.
+
+local MEMBERS = '["",""]'
+
+local function effects(origin, what)
+  local key, at = P .. 'effects:' .. origin, origin .. what
+  tx.effects = tx.effects or {}
+  if not tx.effects[at] then
+    local stored = call('HGET', key, what)
+    fitting[key] = true
+    tx.effects[at] = stored and cjson.decode(stored) or {}
+  end
+  return tx.effects[at]
+end
+
+local function of_run(rows, run)
+  for _, row in ipairs(rows) do
+    if row[1] == run then return row[2] end
+  end
+end
+
+-- Keeps the rows of other runs, and `row` for that run where it is given.
+local function keep_effect(origin, what, run, row)
+  local kept = {}
+  for _, each in ipairs(effects(origin, what)) do
+    if each[1] ~= run then kept[#kept + 1] = each end
+  end
+  if row then kept[#kept + 1] = {run, row} end
+  tx.effects[origin .. what] = kept
+  if #kept > 0 then
+    write('HSET', P .. 'effects:' .. origin, what, cjson.encode(kept))
+  else
+    write('HDEL', P .. 'effects:' .. origin, what)
+  end
+  return null
+end
+
+ops['effect.begin'] = function(origin, what, run, row)
+  local there = effects(origin, what)
+  if of_run(there, run) then return null end
+  if #there > 0 then refuse('EFFECT') end
+  return keep_effect(origin, what, run, row)
+end
+
+applied['effect.begin'] = function(origin, what, run)
+  if not of_run(effects(origin, what), run) then not_applied() end
+  return null
+end
+
+ops['effect.put'] = keep_effect
+
+applied['effect.put'] = function(origin, what, run, row)
+  if of_run(effects(origin, what), run) ~= row then not_applied() end
+  return null
+end
+
+ops['effect.drop'] = keep_effect
+
+applied['effect.drop'] = function(origin, what, run)
+  if of_run(effects(origin, what), run) then not_applied() end
+  return null
+end
+
+ops['effect.leave'] = function(origin, run)
+  keep_effect(origin, MEMBERS, run)
+  if #effects(origin, MEMBERS) == 0 then
+    write('DEL', P .. 'effects:' .. origin)
+    tx.effects = nil
+  end
+  return null
+end
+
+ops['state.effects'] = function(origin, what)
+  local found = {}
+  for i, row in ipairs(effects(origin, what)) do found[i] = row[2] end
+  return found
+end

@@ -10,13 +10,16 @@ from .._engines.backed import OnSQLite
 from .._engines.base import Concern, NotApplied, always
 from .._engines.sqlite_tx import SQLiteTx
 from ..journal import sqlite as journal
-from .base import StateRow, StateStore, damaged
+from .base import EffectExists, EffectRow, StateRow, StateStore, damaged
 
 MIGRATIONS = (
     "CREATE TABLE arc_state (run_id TEXT PRIMARY KEY, status TEXT, checkpoint TEXT, mark TEXT, t REAL NOT NULL)"
     " WITHOUT ROWID",
+    "CREATE TABLE arc_effects (origin TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, run_id TEXT NOT NULL,"
+    " status TEXT NOT NULL, result TEXT, t REAL NOT NULL, PRIMARY KEY (origin, key, digest, run_id)) WITHOUT ROWID",
 )
 
+_EFFECTS = "FROM arc_effects WHERE origin = ? AND key = ? AND digest = ?"
 _STATE = "SELECT status, checkpoint, mark, t FROM arc_state WHERE run_id = ?"
 
 
@@ -48,6 +51,48 @@ def stated(tx: SQLiteTx, run_id: str, text: str, now: float) -> None:
         raise NotApplied
 
 
+def begin(tx: SQLiteTx, row: EffectRow) -> None:
+    there = effects(tx, *row[:3])
+    if any(each.run_id == row.run_id for each in there):
+        return
+    if there:
+        raise EffectExists
+    put(tx, row)
+
+
+def put(tx: SQLiteTx, row: EffectRow) -> None:
+    tx.execute("INSERT OR REPLACE INTO arc_effects VALUES (?,?,?,?,?,?,?)", row)
+
+
+def drop(tx: SQLiteTx, origin: str, key: str, digest: str, run_id: str) -> None:
+    tx.execute(f"DELETE {_EFFECTS} AND run_id = ?", (origin, key, digest, run_id))
+
+
+def leave(tx: SQLiteTx, origin: str, run_id: str) -> None:
+    drop(tx, origin, "", "", run_id)
+    if not effects(tx, origin, "", ""):
+        tx.execute("DELETE FROM arc_effects WHERE origin = ?", (origin,))
+
+
+def has_begun(tx: SQLiteTx, row: EffectRow) -> None:
+    if not any(each.run_id == row.run_id for each in effects(tx, *row[:3])):
+        raise NotApplied
+
+
+def was_put(tx: SQLiteTx, row: EffectRow) -> None:
+    if row not in effects(tx, *row[:3]):
+        raise NotApplied
+
+
+def dropped(tx: SQLiteTx, origin: str, key: str, digest: str, run_id: str) -> None:
+    if any(each.run_id == run_id for each in effects(tx, origin, key, digest)):
+        raise NotApplied
+
+
+def effects(view: SQLiteTx | sqlite3.Connection, origin: str, key: str, digest: str) -> list[EffectRow]:
+    return [EffectRow(*row) for row in view.execute(f"SELECT * {_EFFECTS}", (origin, key, digest))]
+
+
 def delete(tx: SQLiteTx, run_id: str) -> None:
     tx.execute("DELETE FROM arc_state WHERE run_id = ?", (run_id,))
     journal.delete(tx, run_id)
@@ -65,11 +110,17 @@ def _state(view: SQLiteTx | sqlite3.Connection, run_id: str) -> StateRow:
 
 CONCERN = Concern(
     "state",
-    {"state.checkpoint": checkpoint, "state.status": status, "state.delete": delete},
-    {"state.checkpoint": checkpointed, "state.status": stated},
+    {
+        "state.checkpoint": checkpoint, "state.status": status, "state.delete": delete,
+        "effect.begin": begin, "effect.put": put, "effect.drop": drop, "effect.leave": leave,
+    },
+    {
+        "state.checkpoint": checkpointed, "state.status": stated,
+        "effect.begin": has_begun, "effect.put": was_put, "effect.drop": dropped,
+    },
     migrations=MIGRATIONS,
-    lengthy={"state.delete": always},
-)
+    lengthy={"state.delete": always, "effect.leave": always},
+)  # fmt: skip
 
 
 class SQLiteStateStore(OnSQLite, StateStore):
@@ -80,5 +131,6 @@ class SQLiteStateStore(OnSQLite, StateStore):
         "state": _state,
         "records": journal.records,
         "ending": journal.ending,
+        "effects": effects,
     }
     transacts = True

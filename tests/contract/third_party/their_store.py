@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_runtime_core.errors import LeaseLost
-from agent_runtime_core.state import Guard, Op, Record, StateRow, StateStore
+from agent_runtime_core.state import EffectExists, EffectRow, Guard, Op, Record, StateRow, StateStore
 
 
 class Journals:
@@ -17,6 +17,7 @@ class Journals:
         self.journals: dict[str, list[Record]] = {}
         self.rows: dict[str, StateRow] = {}
         self.claims: dict[str, str] = {}
+        self.effects: list[EffectRow] = []
 
 
 class TheirStore(StateStore):
@@ -47,6 +48,12 @@ class TheirStore(StateStore):
                 return (row.checkpoint, row.mark, row.t) == (text, mark, now)
             case Op("state.status", (_, text, now)):
                 return (row.status, row.t) == (text, now)
+            case Op("effect.begin", (row,)):
+                return any(each[:4] == row[:4] for each in self.store.effects)
+            case Op("effect.put", (row,)):
+                return row in self.store.effects
+            case Op("effect.drop", identity):
+                return all(each[:4] != identity for each in self.store.effects)
             case Op("fence.install", (key, token)):
                 return bool(self.store.claims.get(key, "") >= token)
         return False
@@ -69,6 +76,18 @@ class TheirStore(StateStore):
             case Op("state.delete"):
                 store.journals.pop(key, None)
                 store.rows.pop(key, None)
+            case Op("effect.begin", (row,)):
+                there = [each.run_id for each in store.effects if each[:3] == row[:3]]
+                if there and row.run_id not in there:
+                    raise EffectExists
+                if not there:
+                    store.effects.append(row)
+            case Op("effect.put", (row,)):
+                store.effects = [*(each for each in store.effects if each[:4] != row[:4]), row]
+            case Op("effect.drop", identity):
+                store.effects = [each for each in store.effects if each[:4] != identity]
+            case Op("effect.leave", (_, run_id)):
+                self.leave(key, run_id)
             case Op("fence.install", (_, token)):
                 if store.claims.get(key, "") > token:
                     raise LeaseLost(key, token)
@@ -79,6 +98,12 @@ class TheirStore(StateStore):
             case _:
                 raise LookupError(op.name)
         return None
+
+    def leave(self, origin: str, run_id: str) -> None:
+        left = [each for each in self.store.effects if each[:4] != (origin, "", "", run_id)]
+        if not any(each[:3] == (origin, "", "") for each in left):
+            left = [each for each in left if each.origin != origin]
+        self.store.effects = left
 
     def same_end(self, last: Record, record: Record) -> bool:
         mine = (record.kind, record.claim_id, record.attempt)
@@ -110,4 +135,6 @@ class TheirStore(StateStore):
                 return next((record for record in reversed(journal) if record.kind == "ended"), None)
             case "state", (run_id,):
                 return self.store.rows.get(run_id, StateRow())
+            case "effects", identity:
+                return [each for each in self.store.effects if each[:3] == identity]
         raise LookupError(what)

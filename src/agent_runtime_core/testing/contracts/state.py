@@ -13,10 +13,11 @@ from .checks import Cases
 from .several import STATE
 from .state_checkpoints import CASES as CHECKPOINTS
 from .state_claims import CASES as CLAIMS
+from .state_effects import CASES as EFFECTS
 from .state_journal import CASES as JOURNAL
 from .state_rig import Case, Make
 
 __all__ = ["CASES", "Case", "Make", "check"]
 
-CASES: Cases[Case] = Cases([*CHECKPOINTS, *JOURNAL, *CLAIMS], several=STATE)
+CASES: Cases[Case] = Cases([*CHECKPOINTS, *JOURNAL, *CLAIMS, *EFFECTS], several=STATE)
 check: Callable[..., Awaitable[None]] = CASES.check

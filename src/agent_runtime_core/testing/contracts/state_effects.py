@@ -1,0 +1,149 @@
+"""Effects: which run of a lineage did a step, and who may still do it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..._engines.base import Guard, Op
+from ...errors import LeaseLost
+from ...state.base import APPROVED, BEGUN, HAPPENED, MEMBER, EffectExists, EffectRow, StateStore
+from .checks import Cases, refused, same
+from .state_rig import NEW, OLD, RUN, Case, Make, append, install, opened, record
+
+CASES: Cases[Case] = Cases()
+
+ORIGIN, FORK, THIRD = "origin", "fork", "third"
+
+
+def row(run_id: str, status: str = BEGUN, key: str = "pay\ts:0", digest: str = "d", **more: Any) -> EffectRow:
+    return EffectRow(more.pop("origin", ORIGIN), key, digest, run_id, status, **more)
+
+
+async def write(store: StateStore, *ops: Op, claim: str | None = None) -> list[Any]:
+    return await store.commits.commit(None if claim is None else Guard(str(RUN), claim), ops)
+
+
+async def begin(store: StateStore, *rows: EffectRow) -> None:
+    await write(store, *(Op("effect.begin", (each,)) for each in rows))
+
+
+async def put(store: StateStore, *rows: EffectRow) -> None:
+    await write(store, *(Op("effect.put", (each,)) for each in rows))
+
+
+async def found(store: StateStore, of: EffectRow) -> list[EffectRow]:
+    return await store.effects(*of[:3])
+
+
+@CASES
+async def an_effect_is_begun_by_one_run(make: Make) -> None:
+    async with opened(make) as store:
+        first = row(ORIGIN, t=1.5)
+        same(await found(store, first), [], "the rows of an effect that no run has begun")
+        await begin(store, first)
+        await begin(store, row(ORIGIN, t=2.0))
+        same(await found(store, first), [first], "the row after its run began it twice")
+        with refused(EffectExists, "an effect that another run has begun"):
+            await begin(store, row(FORK))
+        await put(store, done := row(ORIGIN, HAPPENED, result='{"n":1}', t=3.0))
+        with refused(EffectExists, "an effect that another run has done"):
+            await begin(store, row(FORK))
+        await begin(store, row(ORIGIN, t=4.0))
+        same(await found(store, first), [done], "the row of an effect that was done")
+        for other in (row(FORK, key="pay\ts:1"), row(FORK, digest=""), row(FORK, origin=FORK)):
+            await begin(store, other)
+            same(await found(store, other), [other], "the row of another key, digest or origin")
+
+
+@CASES
+async def a_refused_effect_leaves_nothing_of_its_commit(make: Make) -> None:
+    async with opened(make) as store:
+        await begin(store, row(ORIGIN))
+        ops = [Op("journal.append", (str(RUN), record(0))), Op("state.status", (str(RUN), "running", 1.0))]
+        with refused(EffectExists, "a commit with an effect that another run has begun"):
+            await write(store, *ops, Op("effect.begin", (row(FORK),)))
+        same((await store.records(RUN), await store.get_run_status(RUN)), ([], None), "what was written")
+        same(await append(store, record(1)), [1], "what the run writes next")
+
+
+@CASES
+async def each_run_has_a_row_of_its_own(make: Make) -> None:
+    async with opened(make) as store:
+        theirs = row(ORIGIN, HAPPENED, result='"é\\ud800\\u0000"', t=1.0)
+        mine = row(FORK, HAPPENED, result="x" * 70_000, t=1790000000.123456)
+        await put(store, theirs, row(FORK, t=2.0), mine)
+        same(await found(store, mine), [theirs, mine], "the rows of two runs")
+        await begin(store, row(FORK, t=9.0))
+        await put(store, approved := row(ORIGIN, APPROVED, "signal:pay\tw:0", "", result="true", t=4.0))
+        same(await found(store, approved), [approved], "the row of an approval")
+        drop = Op("effect.drop", (*mine[:3], FORK))
+        await write(store, drop)
+        await write(store, drop, Op("effect.drop", (*mine[:3], THIRD)))
+        same(await found(store, mine), [theirs], "the rows after one run dropped its own")
+        with refused(EffectExists, "an effect that another run has done"):
+            await begin(store, row(FORK))
+        await write(store, Op("effect.drop", (*mine[:3], ORIGIN)))
+        await begin(store, row(FORK))
+
+
+@CASES
+async def of_two_runs_one_begins_an_effect(make: Make) -> None:
+    async def one(store: StateStore, run_id: str, number: int) -> bool:
+        try:
+            await begin(store, row(run_id, key=f"pay\ts:{number}"))
+        except EffectExists:
+            return False
+        return True
+
+    async with opened(make) as store:
+        for number in range(8):
+            won = await asyncio.gather(*(one(store, run_id, number) for run_id in (ORIGIN, FORK, THIRD)))
+            same(won.count(True), 1, "how many of three runs began an effect")
+
+
+@CASES
+async def an_effect_that_was_written_may_be_repeated(make: Make) -> None:
+    async with opened(make) as store:
+        await install(store, OLD)
+        identity = row(ORIGIN)[:4]
+        started, ended = Op("effect.begin", (row(ORIGIN, t=1.0),)), Op("effect.put", (row(ORIGIN, HAPPENED, t=2.0),))
+        for op in (started, ended, Op("effect.drop", identity)):
+            same(await write(store, op, claim=OLD), [None], f"the answer to {op.name}")
+            before = await found(store, row(ORIGIN))
+            await install(store, NEW)
+            same(await write(store, op, claim=OLD), [None], f"the answer to a repeated {op.name}")
+            same(await found(store, row(ORIGIN)), before, f"the row after a repeated {op.name}")
+            await write(store, Op("fence.forget", (str(RUN),)))
+            await install(store, OLD)
+        await install(store, NEW)
+        for op in (started, ended):
+            with refused(LeaseLost, f"{op.name} that was never applied"):
+                await write(store, op, claim=OLD)
+        await put(store, row(ORIGIN, t=1.0))
+        for op in (ended, Op("effect.drop", identity)):
+            with refused(LeaseLost, f"{op.name} that was never applied, over another row"):
+                await write(store, op, claim=OLD)
+        same(await found(store, row(ORIGIN)), [row(ORIGIN, t=1.0)], "the row")
+
+
+@CASES
+async def effects_go_with_the_last_run_of_their_lineage(make: Make) -> None:
+    def member(run_id: str) -> EffectRow:
+        return EffectRow(ORIGIN, "", "", run_id, MEMBER)
+
+    async def leave(store: StateStore, origin: str, run_id: str) -> list[EffectRow]:
+        await write(store, Op("effect.leave", (origin, run_id)))
+        return await found(store, row(ORIGIN))
+
+    async with opened(make) as store:
+        await begin(store, mine := row(ORIGIN), alone := row(THIRD, origin=THIRD))
+        await put(store, member(ORIGIN), member(FORK))
+        same(await leave(store, THIRD, THIRD), [mine], "the rows of a lineage after a run of another one was deleted")
+        same(await found(store, alone), [], "the rows of a run that was never forked, after it was deleted")
+        same(await leave(store, ORIGIN, ORIGIN), [mine], "the rows after the first run was deleted")
+        same(await leave(store, ORIGIN, THIRD), [mine], "the rows after a run outside the lineage was deleted")
+        await write(store, Op("state.delete", (ORIGIN,)))
+        same(await found(store, mine), [mine], "the rows after the state of the first run was deleted")
+        same(await leave(store, ORIGIN, FORK), [], "the rows after the last run was deleted")
+        same(await leave(store, ORIGIN, FORK), [], "the rows after that was repeated")
