@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
     {"spent", "callees"},
     {"recorded"},
     {"book"},
+    {"effects"},
     {"attempts", "mailbox"},
     {"waits", "imperative"},
     {"steps", "context"},

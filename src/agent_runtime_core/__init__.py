@@ -19,6 +19,7 @@ __all__ = [
     "Conversation",
     "ConversationMessage",
     "ConversationStore",
+    "EffectAlreadyDone",
     "ErrorInfo",
     "EventType",
     "ExecutionState",
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
         BadArguments,
         CircuitOpen,
         ContextOverflow,
+        EffectAlreadyDone,
         IdempotencyConflict,
         IllegalTransition,
         InvalidArgument,
@@ -250,7 +252,7 @@ else:
         "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
         "context": "RunContextImpl",
-        "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow "
+        "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow EffectAlreadyDone "
         "IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
         "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "
         "PlanningError PortalMisuse Postponed ProviderError ProviderTimeout ProviderUnavailable "

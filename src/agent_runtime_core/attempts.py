@@ -6,13 +6,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from ._contexts import restore
+from ._engines.base import Op
 from ._json import MAX_BYTES, decode, encode
 from .book import Book
 from .callees import call, callee
+from .effects import GuardedStep
 from .errors import (
     InvalidArgument,
     LeaseLost,
     Postponed,
+    RunFailed,
     StepExecutionError,
     StepInDoubt,
     UnserialisableResult,
@@ -22,6 +25,7 @@ from .failures import kept_of, told_of
 from .journal.record import FAILED, RETRYING, Record
 from .policy import NEVER_RETRIED, Happened, Policy
 from .recorded import BESIDE
+from .state.base import EffectExists
 from .tools.deadline import limited
 from .uses import FRAME, Frame
 
@@ -71,13 +75,13 @@ Seal = Callable[[Work, str, int, int], Sequence[Record]]
 def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
     """Run a step that has no record yet until it has one; its result as a resumed run would read it.
 
-    StepExecutionError after the last try, StepInDoubt where the policy says so.
+    StepExecutionError after the last try, StepInDoubt or EffectAlreadyDone where a policy says so.
     """
     if book.ledger.refusal is not None:
         raise book.ledger.refusal(work.name)
     start = book.begun.pop((work.name, work.key), None) if book.begun and not work.begun else None
-    if start is not None and work.policy.on_in_doubt != "retry":
-        return _resolved(book, work, seal, start)
+    if work.policy.on_in_doubt != "retry":
+        return _guarded(book, work, seal, start)
     return _tried(book, work, seal, start is not None)
 
 
@@ -88,17 +92,45 @@ def refused_of(name: str, error: UnserialisableResult) -> UnserialisableResult:
     return UnserialisableResult(error.path, error.reason + out, max_bytes=error.max_bytes, step_name=name)
 
 
-async def _resolved(book: Book, work: Work, seal: Seal, start: int) -> Any:
-    """What the policy says of a step in doubt, or what running it again gives."""
-    known = await _resolve(book, work, start)
-    if known is None:
-        return await _tried(book, work, seal, True)
-    try:
-        text = work.encode(known.result if work.settled is None else work.settled(known.result))
-    except UnserialisableResult as error:
-        raise refused_of(work.name, error) from None
+async def _guarded(book: Book, work: Work, seal: Seal, start: int | None) -> Any:
+    """Run a step whose effect must not be repeated silently, or find its result by the policies for that.
+
+    `start` is the record of an earlier start, if the step is in doubt.
+    """
+    step = GuardedStep(book, work)
+    await step.find()
+    if start is None:
+        await step.check_approval()
+    else:
+        book.ledger.effects[step.identity] = step.row
+        if (known := await _resolve(book, work, start, step)) is not None:
+            try:
+                text = work.encode(known.result if work.settled is None else work.settled(known.result))
+            except UnserialisableResult as error:
+                raise refused_of(work.name, error) from None
+            return await _finished(book, work, seal, text)
+        await step.check_others()
+    while True:
+        if (done := await step.admit()) is not None:
+            # With a start, as readers of events expect; its row is that of the other run.
+            return await _finished(book, work, seal, done.result or "null", _start_of(book, work, 1, False))
+        book.running += 1
+        try:
+            await book.come_back()
+            await _begin(book, work, 1, start is not None)
+            break
+        except EffectExists:
+            await step.check_others()
+        finally:
+            book.step_left()
+    work.begun = True
+    return await _tried(book, work, seal, start is not None)
+
+
+async def _finished(book: Book, work: Work, seal: Seal, text: str, *started: Record) -> Any:
+    """Record a result that running the step did not give."""
     if records := seal(work, text, 1, 0):
-        await book.write(records, records[:-1], FRAME.get())
+        await book.write((*started, *records), records[:-1], FRAME.get())
     return work.decode(text)
 
 
@@ -196,24 +228,25 @@ def _copy(value: Any) -> Any:
 
 
 async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
+    if work.policy.on_in_doubt != "retry":
+        await book.tell(_start_of(book, work, attempt, doubtful))
+    elif work.started or not work.quiet:  # else nobody would be told of it, and nothing depends on whether it began
+        work.noted = record = _start_of(book, work, attempt, doubtful)
+        await book.ledger.note(record)
+
+
+def _start_of(book: Book, work: Work, attempt: int, doubtful: bool) -> Record:
     about: dict[str, Any] = {} if work.started is None else {**work.started}
-    if not about and work.quiet and work.policy.on_in_doubt == "retry":
-        return  # nobody would be told of it, and nothing depends on whether it began
     if work.description is not None:
         about["description"] = work.description
     if doubtful and attempt == 1:
         about["in_doubt"] = True
     if work.info == BESIDE:
         about["beside"] = True
-    record = book.started(
+    return book.started(
         work.name, work.key, attempt=attempt, pos=work.pos, total=work.total, tries=work.policy.retries + 1,
         info=about, digest=work.digest, quiet=work.quiet, state=work.state,
     )  # fmt: skip
-    if work.policy.on_in_doubt == "retry":
-        work.noted = record
-        await book.ledger.note(record)
-    else:
-        await book.tell(record)
 
 
 async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
@@ -244,7 +277,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     raise StepExecutionError(work.name, about["error"], attempt) from error
 
 
-async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
+async def _resolve(book: Book, work: Work, start: int, step: GuardedStep) -> Happened | None:
     """What the policy says of a step that was begun, with the record `start`, and never ended; None: run it again."""
     policy = work.policy.on_in_doubt
     if policy == "fail":
@@ -252,7 +285,11 @@ async def _resolve(book: Book, work: Work, start: int) -> Happened | None:
             work.name, "it was begun by an earlier process and its end was not recorded (on_in_doubt='fail')", 1
         )
     if policy == "review":
-        answer = await book.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
+        try:
+            answer = await book.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
+        except RunFailed:  # a person knows that it had no effect
+            await book.ledger.write([Op("effect.drop", step.row[:4])])
+            raise
     else:
         assert callable(policy)
         book.running += 1

@@ -25,7 +25,8 @@ AgentRuntimeError
 ├── JournalMismatch                   the code no longer matches what was recorded
 ├── UnserialisableResult (TypeError, ValueError)
 ├── StepExecutionError                a step failed after its last retry
-│   └── StepInDoubt                   a step began in an earlier life and nobody knows how it ended
+│   ├── StepInDoubt                   a step began in an earlier life and nobody knows how it ended
+│   └── EffectAlreadyDone             another run of the same lineage of forks did the step, or spent its approval
 ├── StepCancelledError                the run was cancelled before the step
 ├── WaitTimeout (TimeoutError)        a signal or an approval did not come in time
 ├── LimitExceeded                     a limit of the run was reached
@@ -294,6 +295,19 @@ class StepExecutionError(AgentRuntimeError):
 
 class StepInDoubt(StepExecutionError):
     """A step began in an earlier life of the run and nobody knows how it ended."""
+
+
+class EffectAlreadyDone(StepExecutionError):
+    """A step was not run, because another run of the same lineage of forks did it or spent its approval.
+
+    `run_id` is that run, and `status` what it did: "done", "begun" (its outcome is unknown) or "approved".
+    """
+
+    def __init__(self, step_name: str, message: str, run_id: str, status: str) -> None:
+        super().__init__(step_name, message)
+        self.run_id: str = run_id
+        self.status: str = status
+        self.args = (message,)
 
 
 class StepCancelledError(AgentRuntimeError):

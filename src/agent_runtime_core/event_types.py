@@ -28,4 +28,5 @@ class EventType(str, Enum):  # noqa: UP042 (str() of a member is part of the pub
     STEP_FAILED = "step.failed"
     STEP_SKIPPED = "step.skipped"
     STEP_RETRYING = "step.retrying"
+    STEP_EFFECT = "step.effect"
     PROGRESS_UPDATE = "progress.update"

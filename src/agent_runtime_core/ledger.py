@@ -17,8 +17,11 @@ from ._json import decode, encode
 from .errors import LeaseLost, StorageBusy, UnserialisableResult
 from .events.base import EventBus
 from .journal.record import (
+    DONE,
     ENDED,
+    FAILED,
     LOOKED,
+    STARTED,
     Record,
     as_stored,
     carries_start,
@@ -29,7 +32,7 @@ from .journal.record import (
 from .notes import Notes, records_of
 from .queue.base import RunQueue
 from .queue.row import LIVE, RunRow, Settle
-from .state.base import StateStore
+from .state.base import APPROVED, BEGUN, HAPPENED, TAKEN, EffectRow, StateStore
 
 _new = tuple.__new__
 BUSY_TRIES = 2  # a write that was not answered in time is repeated: its operations know themselves
@@ -65,6 +68,17 @@ async def missing(bus: EventBus, run_id: str, records: Sequence[Record]) -> list
     return [row for record in records for row in told(run_id, record) if row[0] not in published]
 
 
+def _of_effect(row: EffectRow, record: Record) -> list[Op]:
+    """What happens to the effect row of a step or an approval in the commit of that record of it."""
+    if record.kind == STARTED:
+        name = "effect.put" if row.status == TAKEN else "effect.begin"
+        return [Op(name, (row._replace(status=BEGUN, t=record.t),))]
+    if record.kind == DONE:
+        status = APPROVED if row.status == APPROVED else HAPPENED
+        return [Op("effect.put", (row._replace(status=status, result=record.result, t=record.t),))]
+    return [Op("effect.drop", row[:4])] if record.kind == FAILED else []  # its error is known: it may be done again
+
+
 def _placed(ops: Sequence[Op]) -> list[Record]:
     """The records that these append, those of transactions as they were placed."""
     return records_of(ops) + [op.args[3] for op in ops if op.name == "journal.transact"]
@@ -89,6 +103,9 @@ class Ledger(Notes):
         self.refusal: Callable[[str], Exception] | None = None
         #: Commits of which nobody has heard, in their order.
         self.questions: list[Question] = []
+        self.parent_id: str | None = row.parent_id
+        #: Rows of the guarded steps that this claim has begun, and of approvals, by name and key of their records.
+        self.effects: dict[tuple[str, ...], EffectRow] = {}
         self._posted: list[Row] = []  # events that nobody waited for, on an engine of their own
         self._torn = False  # a write was broken off when it was through on some of its engines
 
@@ -191,6 +208,10 @@ class Ledger(Notes):
         ops: list[Op] = []
         for record in records:  # mostly one; as a NamedTuple itself makes one, only faster
             ops.append(_new(Op, ("journal.append", (self.run_id, record))))
+        if self.effects:
+            for record in records:
+                if (row := self.effects.get(record[2:4])) is not None:
+                    ops += _of_effect(row, record)
         return ops
 
     def _with_events(self, records: Sequence[Record]) -> tuple[list[Op], list[Op]]:
@@ -226,7 +247,8 @@ class Ledger(Notes):
             state, events = self._with_events(records)
             results = (await self.write(state, events, queue))[2]
         else:
-            results = (await self._commit(self._state, [*self._appends(records), *queue]))[len(records) :]
+            state = self._appends(records)
+            results = (await self._commit(self._state, [*state, *queue]))[len(state) :]
         if self.told is not None and not noted:
             self._tell(records)
         return results

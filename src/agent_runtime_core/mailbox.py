@@ -13,11 +13,13 @@ from typing import Any, Final, cast
 from ._contexts import start_helper
 from ._json import MAX_WHOLE, encode
 from .book import Book
+from .effects import effect_row
 from .journal.record import Record
 from .ledger import UNHEARD
 from .place import Place, Services
 from .queue.row import Mail, Moved, RunRow, Settle
 from .run_tasks import FIRST_PAUSE, RunTasks, scan
+from .state.base import APPROVED
 from .uses import FRAME
 
 #: What a wait comes to whose time is over.
@@ -89,10 +91,15 @@ class Mailbox:
         return {"beside": True} if self._book.is_apart() else {}
 
     async def _end(
-        self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False, mark: str | None = None
-    ) -> Record:
+        self, name: str, key: str, value: Any, mail: Mail | None = None, *, late: bool = False, mark: str | None = None,
+        approval: str | None = None,
+    ) -> Record:  # fmt: skip
+        """Record what a wait has come to; `approval` is the digest of its details, if it is one that was answered."""
         book = self._book
         info: dict[str, Any] = {"mail": mail.seq} if mail is not None else {"late": True} if late else {}
+        if approval is not None:
+            info["approval"] = approval
+            self._ledger.effects[name, key] = effect_row(book, name, key, approval, APPROVED)
         record = book.noted(name, key, encode(value, max_bytes=MAX_WHOLE), encode(info) if info else None, mark)
         self._writing += 1
         try:

@@ -6,10 +6,11 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ._refusals import is_number
 from .errors import (
+    EffectAlreadyDone,
     InvalidArgument,
     JournalMismatch,
     LeaseLost,
@@ -31,10 +32,14 @@ NEVER_RETRIED = (
     InvalidArgument,
     UnserialisableResult,
     StepInDoubt,
+    EffectAlreadyDone,
     StepCancelledError,
     NotSupported,
     PortalMisuse,
 )
+
+#: What a fork does at a guarded step that another run of its lineage did.
+EFFECTS: Final = ("refuse", "reuse", "ask", "repeat")
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException], bool]
 #: "retry", "fail", "review", or a function asked what became of the step.

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, cast
 
 from .failures import failed_again
-from .journal.record import ATTEMPT, DONE, ENDED, LOOKED, RESUMED, Record, is_copied
+from .journal.record import ATTEMPT, COPIED, DONE, ENDED, LOOKED, RESUMED, Record, is_copied
 from .ledger import Ledger
 from .spent import as_usage, total, used
 from .uses import Identity, Uses
@@ -27,6 +27,11 @@ APART: Final = "~"  # before the number of a step list that ran in a task of its
 
 def _says(record: Record, word: str) -> bool:
     return record.info is not None and f'"{word}":' in record.info
+
+
+def is_approval(record: Record) -> bool:
+    """Whether that is the record of an approval that was answered."""
+    return record.kind == DONE and _says(record, "approval")
 
 
 def ran_beside(record: Record) -> bool:
@@ -56,6 +61,10 @@ class Recorded(Uses):
         self._own_states: dict[tuple[str, str | None], tuple[int, str]] = {}  # that of each list as last committed
         self.ended: Record | None = None
         self.reopened: float | None = None  # wall seconds at which this generation began, if it is not the first
+        #: The first run of the lineage of forks that this one belongs to; `effects.join_lineage` knows more of a child.
+        self.origin: str = ledger.run_id
+        self.effects_policy: str = "refuse"  # what becomes of guarded steps that another run of that lineage did
+        self.spent_approvals: list[dict[str, str]] = []  # those in what was copied: their names, keys and runs
         self.length: int = 0
         self.ends: int = 0  # ends of steps, waits and values among the records
         self.renames: dict[str, list[str]] = {}  # by name: what it was called before, the name said last first
@@ -145,6 +154,10 @@ class Recorded(Uses):
                     if is_copied(record):  # only where the code had gone on without the step
                         self.given_up[identity] = record
                 self._ended_tries.add(identity)
+            case "forked":
+                told = json.loads(record.info or "{}")
+                self.origin = told.get("origin") or record.claim_id.removeprefix(COPIED)
+                self.effects_policy, self.spent_approvals = told.get("effects", "refuse"), told.get("approvals", [])
             case "reset":
                 self.resets[record.key] = self.resets.get(record.key, 0) + 1
             case "attempt" | "resumed":

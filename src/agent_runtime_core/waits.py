@@ -13,6 +13,7 @@ from ._clock import TOO_LATE
 from ._engines.base import Op
 from ._ids import child_run_id, step_id, unbroken
 from ._json import arguments_digest, decode, encode
+from .effects import effect_row, join_lineage, other_rows
 from .errors import InvalidArgument, LeaseLost, RunFailed, UnserialisableResult, WaitTimeout, brief
 from .interfaces import AgentRuntime, RunResult
 from .journal.record import Record
@@ -21,6 +22,7 @@ from .outcome import payload_of, result_of
 from .policy import Happened
 from .queue.row import LIVE, Mail, Moved, RunRow
 from .schema import misfit
+from .state.base import APPROVED
 from .status import RunStatus
 from .uses import FRAME
 
@@ -67,10 +69,13 @@ class Waits(Mailbox):
         name = unbroken("a signal's name", name)
         request = {**self._book.owner().where(), "name": name, "details": details, "schema": schema}
 
-        def ask(wait: str) -> Awaitable[Any]:
+        approval = arguments_digest((details,), {})[0] or ""
+
+        async def ask(wait: str, key: str) -> None:
+            before = await self._approved_before(f"signal:{name}", key, approval)
             # Known by the wait, and told also where records lie ahead: a step beside it may have ended since.
-            text = encode({**request, "request_id": wait})
-            return self._ledger.emit([(f"asked:{wait}", "approval.requested", text, self._clock.wall())])
+            text = encode({**request, **before, "request_id": wait})
+            await self._ledger.emit([(f"asked:{wait}", "approval.requested", text, self._clock.wall())])
 
         def answers(mail: Mail, wait: str) -> bool:
             if (meant := answered(mail.msg_id)) is not None:
@@ -80,7 +85,16 @@ class Waits(Mailbox):
                 self._ignore(mail, f"approval {name!r}", wrong)
             return wrong is None
 
-        return await self._message(name, timeout, f"approval {name}", ask, known_by, answers)
+        await join_lineage(self._book)
+        return await self._message(name, timeout, f"approval {name}", ask, known_by, answers, approval)
+
+    async def _approved_before(self, name: str, key: str, digest: str) -> dict[str, Any]:
+        """What the request says of the run that was given the same approval, if this run is a fork."""
+        book = self._book
+        if book.origin == self._row.run_id:
+            return {}
+        rows = await other_rows(book, effect_row(book, name, key, digest, APPROVED))
+        return {"approved_before": rows[-1].run_id} if rows else {}
 
     async def review(self, name: str, key: str, start: int, read: Callable[[Any], Any]) -> Happened | None:
         """Park until somebody says what became of a step in doubt; the answer is about that start and no other."""
@@ -98,7 +112,7 @@ class Waits(Mailbox):
         # Known by the start, and told also where records lie ahead: a step beside it may have ended since.
         row = (f"doubt:{step}:{start}", "step.in_doubt", encode(request), self._clock.wall())
         answer = await self._message(
-            f"in_doubt:{name}", None, "in_doubt", lambda _: self._ledger.emit([row]), f"{step}:{start}", answers
+            f"in_doubt:{name}", None, "in_doubt", lambda *_: self._ledger.emit([row]), f"{step}:{start}", answers
         )
         outcome, result = _reviewed(answer, read)
         if outcome == "failed":
@@ -115,9 +129,10 @@ class Waits(Mailbox):
         wanted: str,
         timeout: float | None,
         reason: str,
-        ask: Callable[[str], Awaitable[Any]] | None = None,
+        ask: Callable[[str, str], Awaitable[Any]] | None = None,
         known_by: str | None = None,
         answers: Callable[[Mail, str], bool] = lambda mail, wait: True,
+        approval: str | None = None,
     ) -> Any:
         if timeout is not None and (not isinstance(timeout, (int, float)) or not 0 <= timeout < TOO_LATE):
             raise InvalidArgument(f"timeout is a number of seconds of at least 0, not {brief(timeout)}")
@@ -128,7 +143,7 @@ class Waits(Mailbox):
             if record is None:
                 wait = step_id(self._row.run_id, name, key)
                 if ask is not None and (name, key) not in self._book.begun:
-                    await ask(wait)
+                    await ask(wait, key)
                 until = await self._begin(name, key, timeout)
                 mail = await self._wait(
                     lambda: self._find("signal", wanted, lambda mail: answers(mail, wait)), until, reason
@@ -136,7 +151,7 @@ class Waits(Mailbox):
                 if mail is LATE:
                     record = await self._end(name, key, None, late=True)
                 else:
-                    record = await self._end(name, key, decode(mail.payload), mail)
+                    record = await self._end(name, key, decode(mail.payload), mail, approval=approval)
         if record.info is not None and json.loads(record.info).get("late"):
             self._book.spoilt.add((name, key))
             raise WaitTimeout(f"no {reason:.300} came {'in time' if timeout is None else f'within {timeout:g} s'}")

@@ -14,12 +14,12 @@ import pytest
 from agent_runtime_core._forms import register_type
 from agent_runtime_core._json import decode
 from agent_runtime_core._tags import REGISTRY
+from agent_runtime_core.effects import FORKED_FROM
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepExecutionError, StorageFull, UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import agent_tool, run_turn_loop
 from agent_runtime_core.runner import AgentRunner, open_run
-from agent_runtime_core.runner.forking import FORKED_FROM
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
@@ -511,7 +511,7 @@ async def test_what_was_in_doubt_before_the_fork_does_not_count(place: Path | No
         assert whole.usage["estimated_tokens"] > 0, "what was begun is estimated"
         client.lines = ["end"]
         rig.register(body)
-        result = await worked(rig, await rig.runner.fork("r", ("model", "l:0:0")))
+        result = await worked(rig, await rig.runner.fork("r", ("model", "l:0:0"), effects="repeat"))
         assert result.usage["total_tokens"] == 120
         assert "estimated_tokens" not in result.usage
 
@@ -522,7 +522,7 @@ async def test_a_tool_call_whose_record_is_not_copied_is_made_and_counts(place: 
         await rig.go(loop_of(client, tools))
         client.lines, client.asked = ["end"], []
         made.clear()
-        new = await rig.runner.fork("r", ("model", "l:0:1"))
+        new = await rig.runner.fork("r", ("model", "l:0:1"), effects="repeat")
         rig.register(loop_of(client, tools))
         result = await worked(rig, new)
         assert made == [1]
@@ -570,7 +570,12 @@ async def test_the_same_call_with_the_same_id_is_the_same_run(place: Path | None
         assert await rig.runner.fork("r", "b", new_run_id="mine") == first
         assert (await rig.runner.get_run("mine")).status == "succeeded"
         assert len(await rig.runner.runs()) == 2
-        for after, how in (("c", {}), ("b", {"input": {"other": 1}})):
+        others: list[tuple[str, dict[str, Any]]] = [
+            ("c", {}),
+            ("b", {"input": {"other": 1}}),
+            ("b", {"effects": "ask"}),
+        ]
+        for after, how in others:
             with pytest.raises(IdempotencyConflict, match="run id mine is another run's"):
                 await rig.runner.fork("r", after, new_run_id="mine", **how)
         for taken in ("r", await rig.runner.submit("script")):

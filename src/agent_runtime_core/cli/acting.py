@@ -101,7 +101,7 @@ async def resume(args: Namespace) -> int:
 async def fork(args: Namespace) -> int:
     async with looked_at(args) as runner:
         row = await row_of(runner, args.id)
-        new = await runner.fork(args.id, args.after, new_run_id=args.new_run_id)
+        new = await runner.fork(args.id, args.after, new_run_id=args.new_run_id, effects=args.effects)
     if args.json:
         tell({"id": str(new), "forked_from": row.run_id, "after": args.after})
     else:

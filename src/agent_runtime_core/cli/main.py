@@ -19,6 +19,7 @@ from .._json import strictly
 from .._load import load
 from .._refusals import redacted
 from ..errors import AgentRuntimeError, UnknownRun, brief
+from ..policy import EFFECTS
 from ..status import RunStatus
 from .acting import approve, cancel, fork, resume, signal, vacuum
 from .carrying import carried
@@ -120,6 +121,9 @@ def _acting(commands: Any, told: argparse.ArgumentParser) -> None:
     other = commands.add_parser("fork", parents=[one], help="make a new run that begins where this one stood")
     other.add_argument("--after", metavar="STEP", help="the name or the id of a step (all that is recorded)")
     other.add_argument("--new-run-id", metavar="ID", help="of the new run (a fresh one)")
+    other.add_argument("--effects", choices=EFFECTS, default="refuse",
+                       help="what it does at a guarded step that was done before: fail, take the result, request an "
+                       "approval, or run it (refuse)")  # fmt: skip
     other.set_defaults(command=fork)
     old = commands.add_parser("vacuum", parents=[told], help="delete ended runs that are older than is said")
     old.add_argument("--retention", type=_retention, action="append", required=True, metavar="STATUS=SECONDS",

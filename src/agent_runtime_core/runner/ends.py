@@ -15,6 +15,7 @@ from .._clock import aware
 from .._json import encode
 from ..context import Context
 from ..errors import (
+    EffectAlreadyDone,
     IdempotencyConflict,
     InvalidArgument,
     JournalMismatch,
@@ -52,8 +53,8 @@ _DEFERRED = "deferred_seconds"
 OUTAGES = (LeaseLost, StorageBusy, StorageFull)
 #: Another attempt would only fail the same way.
 FINAL_ERRORS = (
-    JournalMismatch, StepInDoubt, UnserialisableResult, InvalidArgument, NotSupported, LimitExceeded, UnknownPrice,
-    OutputMismatch, MissingDependency, IdempotencyConflict,
+    JournalMismatch, StepInDoubt, EffectAlreadyDone, UnserialisableResult, InvalidArgument, NotSupported,
+    LimitExceeded, UnknownPrice, OutputMismatch, MissingDependency, IdempotencyConflict,
 )  # fmt: skip
 
 

@@ -19,29 +19,39 @@ from .._ids import step_id
 from .._json import decode, encode
 from ..backends import Backends
 from ..book import Book
+from ..effects import FORKED_FROM, join_lineage, membership
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
 from ..events.base import Event, payload_of
 from ..journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..ledger import Ledger
+from ..policy import EFFECTS
 from ..queue.row import RunRow, same_input
+from ..recorded import is_approval
 
 After = str | tuple[str, str | int] | None
 
-FORKED_FROM: Final = "forked_from"  # in the metadata of the new run
 _LOOKS: Final = 5  # at a run that goes on meanwhile
 _NAMED: Final = 12  # steps that an error lists
 _ENDS: Final = ("step.completed", "tool.result")
 
 
 async def fork(
-    backends: Backends, source: RunRow, after: After, new_run_id: UUID | str | None, input: Mapping[str, Any] | None
-) -> UUID:
+    backends: Backends, source: RunRow, after: After, new_run_id: UUID | str | None, input: Mapping[str, Any] | None,
+    effects: str = "refuse",
+) -> UUID:  # fmt: skip
     """See `AgentRunner.fork`."""
+    if effects not in EFFECTS:
+        raise InvalidArgument(
+            f'effects must be "refuse", "reuse", "ask" or "repeat", got {brief(effects)}. '
+            'Use "refuse" to have the fork fail at a step that was done before.'
+        )
     records, cut, checkpoint = await _closed(backends, source, after)
+    book = Book(Ledger(source, *backends, backends.queue.clock), records)
+    await join_lineage(book)
     copies = _copies(
-        backends, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint
+        book, source, [each for each in records if cut is not None and each.seq <= cut.seq], checkpoint, effects
     )
-    row = _row(backends, source, cut, new_run_id, input)
+    row = _row(backends, source, cut, new_run_id, input, effects)
     row = row.changed(mark=sum(each.kind == DONE for each in copies))
     stored = await backends.queue.row(row.run_id)
     if stored is None:
@@ -132,13 +142,16 @@ def _state_of(event: Event) -> str:
         return json.dumps(payload_of(event)["state"])
 
 
-def _copies(backends: Backends, source: RunRow, records: Sequence[Record], checkpoint: str | None) -> list[Record]:
+def _copies(
+    whole: Book, source: RunRow, records: Sequence[Record], checkpoint: str | None, effects: str
+) -> list[Record]:
     """What of these records another run can go on from: results, and failures that the code went on without."""
-    book = Book(Ledger(source, *backends, backends.queue.clock), records)
+    book = Book(whole.ledger, records)
     given_up = {each.seq for each in book.given_up.values()}
     kept = [each for each in records if each.kind in (DONE, RESET) or each.seq in given_up]
     claim = f"{COPIED}{source.run_id}"
-    forked = Record(0, FORKED, claim_id=claim, t=backends.queue.clock.wall(), state=checkpoint)
+    about = {"origin": whole.origin, "effects": effects, "approvals": _approvals(whole, kept)}
+    forked = Record(0, FORKED, claim_id=claim, t=book.wall(), state=checkpoint, info=encode(about))
     return [
         forked,
         *(
@@ -146,6 +159,19 @@ def _copies(backends: Backends, source: RunRow, records: Sequence[Record], check
             for seq, each in enumerate(kept, 1)
         ),
     ]
+
+
+def _approvals(book: Book, copied: Sequence[Record]) -> list[dict[str, str]]:
+    """The approvals among these records, each with the run that was given it: they count as spent in the fork."""
+    known = {(each["name"], each["key"]): each["run_id"] for each in book.spent_approvals}
+    return [
+        {
+            "name": each.name.removeprefix("signal:"), "key": each.key,
+            "run_id": known.get((each.name.removeprefix("signal:"), each.key), book.ledger.run_id),
+        }
+        for each in copied
+        if is_approval(each)
+    ]  # fmt: skip
 
 
 def _unmailed(info: str | None) -> str | None:
@@ -160,9 +186,9 @@ def _unmailed(info: str | None) -> str | None:
 
 def _row(
     backends: Backends, source: RunRow, cut: Record | None, new_run_id: UUID | str | None,
-    input: Mapping[str, Any] | None,
+    input: Mapping[str, Any] | None, effects: str,
 ) -> RunRow:  # fmt: skip
-    about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None}
+    about: dict[str, Any] = {"run_id": source.run_id, "step": None, "step_id": None, "effects": effects}
     if cut is not None:
         about |= {"step": cut.name, "step_id": step_id(source.run_id, cut.name, cut.key)}
     metadata = {**cast("dict[str, Any]", decode(source.metadata)), FORKED_FROM: about}
@@ -178,16 +204,21 @@ def _same(row: RunRow, stored: RunRow, after: After) -> bool:
     if not same_input(row, stored) or not isinstance(theirs, dict) or mine is None:
         return False
     told = ("run_id",) if after is None else ("run_id", "step_id")
-    return all(mine[each] == theirs.get(each) for each in told)
+    return mine["effects"] == theirs.get("effects", "refuse") and all(mine[each] == theirs.get(each) for each in told)
 
 
 async def _stored(backends: Backends, row: RunRow, copies: Sequence[Record], checkpoint: str | None) -> RunRow | None:
     """Store the new run, unless somebody was quicker: what is stored then, None under another fork's journal."""
     there = await backends.state.records(row.run_id)
-    if [each[:4] + each[7:9] for each in there] == [each[:4] + each[7:9] for each in copies[: len(there)]]:
+    if list(map(_compared, there)) == list(map(_compared, copies[: len(there)])):
         with contextlib.suppress(LeaseLost):
             return await _write(backends, row, copies, checkpoint)
     return await backends.queue.row(row.run_id)
+
+
+def _compared(record: Record) -> tuple[Any, ...]:
+    """What a record has in common with the same one of a repeated call."""
+    return (*record[:4], *record[7:9], record.info if record.kind == FORKED else None)
 
 
 def _taken(row: RunRow, why: str) -> IdempotencyConflict:
@@ -199,6 +230,10 @@ async def _write(backends: Backends, row: RunRow, copies: Sequence[Record], chec
     key, queue, state = row.run_id, backends.queue.commits, backends.state.commits
     # What is claimed by then is not written to.
     ops = [Op(INSTALL, (key, NOBODY)), *(Op("journal.append", (key, each)) for each in copies)]
+    origin, source = json.loads(copies[0].info or "{}")["origin"], copies[0].claim_id.removeprefix(COPIED)
+    ops += membership(origin, key)
+    if source == origin:  # else it is a member already, or was deleted
+        ops += membership(origin, origin)
     if checkpoint is not None:
         ops.append(Op("state.checkpoint", (key, checkpoint, None, row.created_at)))
     insert = Op("queue.insert", (row,))

@@ -16,6 +16,7 @@ from uuid import UUID, uuid5
 from .._clock import Clock, aware
 from .._json import decode, encode
 from ..context import Context
+from ..effects import FORKED_FROM
 from ..errors import InvalidArgument
 from ..interfaces import RunResult
 from ..outcome import Before, encode_result
@@ -24,7 +25,6 @@ from ..persistence.branching import history
 from ..persistence.chat import chat_of, message_of, paired, same_chat
 from ..persistence.models import Conversation, ConversationMessage
 from ..queue.row import RunRow
-from .forking import FORKED_FROM
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 

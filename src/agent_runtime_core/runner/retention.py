@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from .._engines.base import FORGET, Commits, Op
 from ..backends import Backends
+from ..effects import FORKED_FROM
 from ..queue.row import LIVE, Moved, RunFilter, RunRow
+from ..state.base import StateStore
 from ..status import RunStatus
 
 
@@ -47,12 +49,25 @@ async def forget(backends: Backends, seen: RunRow, stores: Sequence[Commits] = (
     queue = backends.queue.commits
     last = [Op("queue.delete", (run_id, row.generation, row.n))]
     for backend, name in ((backends.state, "state.delete"), (backends.bus, "events.delete")):
-        op, commits = Op(name, (run_id,)), backend.commits
+        ops, commits = [Op(name, (run_id,))], backend.commits
+        if backend is backends.state:
+            ops += [
+                Op("effect.leave", (of, run_id)) for of in dict.fromkeys((run_id, await _origin(backends.state, row)))
+            ]
         if commits is queue:
-            last.append(op)
+            last += ops
         else:
-            await commits.commit(None, [op, Op(FORGET, (run_id,))])
+            await commits.commit(None, [*ops, Op(FORGET, (run_id,))])
     await queue.commit(None, last)
     for commits in stores:
         if commits is not queue:
             await commits.commit(None, [Op(FORGET, (run_id,))])
+
+
+async def _origin(state: StateStore, row: RunRow) -> str:
+    """The first run of the lineage of forks that the run belongs to."""
+    if row.parent_id is not None or FORKED_FROM in row.metadata:
+        for each in await state.effects(row.run_id, "", ""):
+            if each.run_id == row.run_id and each.result is not None:
+                return each.result
+    return row.run_id

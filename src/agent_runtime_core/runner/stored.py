@@ -373,6 +373,7 @@ class StoredRuns:
         *,
         new_run_id: UUID | str | None = None,
         input: Mapping[str, Any] | None = None,
+        effects: str = "refuse",
     ) -> UUID:
         """Store a new run that begins where this one was right after a step; its id, once it is durable.
 
@@ -381,11 +382,14 @@ class StoredRuns:
         those of waits and children too, with the checkpoint and the state of that point; what was in
         flight is not. The new run has new idempotency keys, uses nothing yet, and is pending; its
         metadata says what it was `forked_from`. With another `input` recorded results stay as they are.
+        `effects` says what the new run does at a step with `on_in_doubt` other than "retry" that a run of the same
+        lineage has done or begun: "refuse" fails with EffectAlreadyDone, "reuse" takes the recorded result, "ask"
+        requests the approval `repeat:<step name>`, "repeat" runs it again.
         Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
         not recorded, IdempotencyConflict where `new_run_id` is another run's.
         """
         self._refuse_closed()
-        return await fork(self.backends, await self.queue.must_get(run_id), after_step, new_run_id, input)
+        return await fork(self.backends, await self.queue.must_get(run_id), after_step, new_run_id, input, effects)
 
     # -- without a loop
 

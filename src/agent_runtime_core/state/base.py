@@ -30,6 +30,7 @@ class StateRow(NamedTuple):
 BEGUN: Final = "begun"  # a step was started, and its outcome is not recorded
 HAPPENED: Final = "done"  # a step has completed: `result` is its result
 APPROVED: Final = "approved"  # an approval was answered: `result` is the answer
+TAKEN: Final = "taken"  # never stored: a run begins what another one did, because it may
 MEMBER: Final = "member"  # not an effect: the run belongs to the lineage, and keeps its rows from being deleted
 
 
