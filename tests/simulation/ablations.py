@@ -34,6 +34,8 @@ def weakened(concern: Concern, ablated: frozenset[str]) -> Concern:
         ops["journal.append"] = _appended(ops["journal.append"])
     if "absorb" in ablated and "events.publish" in ops:
         ops["events.publish"] = _published(ops["events.publish"])
+    if "effects" in ablated and "effect.begin" in ops:
+        ops["effect.begin"] = ops["effect.put"]
     return concern if ops == concern.ops else replace(concern, ops=ops)
 
 
@@ -207,6 +209,7 @@ SAFEGUARDS: dict[str, Callable[[], list[Patch]]] = {
     "count": _count,
     "cursor": _cursor,
     "durable": _durable,
+    "effects": _in_the_double,
     "expire": _expire,
     "fence": _in_the_double,
     "inside": _inside,

@@ -41,6 +41,18 @@ class RunPlan:
 
 
 @dataclass
+class ForkPlan:
+    """A fork of a run that pays, or of another fork of it."""
+
+    run_id: str
+    source: str
+    after: str | None
+    effects: str
+    answer: bool  # to what it asks because of its policy
+    items: list[list[Any]]
+
+
+@dataclass
 class Scenario:
     """All of a seed's choices but those made on the way."""
 
@@ -55,6 +67,7 @@ class Scenario:
     longest: float = 0.2
     edited: bool = False
     ablated: Sequence[str] = field(default=())
+    forks: list[ForkPlan] = field(default_factory=list)
 
 
 def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
@@ -82,13 +95,16 @@ def build(seed: int, ablated: Sequence[str] = ()) -> Scenario:
         _add_graphs(random.Random(f"graphs {seed}"), runs)
     if chance.random() < 0.08:
         runs.append(RunPlan("poison", [["step", "first", 0], ["poison", "boom", 0], ["step", "never", 0]]))
+    actions = _actions(chance, workers, runs, layout)
+    forks = [] if edited else _add_forks(random.Random(f"forks {seed}"), runs, actions)
     return Scenario(
         seed=seed,
         layout=layout,
         workers=workers,
         runs=runs,
+        forks=forks,
         faults=faults,
-        actions=_actions(chance, workers, runs, layout),
+        actions=actions,
         world={
             "liveness": chance.random() < 0.6,
             "park_after": chance.choice((0.0, 0.1, 0.5)),
@@ -135,6 +151,24 @@ def _add_graphs(chance: random.Random, runs: list[RunPlan]) -> None:
     for run in runs:
         if chance.random() < 0.25:
             run.items.append(["graph", f"graph{len(run.items)}", chance.choice((3, 5, 7))])
+
+
+def _add_forks(chance: random.Random, runs: list[RunPlan], actions: list[tuple[float, str, Any]]) -> list[ForkPlan]:
+    """A run that pays after an approval, and forks of it: drawn apart, so that seeds draw the rest as before."""
+    if chance.random() >= 0.4:
+        return []
+    pays: list[list[Any]] = [["pay", f"pay{i}", chance.choice((0, 1))] for i in range(chance.choice((1, 1, 2)))]
+    items: list[list[Any]] = [["step", "first", 0], *pays, ["step", "last", 0]]
+    runs.append(RunPlan("payer", items, at=chance.uniform(0, 0.3)))
+    forks: list[ForkPlan] = []
+    for number in range(chance.choice((1, 2, 2, 3))):
+        source = chance.choice(["payer", *(fork.run_id for fork in forks)])
+        after = chance.choice(("first", "first", "signal:may pay0", "pay0", None))
+        effects = chance.choice(("refuse", "refuse", "reuse", "ask", "repeat"))
+        forks.append(ForkPlan(f"fork-{number}", source, after, effects, chance.random() < 0.5, items))
+        actions.append((chance.uniform(0.2, 2.5), "fork", forks[-1]))
+    actions.sort(key=lambda action: action[0])
+    return forks
 
 
 def _actions(chance: random.Random, workers: int, runs: list[RunPlan], layout: Layout) -> list[tuple[float, str, Any]]:

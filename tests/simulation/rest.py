@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 #: Ways a run that was not cancelled may fail for: what the scenario itself puts in.
 INJECTED = {"StepExecutionError", "StorageBusy", "RunFailed"}
 
+#: Ways a run that pays may fail for besides.
+DOUBTED = {"StepInDoubt", "EffectAlreadyDone"}
+
 
 class Rest:
     """Looks at a world that has come to rest, as one of its clients."""
@@ -32,7 +35,8 @@ class Rest:
     async def check(self) -> None:
         watch, runner = self.watch, self.runner
         rows = {row.run_id: row for row in await runner.queue.find(RunFilter())}
-        by_uuid = {self.play.uuid(run.run_id): run for run in self.scenario.runs}
+        forks = [RunPlan(fork.run_id, fork.items) for fork in self.scenario.forks if fork.run_id in self.play.forked]
+        by_uuid = {self.play.uuid(run.run_id): run for run in (*self.scenario.runs, *forks)}
         for run_id, uuids in self.play.submitted.items():
             if len(uuids) != 1 or not uuids <= rows.keys():
                 watch.wrong(f"run {run_id} was accepted as {sorted(uuids)}, there are {sorted(rows)}")
@@ -53,6 +57,9 @@ class Rest:
                 continue
             head = await runner.event_bus.head(run)
             watch.check_events(run, row.status, records, events, head)
+            effects = [json.dumps(event.payload) for event in events if event.event_type == "step.effect"]
+            if len(effects) != len(set(effects)):
+                watch.wrong(f"run {run} tells twice what became of a guarded step: {effects}")
             plan = by_uuid.get(run)
             if plan is not None:
                 await self._check_result(plan, row, events)
@@ -92,7 +99,8 @@ class Rest:
             case "succeeded":
                 self._check_output(plan, result.final_output["out"])
             case "failed":
-                allowed = INJECTED | ({"JournalMismatch"} if self.scenario.edited else set())
+                allowed = INJECTED | (DOUBTED if self.scenario.forks else set())
+                allowed |= {"JournalMismatch"} if self.scenario.edited else set()
                 if result.error is None or result.error.type not in allowed:
                     watch.wrong(f"run {plan.run_id} failed: {result.error}")
             case "cancelled":

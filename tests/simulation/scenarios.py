@@ -9,18 +9,26 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from agent_runtime_core._ids import run_uuid
-from agent_runtime_core.errors import StorageBusy, StorageClosed
+from agent_runtime_core.errors import (
+    IdempotencyConflict,
+    InvalidArgument,
+    StorageBusy,
+    StorageClosed,
+    UnknownRun,
+)
 from agent_runtime_core.events.base import Event
 from agent_runtime_core.interfaces import RunResult
+from agent_runtime_core.queue.row import LIVE
 
 from .ablations import without
 from .hosts import Host
 from .loop import Deadlock
-from .plans import RunPlan, Scenario, build
+from .plans import ForkPlan, RunPlan, Scenario, build
 from .rest import Rest
 from .script import Child, Script, payload_of
 from .world import World
@@ -45,6 +53,8 @@ class Play:
         self.world.agents = [Script(self.world, scenario), Child(self.world, scenario)]
         self.submitted: dict[str, set[str]] = {}  # run ids as clients were told
         self.told: dict[str, RunResult] = {}
+        self.forked: set[str] = set()
+        self.unforked: set[str] = set()  # forks that came to nothing
         self.followed: dict[str, list[Event]] = {}
 
     def run(self) -> list[str]:
@@ -104,9 +114,15 @@ class Play:
         tasks += [
             self._as(clients[1], self._submit(clients[1], run, f"{run.run_id}-b")) for run in submitted if run.twice
         ]
-        tasks += [asyncio.ensure_future(self._act(*action)) for action in scenario.actions]
+        acting = [asyncio.ensure_future(self._act(*action)) for action in scenario.actions]
+        tasks += acting
+        if scenario.forks:
+            payers = ["payer", *(fork.run_id for fork in scenario.forks)]
+            tasks += [self._as(clients[1], self._approve(clients[1], run_id)) for run_id in payers]
         await asyncio.sleep(max((at for at, *_ in scenario.actions), default=0.0) + 0.3)
         world.calm_down()
+        if acting:  # a fork may have to wait for its source
+            await self._unless_over(asyncio.wait(acting, timeout=PATIENCE))
         await self._unless_over(self._rest())
         if tasks:
             await self._unless_over(asyncio.wait(tasks, timeout=5.0))
@@ -201,6 +217,8 @@ class Play:
                 asked = self._as(world.hosts[by], self._cancel(world.hosts[by], run_id))
                 if by in CLIENTS:  # another may die in the middle of it
                     await asked
+            case "fork":
+                await self._as(world.hosts["client0"], self._fork(world.hosts["client0"], about))
             case "signal":
                 *rest, by = about
                 await self._as(world.hosts[by], self._signal(world.hosts[by], *rest))
@@ -218,6 +236,49 @@ class Play:
         if self._known(run_id) and host.alive:
             with suppress(StorageClosed):  # a worker that stops in the meantime
                 await self._patiently(lambda: host.runner.cancel(self.uuid(run_id)))
+
+    async def _fork(self, host: Host, fork: ForkPlan) -> None:
+        """Fork, as soon as the source has that step; never where it ends without it."""
+        watch, source, mine = self.watch, self.uuid(fork.source), self.uuid(fork.run_id)
+        if fork.effects == "repeat":
+            watch.permits += sum(kind == "pay" for kind, *_ in fork.items)
+        elif fork.effects != "reuse":
+            watch.must_ask.add(mine)
+        while True:
+            over = watch.status.get(source, "pending") not in LIVE or fork.source in self.unforked
+            with suppress(InvalidArgument, UnknownRun):
+                with suppress(IdempotencyConflict):  # it was begun, not finished, and its source has gone on
+                    await self._patiently(
+                        lambda: host.runner.fork(source, fork.after, new_run_id=fork.run_id, effects=fork.effects)
+                    )
+                    self.forked.add(fork.run_id)
+                    return
+                break
+            if over:
+                break
+            await asyncio.sleep(0.2)
+        self.unforked.add(fork.run_id)
+
+    async def _approve(self, host: Host, run_id: str) -> None:
+        """Give the run all approvals that it asks for; what it asks because of its policy gets the planned answer."""
+        run = self.uuid(run_id)
+        plan = next((fork for fork in self.scenario.forks if fork.run_id == run_id), None)
+        given = set[str]()
+        while self.watch.status.get(run, "pending") in LIVE and run_id not in self.unforked:
+            await asyncio.sleep(0.1)
+            if run not in self.watch.status:
+                continue
+            for event in await self._patiently(lambda: host.runner.event_bus.get_events(run)):
+                request = str(event.payload.get("request_id"))
+                if event.event_type != "approval.requested" or request in given:
+                    continue
+                given.add(request)
+                name = event.payload["name"]
+                answer = plan is None or plan.answer or not name.startswith("repeat:")
+                self.watch.permits += answer and name.startswith("repeat:")
+                self.watch.answered[run] += 1
+                give = partial(host.runner.approve, run, name, answer, request_id=request)
+                await self._patiently(give)
 
     async def _signal(self, host: Host, run_id: str, name: str, number: int) -> None:
         while not self._known(run_id):  # noqa: ASYNC110 - the watch has no event for it

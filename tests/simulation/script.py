@@ -102,6 +102,12 @@ class Script(AgentRuntime):
                 return (
                     await ctx.call("child", {"items": [["step", f"{name}.{i}", 0] for i in range(number)]})
                 ).final_output
+            case "pay":
+                if not await ctx.approve(f"may {name}"):
+                    raise Injected(name)
+                doubt = self._unknown if number else "fail"
+                paid = await ctx.step(name, self.pay, name, retries=1, retry_delay=0.05, on_in_doubt=doubt)
+                return self._mine(name, paid)
             case "poison":
                 return await ctx.step(name, self.poison)
         raise AssertionError(kind)
@@ -126,6 +132,20 @@ class Script(AgentRuntime):
 
     async def effect(self, name: str) -> str:
         return await self._happen(name)
+
+    async def pay(self, name: str) -> str:
+        """A payment, which is made unless this raises."""
+        if not self.world.calm and self.chance.random() < self.scenario.failing:
+            raise Injected(name)
+        ctx = CTX.get()
+        assert ctx._frame is not None
+        self.world.watch.pay(str(ctx.run_id), name, ctx._frame.key)
+        await asyncio.sleep(self.chance.random() * self.scenario.longest)
+        return f"{name}!"
+
+    def _unknown(self) -> None:
+        """What became of a payment: a check that says it may be made again."""
+        self.world.watch.again += 1
 
     async def link(self, ctx: Any, state: Any) -> str:
         """A step of a chain: its result tells how many links there were before it."""
@@ -192,7 +212,7 @@ def expected(items: list[list[Any]]) -> list[Any]:
     out: list[Any] = []
     for kind, name, number in items:
         match kind:
-            case "step" | "transaction":
+            case "step" | "transaction" | "pay":
                 out.append(f"{name}!")
             case "chain":
                 out.append([*(f"{name}.{i}!" for i in range(number)), f"{name}.{number - 1}! {number}"])

@@ -136,12 +136,13 @@ def test_seeds_meet_every_layout_and_every_kind_of_trouble() -> None:
         *APART,
         *(" ".join([place] * 3) for place in ("memory-a", "remote-a", "sqlite-a")),
     }
-    assert kinds == {"kill", "pause", "go on", "suspend", "wake", "stop", "jump", "cut", "cancel", "signal"}
+    assert kinds == {"kill", "pause", "go on", "suspend", "wake", "stop", "jump", "cut", "cancel", "signal", "fork"}
     assert items == {
-        "step", "chain", "map", "graph", "signal", "sleep", "emit", "call", "late", "transaction", "poison",
+        "step", "chain", "map", "graph", "signal", "sleep", "emit", "call", "late", "transaction", "poison", "pay",
     }  # fmt: skip
     for fault in ("lost", "unanswered", "doubled", "dropped", "crash", "late_bell", "cut"):
         assert any(getattr(scenario.faults, fault) > 0 for scenario in scenarios)
+    assert {fork.effects for scenario in scenarios for fork in scenario.forks} == {"refuse", "reuse", "ask", "repeat"}
     assert any(scenario.world["hours"] for scenario in scenarios)
     assert any(run.twice for scenario in scenarios for run in scenario.runs)
 

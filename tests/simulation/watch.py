@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
 from agent_runtime_core._engines.requests import Request
 from agent_runtime_core._ids import step_id
-from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.journal.record import DONE, Record, is_copied
 from agent_runtime_core.queue.row import LIVE, Mail, RunRow, Settle
 from agent_runtime_core.runner.worker import APART
 
@@ -59,6 +59,11 @@ class Watch:
         self.cancelled: dict[str, float] = {}
         self.claimed_at: dict[str, float] = {}
         self.mail: dict[str, list[Mail]] = defaultdict(list)
+        self.paid: dict[tuple[str, str], list[str]] = defaultdict(list)  # the runs that did, by name and key
+        self.again = 0  # payments that a check said may be made again
+        self.permits = 0  # those that a fork may make though another run did
+        self.answered: Counter[str] = Counter()  # approvals that a run was given, by its id
+        self.must_ask: set[str] = set()  # forks that may not go by the approvals of other runs
 
     def wrong(self, problem: str) -> None:
         self.problems.append(f"at {self.world.loop.now:.3f} s: {problem}")
@@ -229,7 +234,7 @@ class Watch:
                 )
             return
         self.journal[run][seq] = record
-        if record.kind == DONE:
+        if record.kind == DONE and not is_copied(record):
             # One that a claim leaves behind while the next is on its way to the journal is seen by that next one.
             self.stalls[run] = int(self.owner.get(run) != record.claim_id)
             self.noted[run] = 0
@@ -239,6 +244,16 @@ class Watch:
             self.done[run][step] = record.claim_id
 
     # -- what agents tell
+
+    def pay(self, run: str, name: str, key: str) -> None:
+        """All runs that pay are of one lineage: together they pay once, but for what they were allowed."""
+        self.paid[name, key].append(run)
+        self.world.trace("paid", f"{name} {key} by {run[:4]}")
+        if len(self.paid[name, key]) > 1 + self.again + self.permits:
+            self.wrong(f"{name} {key} is paid by {self.paid[name, key]}, "
+                       f"{self.again} times again by a check and {self.permits} by a policy")  # fmt: skip
+        if run in self.must_ask and not self.answered[run]:
+            self.wrong(f"run {run} pays {name} by an approval of another run")
 
     def enter(self, row: RunRow) -> None:
         run = row.run_id
@@ -307,6 +322,8 @@ class Watch:
             self.wrong(f"journal of run {run} has {sorted(seen)}, accepted were {sorted(ours)}")
         last = ""
         for record in records:
+            if is_copied(record):
+                continue
             if record.claim_id and record.claim_id < last:
                 self.wrong(f"run {run}: {record.kind} {record.name} of claim {record.claim_id} stands after {last}")
             last = record.claim_id or last
