@@ -1379,6 +1379,7 @@ RUNS: list[tuple[type[TheirQueue], type[TheirBus], type[TheirStore], runs.Case]]
     (TheirQueue, SequenceGap, TheirStore, runs_attempts.a_run_of_steps_tells_and_records_all_of_it),
     (TheirQueue, KeepsDeleted, TheirStore, runs_afterwards.what_is_old_is_forgotten_everywhere),
     (TheirQueue, TheirBus, KeepsDeletedJournal, runs_afterwards.what_is_old_is_forgotten_everywhere),
+    (TheirQueue, TheirBus, DeletesEffectsEarly, runs_afterwards.a_fork_repeats_no_effect),
     (TheirQueue, TheirBus, FirstEnding, runs_attempts.three_crashes_without_progress_make_a_dead_letter),
 ]
 

@@ -92,19 +92,21 @@ async def test_what_a_killed_process_began_is_refused(
         assert child.kill()
     runner = AgentRunner.open(where)
     paid: list[int] = []
+
+    async def pay(run_id: str) -> None:
+        async with open_run(where, run_id) as ctx:
+            assert await ctx.step("first", lambda: 2) == 1
+            await ctx.step("pay", lambda: paid.append(1), on_in_doubt="fail")
+
     try:
         for policy in ("refuse", "reuse", "repeat"):
             await runner.fork("one", "first", new_run_id=policy, effects=policy)
         for policy in ("refuse", "reuse"):
-            with pytest.raises(EffectAlreadyDone, match="begun in run 'one'.* its outcome is unknown") as told:
-                async with open_run(where, policy) as ctx:
-                    await ctx.step("first", lambda: 2)
-                    await ctx.step("pay", lambda: paid.append(1), on_in_doubt="fail")
+            with pytest.raises(EffectAlreadyDone, match=r"begun in run 'one'.* its outcome is unknown") as told:
+                await pay(policy)
             assert told.value.status == "begun"
         assert paid == []
-        async with open_run(where, "repeat") as ctx:
-            assert await ctx.step("first", lambda: 2) == 1
-            await ctx.step("pay", lambda: paid.append(1), on_in_doubt="fail")
+        await pay("repeat")
         assert paid == [1]
     finally:
         await runner.close()

@@ -95,3 +95,31 @@ async def a_fork_goes_on_from_a_step(make: Make) -> None:
             same(log, ran, f"the steps that ran after {after}")
             same((await bench.told(new))[0], "run.started", "the first event of a fork")
         same((await bench.state.records(source), await bench.told(source)), before, "the run that was forked")
+
+
+@CASES
+async def a_fork_repeats_no_effect(make: Make) -> None:
+    async with opened(make) as bench:
+        log: list[str] = []
+
+        async def body(ctx: Any) -> Any:
+            await ctx.step("one", lambda: 1)
+            await ctx.step("pay", log.append, "paid", on_in_doubt="fail")
+            return await ctx.step("three", lambda: 3)
+
+        runner = bench.runner(Scripted("agent", body))
+        source = await runner.submit("agent")
+        await runner.run_once()
+        forks = []
+        for effects, status, times in (("refuse", "failed", 1), ("reuse", "succeeded", 1), ("repeat", "succeeded", 2)):
+            new = await runner.fork(source, "one", effects=effects)
+            forks.append(new)
+            await runner.run_once()
+            same((await runner.get_run(new)).status, status, f"the status of a fork with effects={effects!r}")
+            same(len(log), times, f"how often the step ran after a fork with effects={effects!r}")
+            same((await bench.told(new)).count("step.effect"), 1, "its step.effect events")
+        for each in (source, *forks[:2]):
+            await runner.discard(each)
+        new = await runner.fork(forks[2], "one")
+        await runner.run_once()
+        same((await runner.get_run(new)).status, "failed", "the status of a fork of the last run of its lineage")
