@@ -35,7 +35,8 @@ async def signal(args: Namespace) -> int:
     async with looked_at(args) as runner:
         stored = await runner.signal(args.id, args.name, args.payload)
         row = await row_of(runner, args.id)
-    return _posted(args, row, "signal", None if stored else _finished(args, row))
+    finished = f"run {args.id!r} was finished when the signal came. Send it again"  # it was resumed since
+    return _posted(args, row, "signal", None if stored else _finished(args, row) or finished)
 
 
 async def approve(args: Namespace) -> int:
