@@ -73,7 +73,7 @@ _portal = _Portal()
 def call(fn: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `fn(*args, **kwargs)` on the portal's loop and wait for its result.
 
-    If a signal handler raises meanwhile, as Ctrl-C does, the call is cancelled, and the error is raised when it has
+    If a signal handler raises during the call, as Ctrl-C does, the call is cancelled. The error is raised when it has
     ended.
 
     Raises:

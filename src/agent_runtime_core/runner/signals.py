@@ -113,7 +113,7 @@ class _Handler:
         self._empty = asyncio.Handle(_nothing, (), loop)
         if self._handle is not None:
             self._by_loop[number] = self._empty
-        #: Whether the event loop calls the host's handler at once, as uvloop does, whose handlers nobody can read.
+        #: Whether the event loop calls the host's handler at once, as uvloop does. Its handlers cannot be read.
         self._is_called = self._handle is None and getattr(self.previous, "__self__", None) is loop
 
     def __call__(self, number: int, frame: Any) -> None:
