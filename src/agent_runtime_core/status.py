@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from types import MappingProxyType
 
 from .errors import IllegalTransition
@@ -11,8 +11,8 @@ from .errors import IllegalTransition
 __all__ = ["TERMINAL", "TRANSITIONS", "RunStatus", "StepStatus", "check"]
 
 
-class RunStatus(str, Enum):  # noqa: UP042
-    """Where a run stands; `waiting` is parked on a timer, a signal or a child, held by no worker."""
+class RunStatus(StrEnum):
+    """Status of a run; `waiting` means that it is parked until a timer, a signal or a child run."""
 
     PENDING = "pending"
     RUNNING = "running"

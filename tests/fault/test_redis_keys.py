@@ -48,6 +48,7 @@ async def work(url: str) -> AsyncIterator[tuple[AgentRunner, asyncio.Task[None],
             await gate.wait()
             return "waited"
 
+        await ctx.step("pay", lambda: 1, on_in_doubt="fail")  # has an effect row
         waited: str = await ctx.step("wait", wait)
         return waited
 

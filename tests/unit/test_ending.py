@@ -247,7 +247,7 @@ async def test_the_claim_that_closes_a_run_tells_the_trail_and_the_traces_of_its
         assert sink.heard == [("given back", None), ("succeeded", {"value": 1})]
         assert stores.audit is not None
         entries = await stores.audit.get_events()
-        assert {each.action for each in entries} == {"script started", "script succeeded"}
+        assert {each.action for each in entries} == {"agent 'script' started", "agent 'script' succeeded"}
         figures = {each.name: each.tags for each in await stores.audit.get_metrics("run_duration_ms")}
         assert figures == {"run_duration_ms": {"status": "succeeded"}}
         await stores.close()

@@ -104,6 +104,7 @@ class Audit:
         kind, action = _ENTRIES[event.event_type]
         payload = event.payload
         tool = payload.get("tool_name")
+        what = f"tool {tool!r}" if tool else f"agent {self.row.agent!r}"
         failed = payload.get("error") if event.event_type == "tool.result" else None
         if failed is not None:
             kind, action = AuditEventType.TOOL_ERROR, "failed"
@@ -116,7 +117,7 @@ class Audit:
             await self._lasted(event, events)
         entry = AuditEntry(
             id=self._id(event.sequence), event_type=kind, timestamp=event.timestamp,
-            action=f"{tool or self.row.agent} {action}", details=dict(payload), actor_id=self.row.agent, **self._about,
+            action=f"{what} {action}", details=dict(payload), actor_id=self.row.agent, **self._about,
         )  # fmt: skip
         try:
             await self.store.log_event(entry)
