@@ -21,6 +21,7 @@ from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, St
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, Scope
 from agent_runtime_core.queue.row import LIVE
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.state import EffectRow
 from tests.fault.rig import Agent, settings, until, until_status
 from tests.servers import RedisServer
 
@@ -134,12 +135,16 @@ class Scene:
         await stores.conversations.save(self.conversation)
         await stores.conversations.append(self.conversation.id, [self.message()])
         engine = cast("Any", runner.queue).engine
-        await engine.commit(None, [Op("fence.install", ("somebody", "1")), self.standing()])
+        await engine.commit(None, [Op("fence.install", ("somebody", "1")), self.standing(), self.effect("one")])
 
     async def close(self) -> None:
         self.inline.cancel()
         await asyncio.gather(self.inline, return_exceptions=True)
         await self.stores.close()
+
+    @staticmethod
+    def effect(key: str) -> Op:
+        return Op("effect.put", (EffectRow("somebody", key, "", "somebody", "begun"),))
 
     def standing(self) -> Op:
         """A claim that stands."""
@@ -175,6 +180,7 @@ class Scene:
             lambda: engine.commit(None, [Op("fence.install", ("somebody", "2"))]),
             lambda: engine.commit(Guard("somebody", "2"), []),
             lambda: engine.commit(None, [self.standing()]),
+            lambda: engine.commit(None, [self.effect("two")]),
             lambda: engine.commit(None, [Op("queue.sit", ("s",))]),
             lambda: stores.memory.get("k"),
             lambda: stores.memory.set("k", 2),
