@@ -20,6 +20,8 @@ from .errors import (
     StepInDoubt,
     UnserialisableResult,
     brief,
+    deciding_error,
+    holds,
 )
 from .failures import kept_of, told_of
 from .journal.record import FAILED, RETRYING, Record
@@ -252,14 +254,15 @@ def _start_of(book: Book, work: Work, attempt: int, doubtful: bool) -> Record:
 async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
     """Record a failed try and wait for the next one, or raise."""
     delay = work.policy.delay(error, attempt, book.ledger.clock.random)
-    about = told_of(error)
-    if isinstance(error, LeaseLost):
+    cause = deciding_error(error)
+    about = told_of(cause)
+    if isinstance(cause, LeaseLost):
         raise error
-    postponed = error.after if isinstance(error, Postponed) else None
+    postponed = cause.after if isinstance(cause, Postponed) else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
     ends = delay is None and (postponed is None or work.bare)  # of a bare one, the code may go on without it
-    if ends and work.key[:2] in ("s:", "k:") and not isinstance(error, NEVER_RETRIED):
+    if ends and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
         frame = FRAME.get()
         about |= kept_of(error) | book.about_failure(None if frame is None else frame.outer, book.running - 1)
     record: Record = book.unfinished(
@@ -272,7 +275,7 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     if delay is not None:
         await book.ledger.clock.sleep(delay)
         return
-    if work.bare or isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
+    if work.bare or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
         raise error
     raise StepExecutionError(work.name, about["error"], attempt) from error
 

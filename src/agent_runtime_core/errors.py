@@ -57,7 +57,7 @@ AgentRuntimeError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 
 class AgentRuntimeError(Exception):
@@ -73,6 +73,7 @@ class AgentRuntimeError(Exception):
         return (_again, (type(self), args), *state)
 
 
+MOST_NAMED = 5  # errors of a group that its text names
 LONGEST = 16_384  # characters kept of a long text of an error, or of its stack: it has to fit into a record
 
 
@@ -85,11 +86,18 @@ def shortened(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, or its class where it says nothing, or cannot."""
+    """What an error says, or its class where it says nothing, or cannot; of a group also the errors in it."""
     try:
-        return shortened(str(error)) or type(error).__name__
+        text = shortened(str(error)) or type(error).__name__
+        return text if not isinstance(error, BaseExceptionGroup) else shortened(f"{text}: {_contained(error)}")
     except Exception:  # noqa: BLE001 - somebody else's __str__ may raise anything
         return f"{type(error).__name__}, whose text cannot be told"
+
+
+def _contained(group: BaseExceptionGroup[BaseException]) -> str:
+    errors = leaves_of(group)
+    more = [f"{len(errors) - MOST_NAMED} more"] if len(errors) > MOST_NAMED else []
+    return "; ".join([*(f"{type(each).__name__}: {text_of(each)}" for each in errors[:MOST_NAMED]), *more])
 
 
 def brief(value: object, most: int = 80) -> str:
@@ -473,3 +481,71 @@ class UnsafeRedis(StorageError):
 
 class StorageClosed(StorageError):
     """The store was closed, or belongs to the process this one was forked from."""
+
+
+#: Which error of a group decides what the group means, the first one first. An error that forbids another attempt
+#: stands before one that allows it, and a failure before a deferral: the code has to be looked at all the same.
+_PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
+    (KeyboardInterrupt, SystemExit),
+    (LeaseLost,),
+    (JournalMismatch, StepInDoubt, EffectAlreadyDone),
+    (LimitExceeded, UnknownPrice, OutputMismatch),
+    (UnserialisableResult, InvalidArgument, NotSupported, MissingDependency, IdempotencyConflict),
+    (StepCancelledError, PortalMisuse),
+)
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """Return the errors of a group, those of groups inside it too, in their order; of another error, itself."""
+    found: list[BaseException] = []
+    ahead = [error]
+    while ahead:
+        each = ahead.pop()
+        if isinstance(each, BaseExceptionGroup):
+            ahead += reversed(each.exceptions)
+        else:
+            found.append(each)
+    return found
+
+
+def holds(error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+    """Return whether the error, or one inside the group that it is, is of these kinds."""
+    if not isinstance(error, BaseExceptionGroup):
+        return isinstance(error, kinds)
+    return any(isinstance(each, kinds) for each in leaves_of(error))
+
+
+def deciding_error(error: BaseException) -> BaseException:
+    """Return the error that decides what happens after `error`.
+
+    Of a group (`asyncio.TaskGroup`, anyio) that is one of the errors inside it: the first by `_PRECEDENCE`, then a
+    provider's refusal, a store's error, any other error, the longest deferral, an outage of a provider and last a
+    cancellation. If several other errors decide together, it is the group of them. Any other error decides itself.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = leaves_of(error)
+    first = min(leaves, key=_rank)
+    if _rank(first)[0] != _OTHER or sum(_rank(each)[0] == _OTHER for each in leaves) == 1:
+        return first
+    return error.subgroup(Exception) or first
+
+
+_REFUSED: Final = len(_PRECEDENCE)
+_STORAGE, _OTHER, _DEFERRED, _OUTAGE, _CANCELLED = range(_REFUSED + 1, _REFUSED + 6)
+
+
+def _rank(error: BaseException) -> tuple[int, float]:
+    """The place of an error among those of a group, and among those of the same place; the least decides."""
+    for place, kinds in enumerate(_PRECEDENCE):
+        if isinstance(error, kinds):
+            return place, 0.0
+    if isinstance(error, Postponed):
+        return _DEFERRED, -error.after
+    if isinstance(error, RateLimited) and error.retriable and error.retry_after:
+        return _DEFERRED, -error.retry_after
+    if isinstance(error, ProviderError):
+        return _OUTAGE if error.retriable else _REFUSED, 0.0
+    if isinstance(error, StorageError):
+        return _STORAGE, 0.0
+    return _OTHER if isinstance(error, Exception) else _CANCELLED, 0.0

@@ -10,11 +10,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from .errors import AgentRuntimeError, CircuitOpen, StepExecutionError, shortened, text_of
+from .errors import AgentRuntimeError, CircuitOpen, StepExecutionError, leaves_of, shortened, text_of
 from .journal.record import Record
 
 #: Modules whose errors are made of a text alone; those of others are not asked to make themselves.
 _MADE_OF_TEXT: Final = frozenset({builtins.__name__, AgentRuntimeError.__module__})
+
+MOST_KEPT: Final = 16  # errors of a group that are kept one by one; of a larger one only its class is
 
 
 def told_of(error: BaseException) -> dict[str, Any]:
@@ -25,10 +27,20 @@ def told_of(error: BaseException) -> dict[str, Any]:
 def kept_of(error: BaseException) -> dict[str, Any]:
     """What the record keeps besides, for code that went on without the step to find the same error again."""
     if not isinstance(error, StepExecutionError):
-        return {"class": _name_of(error)}
+        return _class_of(error)
     cause = error.__cause__
     of = {"step": error.step_name, "error": shortened(error.message), "attempts": error.attempts}
-    return {"of": of if cause is None else of | {"class": _name_of(cause)}}
+    return {"of": of if cause is None else of | _class_of(cause)}
+
+
+def _class_of(error: BaseException) -> dict[str, Any]:
+    """The class of an error; of a group also its message and the errors inside it, groups among them left out."""
+    told: dict[str, Any] = {"class": _name_of(error)}
+    leaves = leaves_of(error)
+    if isinstance(error, BaseExceptionGroup) and len(leaves) <= MOST_KEPT:
+        inside = [{"class": _name_of(each), "error": text_of(each)} for each in leaves]
+        told["group"] = {"message": shortened(str(error.message)), "errors": inside}
+    return told
 
 
 def _name_of(error: BaseException) -> str:
@@ -42,7 +54,7 @@ def failed_again(name: str, failure: Record) -> StepExecutionError:
     of = told.get("of", {"step": name, "attempts": failure.attempt})
     message = of.get("error", told["error"])
     error = StepExecutionError(of["step"], message, of["attempts"])
-    error.__cause__ = _made(of.get("class") or told.get("class"), message)
+    error.__cause__ = _made(of if "class" in of else told, message)
     return error
 
 
@@ -54,18 +66,21 @@ def as_raised(name: str, failure: Record) -> Exception:
     told = json.loads(failure.info or "{}")
     if told.get("type") == CircuitOpen.__name__:
         return CircuitOpen(told["error"], after=told["retry_delay"])
-    return _made(told.get("class"), told["error"]) or failed_again(name, failure)
+    return _made(told, told["error"]) or failed_again(name, failure)
 
 
-def _made(of: str | None, text: str) -> Exception | None:
-    if of is None:
+def _made(told: dict[str, Any], text: str) -> Exception | None:
+    """The error whose class is told, with that text; None where it cannot be made."""
+    if "class" not in told:
         return None
-    module, _, name = of.partition(":")
+    module, _, name = told["class"].partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not isinstance(found, type) or not issubclass(found, Exception):
         return None
+    if issubclass(found, ExceptionGroup):
+        return _made_group(found, told.get("group"))
     ways: list[Callable[[str], Any]] = [partial(found.__new__, found)]
     if module in _MADE_OF_TEXT or issubclass(found, AgentRuntimeError):
         ways.insert(0, found)
@@ -75,4 +90,14 @@ def _made(of: str | None, text: str) -> Exception | None:
             said = str(error)
             if isinstance(error, Exception) and (said == text or (made_by is not found and text in said)):
                 return error
+    return None
+
+
+def _made_group(kind: type[ExceptionGroup[Exception]], told: dict[str, Any] | None) -> Exception | None:
+    errors = [] if told is None else [_made(each, each["error"]) for each in told["errors"]]
+    inside = [each for each in errors if each is not None]
+    if told is None or len(inside) < len(errors):
+        return None
+    with suppress(Exception):  # a subclass may take more than that
+        return kind.__new__(kind, told["message"], inside)
     return None

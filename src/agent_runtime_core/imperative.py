@@ -24,6 +24,8 @@ from .errors import (
     StorageError,
     UnserialisableResult,
     brief,
+    deciding_error,
+    holds,
     text_of,
 )
 from .journal.record import FAILED, SKIPPED, Record
@@ -217,11 +219,12 @@ class Imperative:
                 raise
             except UnserialisableResult as error:
                 raise refused_of(name, error) from None
-            except (*NEVER_RETRIED, StorageError, Postponed):
-                raise
             except Exception as error:
-                message = text_of(error)
-                await self._transaction_failed(name, place, pos, message, type(error).__name__)
+                if holds(error, (*NEVER_RETRIED, StorageError, Postponed)):
+                    raise
+                cause = deciding_error(error)
+                message = text_of(cause)
+                await self._transaction_failed(name, place, pos, message, type(cause).__name__)
                 raise StepExecutionError(name, message, 1) from error
             record = self.book.done[name, place] = record._replace(result=text)
             self.book.passed()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
 from ._tags import NOT_STORED, stored_as_dict
-from .errors import InvalidArgument, NotSupported, RunFailed, brief, shortened, text_of
+from .errors import InvalidArgument, NotSupported, RunFailed, brief, deciding_error, shortened, text_of
 from .event_types import EventType
 from .retry import Delay
 from .status import RunStatus
@@ -69,6 +69,12 @@ class ErrorInfo:
     stack: str = ""
     retriable: bool = True
     details: dict[str, Any] = field(default_factory=dict)
+
+
+def describe(error: BaseException) -> ErrorInfo:
+    """Return what is recorded of an error: of a group, the error that decides, with the traceback of the whole."""
+    cause = deciding_error(error)
+    return ErrorInfo(type(cause).__name__, text_of(cause), shortened("".join(traceback.format_exception(error))))
 
 
 @dataclass
@@ -280,13 +286,10 @@ class AgentRuntime(ABC):
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         """What to record of an error that `run` raised, and whether a retry makes sense; None keeps the default.
 
-        It has what is left of the attempt's time, and no more than the grace once the run is to stop.
+        `error` is what `run` raised: an ExceptionGroup of a `TaskGroup` is passed as it is. The hook has what is left
+        of the attempt's time, and no more than the grace once the run is to stop.
         """
-        return ErrorInfo(
-            type=type(error).__name__,
-            message=text_of(error),
-            stack=shortened("".join(traceback.format_exception(error))),
-        )
+        return describe(error)
 
 
 class LLMClient(ABC):

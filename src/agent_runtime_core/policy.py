@@ -20,6 +20,8 @@ from .errors import (
     StepInDoubt,
     UnserialisableResult,
     brief,
+    holds,
+    leaves_of,
 )
 from .retry import Delay, at_least_zero
 
@@ -89,11 +91,14 @@ class Policy:
             )
 
     def delay(self, error: BaseException, attempt: int, random: Any) -> float | None:
-        """Seconds until the next try after `error` in try number `attempt`; None for no other try."""
-        if attempt > self.retries or isinstance(error, NEVER_RETRIED):
+        """Return the seconds until the next attempt after `error` in attempt number `attempt`; None for no other one.
+
+        A group is retried if `retry_on` wants it, or each error inside it.
+        """
+        if attempt > self.retries or holds(error, NEVER_RETRIED):
             return None
         try:
-            if not self._retries_on(error):
+            if not self._retries_on(error) and not all(map(self._retries_on, leaves_of(error))):
                 return None
             if self.backoff is None:
                 return self.retry_delay

@@ -322,7 +322,10 @@ async def test_a_function_that_leaves_the_process_has_failed(fn: Callable[..., A
         (InvalidArgument("the handler's own"), "Error: InvalidArgument: the handler's own"),
         (BadArguments("another's", "other"), "Error: BadArguments: tool 'other': another's"),
         (ToolTimeout("other", 1), "Error: ToolTimeout: tool 'other' gave no answer within 1 s"),
-        (ExceptionGroup("two", [ValueError("a"), KeyError("b")]), "Error: ExceptionGroup: two (2 sub-exceptions)"),
+        (
+            ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
+            "Error: ExceptionGroup: two (2 sub-exceptions): ValueError: a; KeyError: 'b'",
+        ),
         (StopIteration("odd"), "Error: RuntimeError: StopIteration: odd"),
     ],
 )

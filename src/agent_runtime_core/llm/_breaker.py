@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .._clock import SYSTEM, Clock
-from ..errors import CircuitOpen, NotConfigured, ProviderError
+from ..errors import CircuitOpen, NotConfigured, ProviderError, deciding_error
 
 Key: TypeAlias = tuple[str, str, str]
 """Provider, endpoint, model."""
@@ -39,6 +39,7 @@ class Permit:
 
     def failed(self, error: BaseException) -> None:
         """It is the provider's fault if the error is worth a retry; other errors of a provider are answers."""
+        error = deciding_error(error)
         if isinstance(error, ProviderError) and not isinstance(error, NotConfigured):
             self._settle(error if error.retriable else None, known=True)
         else:

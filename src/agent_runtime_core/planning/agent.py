@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief
+from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..tools.base import BaseTool
@@ -79,14 +79,15 @@ class PlanningAgent(AgentRuntime):
 
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)
-        if info is None or not isinstance(error, (PlanningError, StepExecutionError, ToolFailed)):
+        cause = deciding_error(error)
+        if info is None or not isinstance(cause, (PlanningError, StepExecutionError, ToolFailed)):
             return info
         info.retriable = False
-        if isinstance(error, PlanningError):
-            info.details = {"problems": error.problems}
-        elif isinstance(error, StepExecutionError):
-            info.type = type(error.__cause__ or error).__name__
-            info.details = {"step": error.step_name, "attempts": error.attempts}
+        if isinstance(cause, PlanningError):
+            info.details = {"problems": cause.problems}
+        elif isinstance(cause, StepExecutionError):
+            info.type = type(deciding_error(cause.__cause__ or cause)).__name__
+            info.details = {"step": cause.step_name, "attempts": cause.attempts}
         return info
 
     def _planner(self, ctx: RunContext, budget: Budget) -> BasePlanner:

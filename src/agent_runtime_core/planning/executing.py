@@ -27,6 +27,10 @@ from ..errors import (
     ToolFailed,
     UnknownPrice,
     brief,
+    deciding_error,
+    holds,
+    leaves_of,
+    text_of,
 )
 from ..event_types import EventType
 from ..interfaces import LLMClient
@@ -237,7 +241,7 @@ class _Execution:
                 for each in planned:
                     self.attempts[each.step_number] = self.book.done[step_name(each), dag.key].attempt
         except StepExecutionError as error:
-            if isinstance(error.__cause__, AS_THEY_ARE):
+            if error.__cause__ is not None and holds(error.__cause__, AS_THEY_ARE):
                 raise error.__cause__ from None
             raise
         self.results.update({each.step_number: done[step_name(each)] for each in planned})
@@ -287,8 +291,8 @@ class _Execution:
             if tool is not None:
                 result, _ = in_json(tool, result)
         except Exception as error:
-            if not isinstance(error, AS_THEY_ARE):
-                what = str(error) or type(error).__name__
+            if not holds(error, AS_THEY_ARE):
+                what = text_of(deciding_error(error))
                 await ctx.emit(EventType.TOOL_RESULT, {**told, "result": None, "error": what})
             raise
         await ctx.emit(EventType.TOOL_RESULT, {**told, "result": result})
@@ -351,6 +355,8 @@ def _again() -> None:
 
 def _may_help(error: BaseException) -> bool:
     """Whether it makes sense to try again after this."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_may_help, leaves_of(error)))
     if isinstance(error, ProviderError):
         return error.retriable
     return not isinstance(error, AS_THEY_ARE)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from .._contexts import RUN
 from ..context import Context
-from ..errors import LeaseLost
+from ..errors import LeaseLost, deciding_error
 from ..interfaces import AgentRuntime
 from ..persistence.claim import CLAIM
 from ..tools.deadline import let_go
@@ -97,7 +97,9 @@ class Asides(Claimed):
             return task.result()
         except (Exception, SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # a cancellation, mostly: not of whoever waits here
+        except BaseException as error:  # a cancellation, mostly: not of the task that waits here
+            if isinstance(cause := deciding_error(error), (SystemExit, KeyboardInterrupt)):
+                raise cause from error
             raise RuntimeError(f"{what} ended with {type(error).__name__}, and was not cancelled") from error
 
     async def _watch(self, task: asyncio.Task[Any], within: bool) -> None:
@@ -136,9 +138,9 @@ class Asides(Claimed):
             return
         try:
             await self._aside(self.chronicle.tell(self.ended), f"the audit of {self._what}", within=False)
-        except LeaseLost:
-            raise
-        except Exception as error:  # noqa: BLE001 - the run is as it is
+        except Exception as error:  # noqa: BLE001 - an audit that fails changes nothing of the run
+            if isinstance(cause := deciding_error(error), LeaseLost):
+                raise cause from None
             log.warning("what run %s did is not audited: %s", self.row.run_id, error)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from ..backends import Backends
-from ..errors import LeaseLost, UnserialisableResult
+from ..errors import LeaseLost, UnserialisableResult, holds
 from ..events.base import Event, id_of
 from ..interfaces import RunResult
 from ..journal.record import event_id
@@ -66,9 +66,9 @@ class Audit:
         """Write what of the run's events is not written yet, and the figures of a run that has ended."""
         try:
             await self._tell(result)
-        except LeaseLost:
-            raise
-        except Exception:  # somebody else's store may raise anything, and the run is as it is
+        except Exception as error:  # a store of the application may raise anything, and the run is as it is
+            if holds(error, LeaseLost):
+                raise
             log.exception("the audit store did not take what run %s did", self.row.run_id)
 
     async def _tell(self, result: RunResult | None) -> None:

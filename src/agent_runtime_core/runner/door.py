@@ -13,8 +13,8 @@ from uuid import UUID
 from .._engines.base import Op
 from ..book import Book
 from ..context import Context
-from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed
-from ..interfaces import AgentRuntime, RunContext, RunResult
+from ..errors import IllegalTransition, LeaseLost, Postponed, RunFailed, StorageClosed, deciding_error
+from ..interfaces import AgentRuntime, RunContext, RunResult, describe
 from ..journal.record import STARTED, Record
 from ..ledger import Ledger
 from ..outcome import error_payload
@@ -24,7 +24,7 @@ from ..queue.row import RunRow
 from ..status import RunStatus
 from .core import AgentRunner
 from .drive import Drive
-from .ends import describe, used
+from .ends import used
 from .given import busy
 from .settings import RunnerConfig
 
@@ -106,26 +106,27 @@ class _Door(Drive):
         if self.finished:
             return
         task = asyncio.current_task()
-        ours = isinstance(error, asyncio.CancelledError) and place.stopped
+        cause = None if error is None else deciding_error(error)
+        ours = isinstance(cause, asyncio.CancelledError) and place.stopped
         if ours and task is not None:
             task.uncancel()
         if self.lost:
             raise LeaseLost(*self.ledger.guard) from error
         if place.cancelled:
             await self._end(RunStatus.CANCELLED, used(self.ctx), {})
-            if isinstance(error, asyncio.CancelledError) and not ours:
+            if isinstance(cause, asyncio.CancelledError) and not ours:
                 return  # somebody else's, which goes on
             raise RunFailed(f"run {self.row.run_id} was cancelled", RunStatus.CANCELLED.value) from error
         await self.ctx.book.conclude(error)
         if error is None:
             await self._end(RunStatus.SUCCEEDED, used(self.ctx))
-        elif isinstance(error, Postponed):
-            await self._give_back()  # whoever opens it again goes on
-        elif isinstance(error, Exception) and not isinstance(error, LeaseLost):
+        elif isinstance(cause, Postponed):
+            await self._give_back()  # the next open_run() of it resumes
+        elif isinstance(cause, Exception) and not isinstance(cause, LeaseLost):
             result = used(self.ctx)
             result.error = info = describe(error)
             await self._end(RunStatus.FAILED, result, error_payload(info) or {})
-        elif not isinstance(error, LeaseLost):
+        elif not isinstance(cause, LeaseLost):
             await self._give_back()
 
     def _lose(self, claim_id: str) -> None:

@@ -23,8 +23,9 @@ from ..errors import (
     StorageFull,
     UnserialisableResult,
     brief,
+    deciding_error,
 )
-from ..interfaces import ErrorInfo, RunResult
+from ..interfaces import ErrorInfo, RunResult, describe
 from ..journal.record import ATTEMPT, RESUMED
 from ..outcome import error_payload
 from ..queue.row import LIMITS, Moved, RunRow
@@ -32,7 +33,7 @@ from ..run_tasks import tasks_of
 from ..status import RunStatus
 from ..tools.deadline import is_abandoned, let_go, wait_cancelled
 from .asides import SHORTEST
-from .ends import Again, Ends, Outcome, deferred_seconds, describe
+from .ends import Again, Ends, Outcome, deferred_seconds
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -246,8 +247,11 @@ class Drive(Ends):
             return await self._returned(ctx, task.result())
         if (at := error.__traceback__) is not None and at.tb_next is not None:
             error.__traceback__ = at.tb_next  # it begins in the agent's own code, and not in `_entered`
-        if isinstance(error, (LeaseLost, KeyboardInterrupt, SystemExit)):
-            raise error
+        cause = deciding_error(error)
+        if isinstance(cause, (LeaseLost, KeyboardInterrupt, SystemExit)):
+            raise cause
+        if isinstance(cause, asyncio.CancelledError):
+            return await self._stopped(ctx)
         return await self._raised(ctx, error)
 
     async def _overrides(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import traceback
 from collections.abc import Coroutine, Mapping
 from copy import copy
 from typing import Any
@@ -34,10 +33,12 @@ from ..errors import (
     UnknownPrice,
     UnserialisableResult,
     brief,
+    deciding_error,
+    holds,
     shortened,
     text_of,
 )
-from ..interfaces import ErrorInfo, RunResult
+from ..interfaces import ErrorInfo, RunResult, describe
 from ..journal.record import Record
 from ..outcome import error_payload
 from ..queue.row import RunRow
@@ -156,17 +157,18 @@ class Ends(Asides):
         return await self._end(RunStatus.TIMED_OUT, result, info)
 
     async def _raised(self, ctx: Context, error: BaseException) -> Outcome:
-        if isinstance(error, StepCancelledError) and self.place.cancelled:
+        if self.place.cancelled and holds(error, StepCancelledError):
             return await self._cancelled(ctx)
         if isinstance(error, Cut):
             return await self._out_of_time(ctx)
-        if isinstance(error, Postponed):
-            return await self._postponed(ctx, error, error.after)
-        if isinstance(error, RateLimited) and error.retriable:
+        cause = deciding_error(error)
+        if isinstance(cause, Postponed):
+            return await self._postponed(ctx, cause, cause.after)
+        if isinstance(cause, RateLimited) and cause.retriable:
             # Asked for longer than any attempt is waited for, it is a failure: `execute` would wait in its place.
-            after = error.retry_after or 0.0
+            after = cause.retry_after or 0.0
             if 0 < after <= self.config.retry_backoff_max:
-                return await self._postponed(ctx, error, after)
+                return await self._postponed(ctx, cause, after)
         try:
             info = await self._asked("on_error", ctx, error)
         except Cut:
@@ -180,9 +182,9 @@ class Ends(Asides):
             info = None
         if info is None:
             info = describe(error)
-        if isinstance(error, FINAL_ERRORS) or (isinstance(error, ProviderError) and not error.retriable):
+        if isinstance(cause, FINAL_ERRORS) or (isinstance(cause, ProviderError) and not cause.retriable):
             info.retriable = False
-        partial = error.result if isinstance(error, LimitExceeded | OutputMismatch) else None
+        partial = cause.result if isinstance(cause, LimitExceeded | OutputMismatch) else None
         return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
 
     async def _postponed(self, ctx: Context, error: BaseException, seconds: float) -> Outcome:
@@ -265,9 +267,9 @@ class Ends(Asides):
         """
         try:
             await self._aside(doing, f"a store of {self._what}", around=self._around())
-        except OUTAGES:
-            raise
-        except Exception as error:  # noqa: BLE001 - somebody else's store may raise anything
+        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
+            if isinstance(cause := deciding_error(error), OUTAGES):
+                raise cause from None
             return error
         return None
 
@@ -297,7 +299,3 @@ def recordable(error: ErrorInfo) -> ErrorInfo:
 def used(ctx: Context) -> RunResult:
     """The result of a run that has none, with what its agent loops used."""
     return RunResult(usage=ctx.used)
-
-
-def describe(error: BaseException) -> ErrorInfo:
-    return ErrorInfo(type(error).__name__, text_of(error), shortened("".join(traceback.format_exception(error))))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
-from ..errors import LeaseLost, Postponed, StepCancelledError, StorageError
+from ..errors import LeaseLost, Postponed, StepCancelledError, StorageError, deciding_error, holds
 from .graph import Graph
 
 #: After these nothing else can begin, or should.
@@ -97,8 +97,8 @@ class Crew:
 
     async def _fail(self, place: int, error: Exception) -> None:
         self._errors[place] = error
-        self.stopped = self.stopped or isinstance(error, STOPS)
-        if self.stopped or isinstance(error, Postponed):
+        self.stopped = self.stopped or holds(error, STOPS)
+        if self.stopped or isinstance(deciding_error(error), Postponed):
             return  # what depends on it has its turn when the run goes on
         try:
             await self._failed(place)
@@ -108,7 +108,7 @@ class Crew:
     def _raise(self) -> None:
         """What stopped everything, else the failure of the first step, else a postponement."""
         errors = [self._errors[place] for place in sorted(self._errors)]
-        stops = [error for error in errors if isinstance(error, STOPS)]
-        failures = [error for error in errors if not isinstance(error, Postponed)]
+        stops = [error for error in errors if holds(error, STOPS)]
+        failures = [error for error in errors if not isinstance(deciding_error(error), Postponed)]
         for error in (*stops, *failures, *errors):
             raise error

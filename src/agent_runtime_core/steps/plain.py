@@ -13,7 +13,16 @@ from .._clock import SYSTEM
 from .._json import decode, encode, plain_text
 from ..attempts import refused_of
 from ..callees import Callee, call, callee, threaded
-from ..errors import InvalidArgument, StepCancelledError, StepExecutionError, UnserialisableResult, brief, text_of
+from ..errors import (
+    InvalidArgument,
+    StepCancelledError,
+    StepExecutionError,
+    UnserialisableResult,
+    brief,
+    deciding_error,
+    holds,
+    text_of,
+)
 from ..event_types import EventType
 from ..policy import NEVER_RETRIED, Policy
 from ..tools.deadline import let_go, limited
@@ -118,9 +127,9 @@ class Plain:
                     raise refused_of(name, error) from None
                 result = how.decode(text)
                 self.check(name)
-            except StepCancelledError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a step may fail in any way; the policy decides
+            except Exception as error:
+                if holds(error, StepCancelledError):
+                    raise
                 await self._failed(name, tried, policy, attempt, error)
                 continue
             ms = int((SYSTEM.boot() - since) * 1000)
@@ -130,12 +139,12 @@ class Plain:
     async def _failed(
         self, name: str, tried: Mapping[str, Any], policy: Policy, attempt: int, error: Exception
     ) -> None:
-        message = text_of(error)
+        message = text_of(deciding_error(error))
         delay = policy.delay(error, attempt, SYSTEM.random)
         if delay is None:
             about = {key: tried[key] for key in ("step_name", "step_index", "total_steps")}
             await self.ctx.emit(EventType.STEP_FAILED, {**about, "attempts": attempt, "error": message})
-            if isinstance(error, (*NEVER_RETRIED, StepExecutionError)):
+            if isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
                 raise error
             raise StepExecutionError(name, message, attempt) from error
         await self.ctx.emit(EventType.STEP_RETRYING, {**tried, "error": message, "retry_delay": delay})

@@ -16,7 +16,16 @@ from .._clock import SYSTEM, Clock, aware
 from .._ids import run_uuid, trace_id, unbroken
 from .._json import MAX_RESULT, decode, encode
 from .._refusals import MAX_DEPTH
-from ..errors import InvalidArgument, NotSupported, UnknownAgent, UnserialisableResult, WaitTimeout, brief
+from ..errors import (
+    InvalidArgument,
+    NotSupported,
+    UnknownAgent,
+    UnserialisableResult,
+    WaitTimeout,
+    brief,
+    deciding_error,
+    text_of,
+)
 from ..event_types import EventType
 from ..events.base import agent_event_type, printable
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
@@ -183,9 +192,10 @@ class MockRunContext:
         try:
             result = await found.run(child)
         except Exception as error:  # noqa: BLE001 - it is what ends the child, as in a real run
-            partial = getattr(error, "result", None)
+            cause = deciding_error(error)
+            partial = getattr(cause, "result", None)
             result = partial if isinstance(partial, RunResult) else RunResult()
-            result.error = ErrorInfo(type(error).__name__, str(error), retriable=False)
+            result.error = ErrorInfo(type(cause).__name__, text_of(cause), retriable=False)
             return result.raise_for_status()
         return result.raise_for_status()
 

@@ -18,6 +18,8 @@ from ..errors import (
     StepCancelledError,
     StorageError,
     UnserialisableResult,
+    deciding_error,
+    text_of,
 )
 from .arguments import BadArguments, check_arguments, read_arguments
 from .deadline import ToolTimeout
@@ -112,8 +114,9 @@ async def answer_read(
             raise
         return _failed(name, error)  # what the tool awaited was cancelled, and nobody cancelled the tool
     except Exception as error:
-        if (end := _end_in(error)) is not None:
-            raise end from error
+        ends = error.subgroup(_ENDS_RUN) if isinstance(error, ExceptionGroup) else None
+        if ends is not None:
+            raise deciding_error(ends) from error
         return _failed(name, error)
     if after is not None:
         result = await after(name, result)
@@ -127,21 +130,15 @@ async def answer_read(
     return ToolAnswer(_sendable(str(result)), True, result)
 
 
-def _end_in(error: BaseException) -> BaseException | None:
-    """What ends the run among the errors of a group."""
-    if isinstance(error, BaseExceptionGroup):
-        return next(filter(None, map(_end_in, error.exceptions)), None)
-    return error if isinstance(error, _ENDS_RUN) else None
-
-
 def _failed(name: str, error: BaseException) -> ToolAnswer:
+    error = deciding_error(error)
     # Only of this very call: a tool may have called another one.
     if isinstance(error, BadArguments) and error.tool == name:
         return _wrong(BAD_ARGUMENTS, str(error))
     if isinstance(error, ToolTimeout) and error.tool == name:
         return _wrong(TIMED_OUT, str(error))
     try:
-        said = str(error)
+        said = text_of(error) if isinstance(error, BaseExceptionGroup) else str(error)
     except Exception:  # noqa: BLE001 - the error is the tool's, and so is its text
         said = ""
     return _wrong(FAILED, f"{type(error).__name__}: {said}" if said else type(error).__name__)

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..errors import InvalidArgument, UnknownTool, brief
+from ..errors import InvalidArgument, UnknownTool, brief, deciding_error
 from ..event_types import EventType
 from ..portal import in_thread
 from .arguments import BadArguments, check_arguments, read_arguments
@@ -153,6 +153,8 @@ async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
 async def _staying(running: Awaitable[Any]) -> Any:
     try:
         return await running
-    except SystemExit as error:
+    except (SystemExit, BaseExceptionGroup) as error:
         # In a task it leaves the loop, and ends all runs of this process.
-        raise RuntimeError(f"SystemExit: {error}") from error
+        if not isinstance(cause := deciding_error(error), SystemExit):
+            raise
+        raise RuntimeError(f"SystemExit: {cause}") from error

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from .._engines.base import Op
 from ..context import Context
-from ..errors import NotConfigured, PlanningError, ProviderError, StepExecutionError, ToolFailed, UnknownTool
+from ..errors import (
+    NotConfigured,
+    PlanningError,
+    ProviderError,
+    StepExecutionError,
+    ToolFailed,
+    UnknownTool,
+    deciding_error,
+)
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..runner.ending import Ending
 from ..runner.ends import FINAL_ERRORS
@@ -37,10 +45,11 @@ class TurnAgent(AgentRuntime, Ending):
     async def on_error(self, ctx: RunContext, error: BaseException) -> ErrorInfo | None:
         info = await super().on_error(ctx, error)
         assert info is not None
-        cause = error.__cause__ if isinstance(error, StepExecutionError) else error
-        if isinstance(error, StepExecutionError):
-            info.type = type(cause or error).__name__
-            info.details = {"step": error.step_name, "attempts": error.attempts}
+        failure = deciding_error(error)
+        cause = deciding_error(failure.__cause__ or failure) if isinstance(failure, StepExecutionError) else failure
+        if isinstance(failure, StepExecutionError):
+            info.type = type(cause).__name__
+            info.details = {"step": failure.step_name, "attempts": failure.attempts}
             info.retriable = isinstance(cause, ProviderError) and cause.retriable
         if isinstance(cause, PlanningError):
             info.details = {**info.details, "problems": cause.problems}

@@ -19,6 +19,7 @@ from ..errors import (
     ProviderError,
     StepExecutionError,
     UnknownTool,
+    deciding_error,
 )
 from ..event_types import EventType
 from ..interfaces import LLMClient, RunResult
@@ -294,6 +295,7 @@ async def _unwrapped(step: Any) -> Any:
     try:
         return await step
     except StepExecutionError as error:
-        if isinstance(error.__cause__, (Postponed, ProviderError, PlanningError, InvalidArgument, UnknownTool)):
-            raise error.__cause__ from None
+        cause = None if error.__cause__ is None else deciding_error(error.__cause__)
+        if isinstance(cause, (Postponed, ProviderError, PlanningError, InvalidArgument, UnknownTool)):
+            raise cause from None
         raise

@@ -11,7 +11,7 @@ from uuid import UUID
 from .._clock import SYSTEM, Clock
 from .._json import MAX_WHOLE, decode, encode
 from ..context import conversation_id as as_conversation
-from ..errors import LeaseLost, UnserialisableResult
+from ..errors import LeaseLost, UnserialisableResult, holds
 from ..persistence.chat import chat_of, paired
 from ..persistence.manager import PersistenceManager
 from ..planning.memory import RESERVED
@@ -177,9 +177,9 @@ class ContextManager:
         for attempt in range(1, TRIES + 1):
             try:
                 value = await read()
-            except LeaseLost:
-                raise
             except Exception as error:
+                if holds(error, LeaseLost):
+                    raise
                 if attempt < TRIES:
                     await self._clock.sleep(self._backoff(attempt, self._clock.random))
                     continue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..errors import NotConfigured, PlanningError, ProviderError
+from ..errors import PlanningError, ProviderError, deciding_error
 from ..interfaces import LLMClient
 from ..planning.base import BasePlanner, plan_of
 from ..planning.executing import AS_THEY_ARE
@@ -70,9 +70,10 @@ class PlanExecutor:
     async def _made(self, planner: BasePlanner, prompt: str, tools: ToolRegistry) -> Plan:
         try:
             return await plan_of(planner, prompt, tools)
-        except (PlanningError, ProviderError, NotConfigured, *AS_THEY_ARE):
-            raise
         except Exception as error:
+            cause = deciding_error(error)
+            if isinstance(cause, (PlanningError, ProviderError, *AS_THEY_ARE)):
+                raise cause from cause.__cause__
             raise PlanningError(f"the planner failed: {type(error).__name__}: {error}") from error
 
     def _with(self, client: Callable[[LLMClient | None], LLMClient | None]) -> BasePlanner:

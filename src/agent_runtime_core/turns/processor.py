@@ -14,7 +14,7 @@ from .._clock import Clock
 from .._contexts import restore
 from ..config import get_config
 from ..context import Context
-from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed, brief
+from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed, brief, deciding_error, text_of
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._breaker import Breakers
@@ -117,11 +117,12 @@ class StepProcessor:
         try:
             with _as(running):
                 result = await do()
-        except (Postponed, LeaseLost):
-            state.status = StepStatus.PENDING
-            raise
         except Exception as error:
-            state.status, state.error = StepStatus.FAILED, str(error) or type(error).__name__
+            cause = deciding_error(error)
+            if isinstance(cause, (Postponed, LeaseLost)):
+                state.status = StepStatus.PENDING
+                raise
+            state.status, state.error = StepStatus.FAILED, text_of(cause)
             await self._ended(work, state, running, began, f"failed:{work.claim}:{state.attempt}")
             raise
         state.status, state.result = StepStatus.COMPLETED, result

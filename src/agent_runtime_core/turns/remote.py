@@ -8,7 +8,7 @@ from typing import Any, cast
 from .._forms import codec_for
 from .._ids import child_run_id, step_id
 from ..context import Context
-from ..errors import InvalidArgument, RunFailed, StepExecutionError
+from ..errors import InvalidArgument, RunFailed, StepExecutionError, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..keyed import UNRECORDED, keyed_steps
 from ..limits import Budget, RunLimits
@@ -177,6 +177,7 @@ class StepAgent(AgentRuntime):
         info = await super().on_error(ctx, error)
         assert info is not None
         info.retriable = False  # the step was tried again by itself
-        if isinstance(error, StepExecutionError):
-            info.details = {"step": error.step_name, "attempts": error.attempts}
+        failure = deciding_error(error)
+        if isinstance(failure, StepExecutionError):
+            info.details = {"step": failure.step_name, "attempts": failure.attempts}
         return info
