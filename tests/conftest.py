@@ -35,6 +35,19 @@ STANDSTILL = 15.0
 KEYS = re.compile(rb"sk-(?:ant-|lf-)?canary-[\w-]+")
 
 
+class EagerTasks(asyncio.DefaultEventLoopPolicy):
+    """Gives every loop of this process eager tasks: a coroutine starts inside the call that makes its task."""
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        loop = super().new_event_loop()
+        loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+        return loop
+
+
+if os.environ.get("EAGER_TASKS"):  # needs Python 3.12 or later
+    asyncio.set_event_loop_policy(EagerTasks())
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj

@@ -1,15 +1,19 @@
-"""Context variables that tasks set for a while, and the one that names the run a task belongs to."""
+"""Tasks of this library, and context variables: those set for a while, and the one that names a task's run."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Coroutine, Iterator
+import inspect
+from collections.abc import Awaitable, Coroutine, Iterator
 from contextvars import Context, ContextVar, Token
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
+
+#: The code of the factories that `asyncio.create_eager_task_factory` makes (Python 3.12 and later).
+_EAGER: Final = getattr(getattr(asyncio, "eager_task_factory", None), "__code__", None)
 
 
 class Run(Protocol):
@@ -54,7 +58,7 @@ def start_helper(work: Coroutine[Any, Any, T], name: str | None = None) -> async
 
     Such a task neither keeps a run from being parked nor is cancelled with it.
     """
-    return asyncio.get_running_loop().create_task(work, name=name, context=outside_run())
+    return start_soon(work, name=name, context=outside_run())
 
 
 def restore(variable: ContextVar[Any], token: Token[Any]) -> None:
@@ -65,3 +69,20 @@ def restore(variable: ContextVar[Any], token: Token[Any]) -> None:
     """
     with contextlib.suppress(ValueError):
         variable.reset(token)
+
+
+def start_soon(work: Awaitable[T], *, name: str | None = None, context: Context | None = None) -> asyncio.Task[T]:
+    """Return a task whose coroutine starts in the next iteration of the loop, also where tasks are eager.
+
+    An eager task runs before its maker has registered it, and cannot enter a context in which its maker runs.
+    """
+    loop = asyncio.get_running_loop()
+    coroutine = work if inspect.iscoroutine(work) else _awaited(work)
+    factory = loop.get_task_factory()
+    if factory is not None and _EAGER is not None and getattr(factory, "__code__", None) is _EAGER:
+        return asyncio.Task(coroutine, loop=loop, name=name, context=context)
+    return loop.create_task(coroutine, name=name, context=context)
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work

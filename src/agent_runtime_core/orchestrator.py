@@ -15,6 +15,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from ._clock import aware
+from ._contexts import start_soon
 from ._refusals import is_number, meant
 from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
@@ -232,7 +233,7 @@ class Orchestrator:
             self._worker.heart.stop()
         self._worker = self.runner.beside(self._agents)
         loop = self._worker.run_loop(concurrency=self.settings.concurrent_runs, handle_signals=False)
-        self._working = asyncio.ensure_future(loop)
+        self._working = start_soon(loop)
 
     async def _rest(self) -> None:
         worker, task = self._worker, self._working

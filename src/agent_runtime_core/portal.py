@@ -20,6 +20,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
+from ._contexts import start_soon
 from .errors import PortalMisuse, brief
 
 P = ParamSpec("P")
@@ -197,7 +198,7 @@ def _start(
     def begin() -> None:
         if future.cancelled():
             return
-        future.task = loop.create_task(run())
+        future.task = start_soon(run())
         future.task.add_done_callback(done)
 
     _hand_over(partial(loop.call_soon_threadsafe, begin, context=context))

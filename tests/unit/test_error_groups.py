@@ -41,7 +41,7 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.keyed import keyed_steps
 from agent_runtime_core.llm._breaker import Breakers
-from agent_runtime_core.planning.executing import AS_THEY_ARE
+from agent_runtime_core.planning.executing import AS_THEY_ARE, _may_help
 from agent_runtime_core.policy import NEVER_RETRIED
 from agent_runtime_core.runner.ends import FINAL_ERRORS
 from agent_runtime_core.status import RunStatus
@@ -183,7 +183,7 @@ async def test_on_error_gets_the_group_itself() -> None:
         async def on_error(ctx: Any, error: BaseException) -> None:
             seen.append(error)
 
-        agent.on_error = on_error  # type: ignore[method-assign, assignment]
+        agent.on_error = on_error  # type: ignore[method-assign]
         assert (await rig.runner.execute(agent)).status is RunStatus.FAILED
     assert seen == [group]
 
@@ -609,7 +609,7 @@ def test_a_fault_in_a_group_counts_for_the_breaker() -> None:
     assert breakers.refusal(key) is not None
 
 
-def test_a_plan_tries_again_only_what_may_help() -> None:
-    for kind in AS_THEY_ARE:
-        error = kind.__new__(kind)
-        assert holds(ExceptionGroup("g", [ValueError("a"), error]), AS_THEY_ARE)
+@pytest.mark.parametrize("kind", [*AS_THEY_ARE, AuthenticationFailed])
+def test_a_plan_tries_no_group_again_that_holds_what_another_attempt_cannot_heal(kind: type[Exception]) -> None:
+    assert not _may_help(ExceptionGroup("g", [ValueError("a"), kind.__new__(kind)]))
+    assert _may_help(ExceptionGroup("g", [ValueError("a"), ProviderUnavailable("500")]))

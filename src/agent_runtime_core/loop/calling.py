@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
+from .._contexts import start_soon
 from .._json import MAX_PARSED, encode, strictly
 from ..context import Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
@@ -96,7 +97,7 @@ class Calling:
             for each in calls:
                 await one(*each)
         else:
-            await _gathered([asyncio.ensure_future(one(*each)) for each in calls])
+            await _gathered([start_soon(one(*each)) for each in calls])
         self.talk.worked(self.took)
         self.took = 0.0
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from .._clock import SYSTEM, Clock
-from .._contexts import start_helper
+from .._contexts import start_helper, start_soon
 from ..context import Context
 from ..errors import LimitExceeded, StepCancelledError
 from ..interfaces import LLMClient
@@ -126,7 +126,7 @@ class Talk:
 
 
 async def _until(token: CancellationToken, work: Awaitable[Any]) -> Any:
-    task = asyncio.ensure_future(work)
+    task = start_soon(work)
     watch = start_helper(token.wait())
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)

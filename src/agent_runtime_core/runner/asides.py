@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from .._contexts import RUN
+from .._contexts import RUN, start_soon
 from ..context import Context
 from ..errors import LeaseLost, deciding_error
 from ..interfaces import AgentRuntime
@@ -81,7 +81,7 @@ class Asides(Claimed):
         """The result of `work`; Cut if it takes longer than what is left of the attempt, or than the grace of a run
         that was told to stop. What is not `within` the attempt has the grace alone."""
         try:
-            task = asyncio.get_running_loop().create_task(work, context=around)
+            task = start_soon(work, context=around)
         except RuntimeError:  # the loop turns no more
             work.close()
             raise

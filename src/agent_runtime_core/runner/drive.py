@@ -9,6 +9,7 @@ import logging
 from functools import partial
 from typing import Any, cast
 
+from .._contexts import start_soon
 from .._ids import known_uuid
 from .._json import decode, decode_known
 from ..book import Book
@@ -265,7 +266,7 @@ class Drive(Ends):
 
     def _enter(self, ctx: Context) -> asyncio.Task[Any]:
         self.place.tracked = True
-        return asyncio.get_running_loop().create_task(self._entered(ctx), context=self._around())
+        return start_soon(self._entered(ctx), context=self._around())
 
     async def _entered(self, ctx: Context) -> Any:
         try:

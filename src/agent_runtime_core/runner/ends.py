@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -11,6 +10,7 @@ from copy import copy
 from typing import Any
 
 from .._clock import aware
+from .._contexts import start_soon
 from .._json import encode
 from ..context import Context
 from ..errors import (
@@ -249,7 +249,7 @@ class Ends(Asides):
         """Sleep, unless told to stop, and until the run's deadline at most."""
         if (deadline := self.row.deadline) is not None:
             seconds = min(seconds, deadline - self.clock.wall())
-        sleep = asyncio.ensure_future(self.clock.sleep(seconds))
+        sleep = start_soon(self.clock.sleep(seconds))
         sleep.add_done_callback(lambda _: self.place.wake())
         try:
             while not sleep.done() and not self.place.stopped:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextvars import Context
 
-from .._contexts import outside_run
+from .._contexts import outside_run, start_soon
 from ..errors import StorageBusy, StorageClosed
 from ..events.base import Event, EventBus
 from ..queue.base import RunQueue
@@ -154,7 +154,7 @@ class _Waits:
         self._due.update(run_ids)
         if self._due and (self._looking is None or self._looking.done()):
             looking = self._look_on()
-            self._looking = self._loop.create_task(looking, name="agent-runtime-ends", context=self._context)
+            self._looking = start_soon(looking, name="agent-runtime-ends", context=self._context)
             self._looking.add_done_callback(self._looked)
 
     def _looked(self, looking: asyncio.Task[None]) -> None:
@@ -222,7 +222,7 @@ class _Waits:
 async def events_until_ended(watch: Watch, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
     """The run's events from `since` on, replayed and then live, until the run has ended."""
     events = bus.subscribe(run_id, since)
-    ended = asyncio.ensure_future(_surely_ended(watch, run_id))
+    ended = start_soon(_surely_ended(watch, run_id))
     upcoming: asyncio.Task[Event] | None = None
     cursor = since
 
@@ -231,7 +231,7 @@ async def events_until_ended(watch: Watch, bus: EventBus, run_id: str, since: in
 
     try:
         while True:
-            upcoming = upcoming or asyncio.ensure_future(anext(events))
+            upcoming = upcoming or start_soon(anext(events))
             await asyncio.wait({upcoming} if over() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
             if not upcoming.done():
                 if over() and cursor >= await bus.head(run_id):

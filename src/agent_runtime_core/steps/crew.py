@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from .._contexts import start_soon
 from ..errors import LeaseLost, Postponed, StepCancelledError, StorageError, deciding_error, holds
 from .graph import Graph
 
@@ -17,7 +18,7 @@ Next = tuple[int | None, bool]  # a place, and whether its start is recorded
 
 async def all_of(workers: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Wait until all of them have ended, also when they are cancelled; then the error of the first that has one."""
-    tasks = [asyncio.ensure_future(worker) for worker in workers]
+    tasks = [start_soon(worker) for worker in workers]
     if not tasks:
         return
     try:
@@ -73,7 +74,7 @@ class Crew:
     def _hire(self) -> None:
         while self._busy < self.most and not self.stopped and (place := self.graph.take()) is not None:
             self._busy += 1
-            self._tasks.add(asyncio.ensure_future(self._worker(place)))
+            self._tasks.add(start_soon(self._worker(place)))
 
     async def _worker(self, place: int) -> None:
         following: Next = (place, False)

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .._clock import SYSTEM
+from .._contexts import start_soon
 from .._json import decode, encode, plain_text
 from ..attempts import refused_of
 from ..callees import Callee, call, callee, threaded
@@ -152,7 +153,7 @@ class Plain:
 
     async def _watched(self, work: Any, name: str) -> Any:
         """The result of `work`, ended early when the context says it was cancelled."""
-        task = asyncio.ensure_future(work)
+        task = start_soon(work)
         try:
             while not (await asyncio.wait({task}, timeout=self.executor.cancel_check_interval))[0]:
                 if self.ctx.cancelled():

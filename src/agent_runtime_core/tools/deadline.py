@@ -8,6 +8,7 @@ import math
 from collections.abc import Awaitable, Collection
 from typing import Any, Final
 
+from .._contexts import start_soon
 from .._refusals import is_number
 from ..errors import InvalidArgument, ToolTimeout, brief
 
@@ -31,7 +32,7 @@ def seconds_or_none(timeout: Any) -> float | None:
 
 async def limited(awaitable: Awaitable[Any], seconds: float, what: str, late: Exception | None = None) -> Any:
     """The result, or after `seconds` the error `late`, else a TimeoutError; a task that will not stop is abandoned."""
-    task: asyncio.Task[Any] = asyncio.ensure_future(awaitable)
+    task: asyncio.Task[Any] = start_soon(awaitable)
     try:
         await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from .._clock import aware
+from .._contexts import start_soon
 from .._ids import run_uuid, trace_id
 from .._json import encode
 from .._refusals import is_number
@@ -347,8 +348,8 @@ async def _next(following: AsyncIterator[EventEnvelope], stop: asyncio.Event | N
         return await anext(following)
     if stop.is_set():
         return None
-    coming: asyncio.Future[EventEnvelope] = asyncio.ensure_future(anext(following))
-    stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+    coming: asyncio.Future[EventEnvelope] = start_soon(anext(following))
+    stopping: asyncio.Future[Any] = start_soon(stop.wait())
     try:
         await asyncio.wait([coming, stopping], return_when=asyncio.FIRST_COMPLETED)
         return coming.result() if coming.done() else None
