@@ -35,7 +35,7 @@ def convert(value: object, annotation: object) -> object:
     An Enum is read by name, then by value. Raises UnserialisableResult where the two do not agree. Leaves are not
     looked at, and keys that are no field of a dataclass are passed over.
     """
-    return _form(annotation).turn(value, None, True)
+    return form_of(annotation).turn(value, None, True)
 
 
 def codec_for(
@@ -49,22 +49,32 @@ def codec_for(
         write = partial(encode, max_bytes=max_bytes, exact=True)
     if isinstance(annotation, str):
         raise InvalidArgument(f"the annotation {short(annotation)} is text: pass the type itself")
-    turn, shapes = _form(annotation)
+    turn, shapes = form_of(annotation)
     if not shapes:
         return write, decode
     return lambda value: write(turn(value, None, False)), lambda text: turn(decode(text), None, True)
 
 
 def register_type(cls: _C) -> _C:
-    """Lets a dataclass or an Enum be a result wherever it stands, known by `module.qualname`; also a decorator.
+    """Register a dataclass or an Enum, so that results may hold its values anywhere. Also a decorator.
 
-    Raises InvalidArgument for anything else, and for another class of a name that is taken. A process that reads such
-    a result must have registered the class as well: nothing is ever imported by name.
+    The class is stored by its name, `module.qualname`. A later definition of the same name replaces it, as when a
+    notebook cell runs again or a module is reloaded; stored values are decoded into the newest definition. A process
+    that reads such a result must have registered the class too: the library imports nothing by name.
+
+    Args:
+        cls: The class.
+
+    Returns:
+        The class.
+
+    Raises:
+        InvalidArgument: It is no dataclass or Enum class, or cannot be rebuilt from its fields.
     """
     given: object = cls
     if not _registrable(given):
         raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
-    REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}", _form(given).turn)
+    REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}", form_of(given).turn)
     return cls
 
 
@@ -77,7 +87,7 @@ _MAPPINGS: Final = {dict, abc.Mapping, abc.MutableMapping}
 _WRAPPERS: Final = {typing.Annotated, typing.Final, typing.Required, typing.NotRequired}
 
 
-def _form(annotation: Any) -> _Form:
+def form_of(annotation: Any) -> _Form:
     try:
         return _known_form(annotation)
     except TypeError:  # unhashable, as Literal and Annotated may be
@@ -92,11 +102,11 @@ def _known_form(annotation: Any) -> _Form:
 def _build_form(annotation: Any) -> _Form:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if isinstance(annotation, typing.NewType):
-        return _form(annotation.__supertype__)
+        return form_of(annotation.__supertype__)
     if origin is None and hasattr(annotation, "__value__") and hasattr(annotation, "__type_params__"):
         return _Form(partial(_turn_alias, annotation))
     if origin in _WRAPPERS:
-        return _form(args[0])
+        return form_of(args[0])
     if origin is typing.Union or origin is types.UnionType:
         return _union([arg for arg in args if arg is not type(None)])
     cls = annotation if origin is None else origin
@@ -113,7 +123,7 @@ def _build_form(annotation: Any) -> _Form:
 
 
 def _union(members: list[Any]) -> _Form:
-    forms = [_form(member) for member in members]
+    forms = [form_of(member) for member in members]
     if len(forms) == 1 or not any(form.shapes for form in forms):
         return forms[0] if len(forms) == 1 else _LEAF
     said = " | ".join(getattr(member, "__name__", str(member)) for member in members)
@@ -124,13 +134,13 @@ def _union(members: list[Any]) -> _Form:
 
 def _container(cls: type, args: tuple[Any, ...]) -> _Form:
     fixed = cls is tuple and len(args) > 0 and args[-1] is not ...
-    item = _form(args[-1 if cls in _MAPPINGS else 0]) if args and not fixed else _LEAF
+    item = form_of(args[-1 if cls in _MAPPINGS else 0]) if args and not fixed else _LEAF
     if cls in _MAPPINGS and item is not _LEAF:
         return _Form(partial(_turn_keys, None, item.turn), item.shapes)
     if cls in _SEQUENCES and item is not _LEAF:
         return _Form(partial(_turn_items, list, [], item.turn), item.shapes)
     if cls in (tuple, set, frozenset):
-        forms = [_form(arg) for arg in args] if fixed else []
+        forms = [form_of(arg) for arg in args] if fixed else []
         turns = [form.turn for form in forms]
         return _Form(partial(_turn_items, cls, turns, item.turn), any(form.shapes for form in (*forms, item)))
     return _LEAF
@@ -143,7 +153,7 @@ def _turns_of(cls: Any) -> dict[str, Turn]:
     names = [*hints]
     if dataclasses.is_dataclass(cls):
         names = [field.name for field in dataclasses.fields(cls) if NOT_STORED not in field.metadata]
-    return {name: _form(hints.get(name)).turn for name in names}
+    return {name: form_of(hints.get(name)).turn for name in names}
 
 
 def _constructible(cls: type) -> None:
@@ -177,7 +187,7 @@ _LEAF: Final = _Form(_same, shapes=False)
 
 def _turn_alias(annotation: Any, value: Any, at: At | None, back: bool) -> Any:
     # A `type` alias may name itself: looked into on use.
-    return _form(annotation.__value__).turn(value, at, back)
+    return form_of(annotation.__value__).turn(value, at, back)
 
 
 def _turn_items(kind: Any, turns: list[Turn], rest: Turn, value: Any, at: At | None, back: bool) -> Any:

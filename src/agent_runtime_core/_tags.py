@@ -12,11 +12,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 from uuid import UUID
+from weakref import WeakKeyDictionary
 from zoneinfo import ZoneInfo
 
 from ._load import load
 from ._refusals import At, a_kind, foreign, inside, refused, short
-from .errors import InvalidArgument, UnserialisableResult
+from .errors import UnserialisableResult
 
 # The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
 # user's that holds "$" is itself written with a tag.
@@ -80,8 +81,10 @@ class _Registry:
     REGISTRY."""
 
     def __init__(self) -> None:
-        self.names: dict[type, str] = {}
+        #: Weak, because a notebook cell that runs again defines its classes again and again.
+        self.names: WeakKeyDictionary[type, str] = WeakKeyDictionary()
         self.turns: dict[str, Turn] = {}
+        self._newest: dict[str, type] = {}
 
     def tag_of(self, cls: type) -> str | None:
         if cls not in self.names:
@@ -99,10 +102,16 @@ class _Registry:
             register = cast("Callable[[object], object]", load("._forms:register_type", package=__package__))
             register(load(f"{module}:{name}"))
 
+    def encoder_of(self, cls: type, tag: str) -> Turn:
+        """The turn for values of `cls`, which may be an earlier definition of the class that has the tag now."""
+        if self._newest[tag] is cls:
+            return self.turns[tag]
+        form = cast("Callable[[object], Any]", load("._forms:form_of", package=__package__))(cls)
+        return cast("Turn", form.turn)
+
     def add(self, cls: type, name: str, turn: Turn) -> None:
-        if cls not in self.names and name in self.turns:
-            raise InvalidArgument(f"another class named {name} is registered: give one of the two another name")
-        self.names[cls], self.turns[name] = name, turn
+        """Register a class; it replaces an earlier definition, as of a notebook cell that ran before or a reload."""
+        self.names[cls], self.turns[name], self._newest[name] = name, turn, cls
 
 
 REGISTRY: Final = _Registry()
@@ -206,7 +215,7 @@ class Tagging:
             return self.of(bare, at)
         if tag is None:
             raise refused(at, foreign(value))
-        plain = REGISTRY.turns[tag](value, at, False)
+        plain = REGISTRY.encoder_of(type(value), tag)(value, at, False)
         if type(plain) is dict:
             plain = self.of_dict(plain, inside(at, value))
         return {TAG: tag, "v": plain}

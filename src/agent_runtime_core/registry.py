@@ -30,6 +30,10 @@ def key_of(runtime: AgentRuntime) -> str:
     return key
 
 
+def _class_name(runtime: AgentRuntime) -> str:
+    return f"{type(runtime).__module__}.{type(runtime).__qualname__}"
+
+
 class Registry:
     """Agents by their `key`; every method is one atomic step, so threads may share it."""
 
@@ -37,14 +41,24 @@ class Registry:
         self._agents: dict[str, tuple[AgentRuntime]] = {}
 
     def register(self, runtime: AgentRuntime) -> None:
-        """Add an agent; a key that is taken is an InvalidArgument (a ValueError)."""
-        key = key_of(runtime)
-        # A tuple of its own: the same agent a second time is a mistake too.
-        entry = (runtime,)
-        if self._agents.setdefault(key, entry) is not entry:
+        """Add an agent.
+
+        It replaces an agent with the same key whose class has the same name and module, as when a notebook cell runs
+        again or a module is reloaded.
+
+        Raises:
+            InvalidArgument: It is no agent, or the key belongs to an agent of another class.
+        """
+        key, entry = key_of(runtime), (runtime,)
+        there = self._agents.setdefault(key, entry)
+        if there is entry:
+            return
+        if _class_name(there[0]) != _class_name(runtime):
             raise InvalidArgument(
-                f"an agent {brief(key)} is registered already: unregister_runtime({brief(key)}) first"
+                f"the key of an agent must be unique, got {brief(key)} for {_class_name(there[0])} and "
+                f"{_class_name(runtime)}. Give one of them another key, or call unregister_runtime({brief(key)}) first"
             )
+        self._agents[key] = entry
 
     def get(self, key: str) -> AgentRuntime | None:
         """The agent of that key, or None."""
@@ -89,7 +103,7 @@ DEFAULT = Registry()
 
 
 def register_runtime(runtime: AgentRuntime) -> None:
-    """Add an agent; a key that is taken is an InvalidArgument (a ValueError)."""
+    """Add an agent to the default registry; see `Registry.register`."""
     DEFAULT.register(runtime)
 
 

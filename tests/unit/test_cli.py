@@ -602,7 +602,7 @@ def test_a_runner_is_taken_as_it_is(module: str) -> None:
         ("{m}:nothing", "is of type NoneType"),
         ("{m}:Registry", "is the class Registry, and no agent"),
         ("{m}:empty", "has no agents"),
-        ("{m}:twice", "an agent 'greeter' is registered already"),
+        ("{m}:twice", "must name each agent once, got 'greeter' twice"),
         ("{m}:Needy", "() failed: TypeError: "),
         ("{m}:broken", "() failed: LookupError: no such thing"),
         ("{m}:later", "is a coroutine function"),

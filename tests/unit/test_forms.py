@@ -4,11 +4,13 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import gc
 import importlib
 import re
 import subprocess
 import sys
 import typing
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Optional, TypedDict, Union
@@ -18,9 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_runtime_core import _forms
 from agent_runtime_core._forms import codec_for, convert, register_type
 from agent_runtime_core._hints import returns_of
-from agent_runtime_core._json import decode
+from agent_runtime_core._json import decode, encode
 from agent_runtime_core._tags import OWN
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from agent_runtime_core.interfaces import LLMResponse
@@ -403,11 +406,36 @@ def test_register_type_refuses_what_it_cannot_rebuild() -> None:
         register_type(dataclasses.make_dataclass("Listing", [("x", int)], bases=(list,)))
 
 
-def test_a_name_is_registered_once() -> None:
-    assert register_type(Named) is Named
-    with pytest.raises(InvalidArgument, match=r"another class named .*Named is registered"):
-        register_type(type("Named", (Point,), {"__module__": Named.__module__, "__qualname__": "Named"}))
-    assert comes_back_or_is_refused(Named(1, Point(1)))
+def test_a_later_definition_replaces_a_type() -> None:
+    """As in a notebook cell that runs again, or a module that is reloaded."""
+
+    def cell() -> Any:
+        @register_type
+        @dataclasses.dataclass
+        class Page:
+            title: str
+
+        @register_type
+        class Kind(enum.Enum):
+            SHORT = "short"
+
+        return Page, Kind
+
+    (old_page, old_kind), (page, kind) = cell(), cell()
+    stored = encode([old_page("Home"), old_kind.SHORT])  # values that were made before
+    assert stored == encode([page("Home"), kind.SHORT])
+    assert decode(stored) == [page("Home"), kind.SHORT]
+
+
+def test_types_of_earlier_definitions_are_not_kept() -> None:
+    def cell() -> weakref.ref[type]:
+        return weakref.ref(register_type(dataclasses.make_dataclass("Page", [("title", str)])))
+
+    first = cell()
+    cell()
+    _forms._known_form.cache_clear()  # bounded
+    gc.collect()
+    assert first() is None
 
 
 def test_a_subclass_of_a_registered_type_is_not_registered() -> None:

@@ -44,13 +44,25 @@ def test_an_unknown_key_is_none() -> None:
     assert get_runtime("nobody") is None
 
 
-def test_a_key_twice_is_refused_and_the_first_stays() -> None:
+def test_a_key_of_two_classes_is_rejected_and_the_first_stays() -> None:
+    class Other(Agent):
+        """Another class with the same key."""
+
     first = Agent("a")
     register_runtime(first)
-    for again in (first, Agent("a")):
-        with pytest.raises(ValueError, match="'a' is registered already"):
-            register_runtime(again)
+    with pytest.raises(ValueError, match=r"must be unique, got 'a' for .*Agent and .*Other\. Give one"):
+        register_runtime(Other("a"))
     assert get_runtime("a") is first
+
+
+def test_a_later_definition_of_the_same_class_replaces_the_agent() -> None:
+    register_runtime(Agent("a"))
+    register_runtime(Agent("b"))
+    again: Any = type("Agent", (Agent,), {"__module__": Agent.__module__, "__qualname__": Agent.__qualname__})("a")
+    register_runtime(again)  # as a notebook cell that runs a second time
+    assert get_runtime("a") is again
+    register_runtime(again)  # as a script that imports its agents and runs a second time
+    assert (get_runtime("a"), list_runtimes()) == (again, ["a", "b"])
 
 
 def test_unregister_tells_whether_there_was_one() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from .._load import load
 from ..errors import AgentRuntimeError, InvalidArgument, MissingDependency, brief
 from ..interfaces import AgentRuntime
-from ..registry import Registry
+from ..registry import Registry, key_of
 from ..runner.core import AgentRunner
 
 
@@ -68,6 +68,8 @@ def _registry(found: object, target: str, module: str) -> Registry:
         agent = _called(each, target) if inspect.isclass(each) and issubclass(each, AgentRuntime) else each
         if not isinstance(agent, AgentRuntime):
             raise InvalidArgument(_wrong(agent, target, module))
+        if registry.get(key := key_of(agent)) is not None:
+            raise InvalidArgument(f"{target} must name each agent once, got {key!r} twice. Remove one of them")
         registry.register(agent)
     return registry
 
