@@ -58,7 +58,8 @@ def test_a_key_of_two_classes_is_rejected_and_the_first_stays() -> None:
 def test_a_later_definition_of_the_same_class_replaces_the_agent() -> None:
     register_runtime(Agent("a"))
     register_runtime(Agent("b"))
-    again: Any = type("Agent", (Agent,), {"__module__": Agent.__module__, "__qualname__": Agent.__qualname__})("a")
+    redefined: Any = type("Agent", (Agent,), {"__module__": Agent.__module__, "__qualname__": Agent.__qualname__})
+    again: AgentRuntime = redefined("a")
     register_runtime(again)  # as a notebook cell that runs a second time
     assert get_runtime("a") is again
     register_runtime(again)  # as a script that imports its agents and runs a second time
