@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._clock import Clock
+from agent_runtime_core._contexts import start_soon
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
 from agent_runtime_core.queue import ClaimRequest, Mail, Moved, RunRow, Settle
@@ -461,7 +462,7 @@ class _ShortOutputs(TheirRows):
 
 class SwallowsCancelling(TheirQueue):
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
-        writing = asyncio.ensure_future(super().commit(guard, ops))
+        writing = start_soon(super().commit(guard, ops))  # an eager one would have ended here
         while not writing.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(writing)

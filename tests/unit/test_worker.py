@@ -21,6 +21,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._clock import Clock
+from agent_runtime_core._contexts import start_soon
 from agent_runtime_core._tags import REGISTRY
 from agent_runtime_core.errors import (
     InvalidArgument,
@@ -183,7 +184,7 @@ async def test_a_run_whose_task_is_cancelled_before_its_first_step_is_given_back
         with monkeypatch.context() as patch:
             patch.setattr(Worker, "_start", cancelled)
             work = runner.run_loop(handle_signals=False) if how == "run_loop" else runner.run_once()
-            loop = asyncio.ensure_future(work)
+            loop = start_soon(work)
             await asyncio.wait({loop}, timeout=10)
         assert loop.cancelled()
         assert (await rig.runner.get_run(run_id)).status == RunStatus.PENDING
