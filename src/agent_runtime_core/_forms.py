@@ -167,6 +167,9 @@ def _constructible(cls: type) -> None:
 
 
 def _misfit(at: At | None, said: str, value: object) -> UnserialisableResult:
+    if type(value).__name__ == said:
+        why = f"the annotation names another definition of {said}, got one that was defined later or elsewhere"
+        return refused(at, f"{why}. Define the annotated function again, or register_type({said}).")
     return refused(at, f"the annotation says {said}, this is {a_kind(type(value))}: make the two agree")
 
 

@@ -26,7 +26,7 @@ _WORD = re.compile(r"\S+")
 _AUTHORITY = re.compile("(?<=://)[^/]")
 _AUTHORITY_OR_START = re.compile("(?<=://)[^/]|^(?![A-Za-z+]*://)[^/]")
 # An authority with a colon and no port after it: the host is missing or cut off, and this is the password.
-_NO_PORT = r"[^/?#@\[\]:'\"]*:(?!//|[0-9]{0,5}(?![\w-])).*"
+_NO_PORT = r"[^/?#@\[\]:'\"]*:(?!//|[0-9]{1,5}(?![\w-])|[/?#\s'\"]|$).*"
 _AFTER_SCHEME = re.compile(f"(?<=://){_NO_PORT}", re.DOTALL)
 _AFTER_SCHEME_OR_START = re.compile(f"(?<=://){_NO_PORT}|^(?![A-Za-z+]*://){_NO_PORT}", re.DOTALL)
 
@@ -115,18 +115,18 @@ def meant(name: object, known: Iterable[str]) -> str:
 
 def redacted_url(url: str) -> str:
     """Return `url` with *** for each part that is, or may be, a secret; `url` may be any text meant as a URL."""
-    url = _without_options(url)
-    return _without_user(url, _AUTHORITY_OR_START, _AFTER_SCHEME if "@" in url else _AFTER_SCHEME_OR_START)
+    url = _without_query_options(url)
+    no_port = _AFTER_SCHEME if "@" in url else _AFTER_SCHEME_OR_START
+    return _without_options(_without_user(url, _AUTHORITY_OR_START, no_port))
 
 
 def redacted(text: str) -> str:
     """Return `text` with *** for the secrets of the URLs in it."""
     if _URL.match(text):
         return redacted_url(text)
-    text = _without_options(text)
-    if "://" not in text:
-        return text
-    return _WORD.sub(lambda word: _without_user(word[0], _AUTHORITY, _AFTER_SCHEME), text)
+    if "://" in text:
+        text = _WORD.sub(lambda word: _without_user(_without_query_options(word[0]), _AUTHORITY, _AFTER_SCHEME), text)
+    return _without_options(text)
 
 
 def _without_user(url: str, authority: re.Pattern[str], no_port: re.Pattern[str]) -> str:
@@ -136,6 +136,12 @@ def _without_user(url: str, authority: re.Pattern[str], no_port: re.Pattern[str]
         url = f"{url[: found.start()]}***{url[at:]}"
     before, sign, host = url.rpartition("@")
     return before + sign + no_port.sub("***", host)
+
+
+def _without_query_options(url: str) -> str:
+    """Hide the options behind the first ?: an @ in one of them is not the end of a user name and password."""
+    before, mark, query = url.partition("?")
+    return before + mark + _without_options(query)
 
 
 def _without_options(text: str) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._engines.redis_url import Place, redis_place
@@ -119,6 +119,7 @@ def test_a_place_is_named_by_a_text() -> None:
         ("redis://h:/0", "redis://h:/0"),
         ("me:p/w@h:1", "***@h:1"),
         ("me:pw", "***"),
+        ("redis://me:=secret=@h:1", "redis://***@h:1"),
         ("h:6379/1", "h:6379/1"),
         ("sqlite:///a@b:c", "sqlite:///a@b:c"),
         ("no url at all", "no url at all"),
@@ -142,6 +143,9 @@ def test_any_user_and_password_come_through_encoded(user: str, password: str) ->
 
 @settings(deadline=None)
 @given(st.text(st.characters(codec="ascii"), min_size=1))
+@example("=")  # as the name of an option
+@example("?token=")
+@example("1=")
 def test_no_password_is_in_an_error_however_it_is_written(scrawl: str) -> None:
     url = f"redis://me:{scrawl}SECRET{scrawl}@h:x"
     with pytest.raises(InvalidArgument) as caught:
