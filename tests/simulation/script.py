@@ -143,8 +143,8 @@ class Script(AgentRuntime):
         await asyncio.sleep(self.chance.random() * self.scenario.longest)
         return f"{name}!"
 
-    def _unknown(self) -> None:
-        """What became of a payment: a check that says it may be made again."""
+    async def _unknown(self) -> None:
+        """What became of a payment: a check that says it may be made again. A plain function would run in a thread."""
         self.world.watch.again += 1
 
     async def link(self, ctx: Any, state: Any) -> str:
