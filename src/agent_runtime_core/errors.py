@@ -315,7 +315,7 @@ class EffectAlreadyDone(StepExecutionError):
         super().__init__(step_name, message)
         self.run_id: str = run_id
         self.status: str = status
-        self.args = (message,)
+        self.args: tuple[Any, ...] = (message,)
 
 
 class StepCancelledError(AgentRuntimeError):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -27,12 +28,13 @@ from ..errors import (
     deciding_error,
 )
 from ..interfaces import ErrorInfo, RunResult, describe
-from ..journal.record import ATTEMPT, RESUMED
+from ..journal.record import ATTEMPT, RESUMED, Record
 from ..outcome import error_payload
 from ..queue.row import LIMITS, Moved, RunRow
 from ..run_tasks import tasks_of
 from ..status import RunStatus
 from ..tools.deadline import is_abandoned, let_go, wait_cancelled
+from ..uses import Identity
 from .asides import SHORTEST
 from .ends import Again, Ends, Outcome, deferred_seconds
 
@@ -212,7 +214,8 @@ class Drive(Ends):
         """One attempt of the agent's `run`, and what came of it."""
         self.deferred: float = deferred_seconds(self.row)
         self.ends_at: float = self.clock.boot() + self.config.run_timeout_seconds - self.deferred - self.place.waited
-        self.done, self.recorded = book.done, len(book.done)
+        self.done: Mapping[Identity, Record] = book.done
+        self.recorded: int = len(book.done)
         try:
             ctx = Context(self.row, book, self.services, self.place, await self._overrides())
         except UnserialisableResult as unknown:

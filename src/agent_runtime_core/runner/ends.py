@@ -78,7 +78,8 @@ class Ends(Asides):
         """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
         if not self.deferred or len(self.done) <= self.recorded:
             return False
-        self.ends_at, self.deferred = self.ends_at + self.deferred, 0.0
+        self.ends_at += self.deferred
+        self.deferred = 0.0
         return True
 
     async def _returned(self, ctx: Context, result: Any) -> Outcome:

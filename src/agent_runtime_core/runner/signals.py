@@ -104,7 +104,7 @@ class _Handler:
     def __init__(self, number: signal.Signals) -> None:
         self.number = number
         self.previous: Any = signal.getsignal(number)
-        self.was_received = False
+        self.was_received: bool = False
         # An event loop calls the handlers of its add_signal_handler, even if signal.signal has installed another one.
         # asyncio keeps them in a dictionary, where an empty handler replaces the host's until the loops have drained.
         loop = asyncio.get_running_loop()

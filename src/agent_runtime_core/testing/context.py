@@ -80,7 +80,7 @@ class MockRunContext:
         self.checkpoints: list[dict[str, Any]] = []
         self.sleeps: list[float] = []
         #: Whether the agent called `own_conversation()`.
-        self.owns_conversation = False
+        self.owns_conversation: bool = False
         self._clock = clock
         self._signals: dict[str, deque[Any]] = {}
         self._cancelled = False
@@ -231,7 +231,8 @@ class MockRunContext:
         """Forget events, checkpoints, sleeps and signals, the cancellation and the call of `own_conversation()`."""
         for noted in (self.events, self.checkpoints, self.sleeps, self._signals):
             noted.clear()
-        self._cancelled = self.owns_conversation = False
+        self._cancelled = False
+        self.owns_conversation = False
 
 
 def create_test_context(
