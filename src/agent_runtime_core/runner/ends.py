@@ -78,7 +78,7 @@ class Ends(Asides):
         """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
         if not self.deferred or len(self.done) <= self.recorded:
             return False
-        self.ends_at += self.deferred
+        self.ends_at: float = self.ends_at + self.deferred
         self.deferred = 0.0
         return True
 
