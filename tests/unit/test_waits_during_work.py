@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agent_runtime_core.errors import WaitTimeout
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
+from agent_runtime_core.tools.deadline import wait_cancelled
 from tests.unit.rig import Rig, soon
 from tests.unit.test_worker_slots import Here, worker
 
@@ -315,6 +317,67 @@ async def test_a_park_ends_the_other_tasks_of_its_run(place: Path | None, main_j
         await soon(lambda: not here.runner._worker._drives)
         tasks = 1 if main_joins else 2
         assert sorted(left.seen) == ["began"] * tasks + ["cleaned up"] * tasks
+
+
+@pytest.mark.parametrize("parks", [True, False])
+async def test_gathered_tasks_that_clean_up_at_different_speeds_are_cancelled_once(
+    place: Path | None, parks: bool
+) -> None:
+    """asyncio.gather cancels all of its tasks, and ends when the first of them has ended."""
+    cleaned = list[int]()
+    async with worker(place, park_after=0 if parks else 60) as here:
+
+        async def side(ctx: Any, iterations: int) -> None:
+            try:
+                await ctx.wait_for_signal("go", key=str(iterations))
+            finally:
+                for _ in range(iterations):
+                    await asyncio.sleep(0)
+                cleaned.append(iterations)
+
+        async def both(ctx: Any) -> None:
+            await asyncio.gather(side(ctx, 1), side(ctx, 50))
+
+        here.rig.register(both, "both")
+        await here.runner.submit("both", run_id="r")
+        if parks:
+            await becomes(here, "r", RunStatus.WAITING)
+        else:
+            await here.rig.begun("r")
+            await turns()
+            await here.runner.cancel("r")
+        await soon(lambda: not here.runner._worker._drives)
+        assert cleaned == [1, 50]
+
+
+async def test_a_task_that_continued_after_an_earlier_cancellation_is_cancelled_again(
+    place: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent_runtime_core.runner.drive.wait_cancelled", partial(wait_cancelled, grace=0.05))
+    ended = asyncio.Event()
+    async with worker(place, park_after=60) as here:
+
+        async def continues() -> None:
+            with suppress(asyncio.CancelledError):
+                await forever()
+            try:
+                await forever()
+            finally:
+                ended.set()
+
+        async def both(ctx: Any) -> None:
+            side = asyncio.create_task(continues())
+            await asyncio.sleep(0)
+            side.cancel()
+            await ctx.wait_for_signal("go")
+
+        here.rig.register(both, "both")
+        await here.runner.submit("both", run_id="r")
+        await here.rig.begun("r")
+        await turns()
+        await here.runner.cancel("r", wait=True)
+        async with asyncio.timeout(10):
+            await ended.wait()
 
 
 @pytest.mark.parametrize("how", ["cancelled", "timed out", "handed back", "lost"])

@@ -312,9 +312,13 @@ class Drive(Ends):
                     await let_go(task, self._what)
             left = [each for each in tasks_of(task.get_loop(), place) if not is_abandoned(each)]
             for each in left:
-                each.cancel()
+                # asyncio.gather cancels its tasks and does not wait for them. A second cancellation would interrupt
+                # their `finally` blocks.
+                if not each.cancelling():
+                    each.cancel()
             if left:
-                await wait_cancelled(left, f"a task of {self._what}")
+                for each in await wait_cancelled(left, f"a task of {self._what}"):
+                    each.cancel()  # it may have continued after an earlier cancellation
         finally:
             place.clearing = False
 
