@@ -90,6 +90,11 @@ class Context(Imperative):
         return self._waits
 
     @property
+    def waiting_tasks(self) -> list[asyncio.Task[Any]]:
+        """The tasks that are inside a wait of this run."""
+        return [] if self._waits is None else list(self._waits.waiting())
+
+    @property
     def budget(self) -> Budget:
         """What all agent loops of this run may use: by its runner's limits and by those of its input."""
         if self._budget is None:

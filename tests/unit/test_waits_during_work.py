@@ -430,6 +430,30 @@ async def test_what_belongs_to_no_run_or_to_another_goes_on_after_a_park(place: 
         await here.runner.cancel(others_run, wait=True)
 
 
+@pytest.mark.parametrize("inline", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+async def test_the_end_of_an_attempt_ends_the_waits_that_it_leaves(
+    place: Path | None, fails: bool, inline: bool
+) -> None:
+    left, kept = Left(), list[asyncio.Task[Any]]()
+    async with worker(place, max_retries=1) as here:
+
+        async def both(ctx: Any) -> None:
+            kept.append(asyncio.create_task(left.side(ctx, lambda: ctx.wait_for_signal("never"))))
+            await turns()
+            if fails:
+                raise ValueError("no")
+
+        here.rig.register(both, "both")
+        if inline:
+            result = await here.runner.execute("both", "r", {})
+        else:
+            await here.runner.submit("both", run_id="r")
+            result = await here.runner.wait("r", 10)
+        assert result.status is (RunStatus.FAILED if fails else RunStatus.SUCCEEDED)
+        assert left.seen == ["began", "cleaned up"]
+
+
 async def test_a_task_that_outlives_a_run_which_returned_is_not_ended(place: Path | None) -> None:
     """It is the agent's to await; what it asks of the context is refused."""
     left = list[asyncio.Task[Any]]()

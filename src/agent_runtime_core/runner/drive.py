@@ -240,6 +240,9 @@ class Drive(Ends):
             raise
         if self.lost or self.place.parked or self.place.cancelled or not on_time or task.cancelled():
             await self._clear(task)
+        elif waiting := ctx.waiting_tasks:
+            # The run never answers these waits. Left to the garbage collector, their `finally` blocks could not await.
+            await self._cancel_all(waiting)
         if self.lost or self.place.parked:
             return None
         if not on_time:
@@ -311,16 +314,20 @@ class Drive(Ends):
                 if not is_abandoned(task):
                     await let_go(task, self._what)
             left = [each for each in tasks_of(task.get_loop(), place) if not is_abandoned(each)]
-            for each in left:
-                # asyncio.gather cancels its tasks and does not wait for them. A second cancellation would interrupt
-                # their `finally` blocks.
-                if not each.cancelling():
-                    each.cancel()
             if left:
-                for each in await wait_cancelled(left, f"a task of {self._what}"):
-                    each.cancel()  # it may have continued after an earlier cancellation
+                await self._cancel_all(left)
         finally:
             place.clearing = False
+
+    async def _cancel_all(self, tasks: list[asyncio.Task[Any]]) -> None:
+        """Cancel these tasks of the run and wait for their `finally` blocks."""
+        for each in tasks:
+            # asyncio.gather cancels its tasks and does not wait for them. A second cancellation would interrupt
+            # their `finally` blocks.
+            if not each.cancelling():
+                each.cancel()
+        for each in await wait_cancelled(tasks, f"a task of {self._what}"):
+            each.cancel()  # it may have continued after an earlier cancellation
 
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
