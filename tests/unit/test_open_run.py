@@ -356,3 +356,15 @@ async def test_hearing_of_its_own_end_does_not_cancel_the_block(
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert held
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_the_end_of_the_block_ends_the_waits_that_it_leaves(fails: bool, tmp_path: Path) -> None:
+    left = list[asyncio.Task[Any]]()
+    with contextlib.suppress(ValueError):
+        async with open_run(tmp_path / "a.db", run_id="r") as ctx:
+            left.append(asyncio.create_task(ctx.wait_for_signal("never")))
+            await ctx.sleep(0.001)
+            if fails:
+                raise ValueError("no")
+    assert left[0].cancelled()

@@ -184,7 +184,11 @@ def _door(runner: AgentRunner, row: RunRow) -> _Door:
 
 async def _close(runner: AgentRunner, door: _Door, error: BaseException | None) -> None:
     try:
-        await door.leave(error)
+        try:
+            if waiting := door.ctx.waiting_tasks:
+                await door.cancel_all(waiting)  # nothing ends these waits after the block
+        finally:
+            await door.leave(error)
     finally:
         door.close()
         await runner.close()

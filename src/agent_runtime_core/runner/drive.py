@@ -242,7 +242,7 @@ class Drive(Ends):
             await self._clear(task)
         elif waiting := ctx.waiting_tasks:
             # The run never answers these waits. Left to the garbage collector, their `finally` blocks could not await.
-            await self._cancel_all(waiting)
+            await self.cancel_all(waiting)
         if self.lost or self.place.parked:
             return None
         if not on_time:
@@ -315,11 +315,11 @@ class Drive(Ends):
                     await let_go(task, self._what)
             left = [each for each in tasks_of(task.get_loop(), place) if not is_abandoned(each)]
             if left:
-                await self._cancel_all(left)
+                await self.cancel_all(left)
         finally:
             place.clearing = False
 
-    async def _cancel_all(self, tasks: list[asyncio.Task[Any]]) -> None:
+    async def cancel_all(self, tasks: list[asyncio.Task[Any]]) -> None:
         """Cancel these tasks of the run and wait for their `finally` blocks."""
         for each in tasks:
             # asyncio.gather cancels its tasks and does not wait for them. A second cancellation would interrupt
