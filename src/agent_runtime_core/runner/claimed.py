@@ -250,9 +250,11 @@ class Claimed:
         if status in (RunStatus.SUCCEEDED, RunStatus.CANCELLED):
             log.info("run %s of agent %r finished: %s", run, row.agent, status, extra=extra)
             return
+        if not error.replace(".", "_").isidentifier():  # an agent may put any text into the type of its ErrorInfo
+            error = "unnamed error"
         words = {"failed": "failed", "timed_out": "timed out"}.get(status, "is dead")
         log.warning(
-            "run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error or "unknown error", row.attempt,
+            "run %s of agent %r %s: %s in attempt %d", run, row.agent, words, error, row.attempt,
             extra=extra,
         )  # fmt: skip
 
