@@ -96,6 +96,9 @@ class GuardedStep:
         self.book: Book = book
         self.name: str = work.name
         self.identity: tuple[str, str] = (work.name, work.key)
+        started = work.started or {}
+        self.key: str = started.get("effect", work.key)  # under which the lineage knows it
+        self.tool: dict[str, Any] | None = started.get("tool")
         self.digest: str = _digest(work)
         self.others: list[EffectRow] = []
         self.unapproved: list[dict[str, str]] = []
@@ -104,9 +107,9 @@ class GuardedStep:
         """Find out under which key the lineage knows the step, which may have had another name."""
         book = self.book
         await join_lineage(book)
-        self.row: EffectRow = effect_row(book, *self.identity, self.digest, BEGUN)
+        self.row: EffectRow = effect_row(book, self.name, self.key, self.digest, BEGUN)
         for old in book.former_names(self.name):
-            former = effect_row(book, old, self.identity[1], self.digest, BEGUN)
+            former = effect_row(book, old, self.key, self.digest, BEGUN)
             if await book.ledger.state.effects(*former[:3]):
                 self.row = former
                 break
@@ -153,7 +156,9 @@ class GuardedStep:
         if book.effects_policy != "ask":
             return book.effects_policy == "repeat"
         mine = step_id(book.ledger.run_id, *self.identity)
-        details = {"step_name": self.name, "run_id": run_id, "status": status, **about}
+        details = {"step_name": self.name, "step_id": mine, "run_id": run_id, "status": status, **about}
+        if (tool := self.tool) is not None:
+            details |= {"tool_name": tool["name"], "tool_args": tool["args"], "tool_call_id": tool["id"]}
         answer = await book.owner().waits.approve(f"repeat:{self.name}", details, None, None, f"{mine}:{run_id}")
         return bool(answer.get("approved") if isinstance(answer, dict) else answer)
 
@@ -170,7 +175,7 @@ class GuardedStep:
         await self._tell("refused", run_id, status, about)
         there = await self.book.ledger.queue.row(run_id)
         run = (there.run_key if there is not None else None) or run_id
-        step = f"step {self.name!r}"
+        step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
         if about:
             said = f"{step} must have an approval of this run: {about['approval']!r} was spent in run {run!r}"
         elif status == HAPPENED:

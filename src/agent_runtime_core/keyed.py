@@ -78,12 +78,13 @@ class KeyedSteps:
 
     async def perform(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
-        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
+        tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
+        lazy: bool = False,
     ) -> Any:  # fmt: skip
         """The result of that step, which has no record yet, unless one landed that nobody heard of.
 
         A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
-        `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
+        `effect` is the key under which forks know a guarded call. `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
         book, place = self._book, self._ctx.place
         if place.sealed:
@@ -97,6 +98,8 @@ class KeyedSteps:
         if (failure := book.given_up.pop((name, f"k:{key}"), None)) is not None:
             raise as_raised(name, failure)  # the code went on without it
         started: dict[str, Any] | None = {"tool": tool} if tool is not None else None
+        if effect is not None:
+            started = {**(started or {}), "effect": effect}
         if reserve:
             started = {**(started or {}), "reserve": reserve}
         info = BESIDE if book.is_apart() else None
@@ -140,7 +143,8 @@ class UnjournaledSteps:
 
     async def perform(
         self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
-        tool: dict[str, Any] | None = None, reserve: dict[str, Any] | None = None, lazy: bool = False,
+        tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
+        lazy: bool = False,
     ) -> Any:  # fmt: skip
         if tool is None:
             return await call(1)

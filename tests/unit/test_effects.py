@@ -451,6 +451,99 @@ async def test_other_arguments_are_another_effect(place: Path | None) -> None:
         assert kind(await forked(rig, paying(2))) == "EffectAlreadyDone"
 
 
+def by_model(paid: Paid, *turns: Any) -> Body:
+    """A loop whose model makes these calls, one in each turn."""
+
+    async def body(ctx: Any) -> Any:
+        async def pay(amount: int) -> Any:
+            """Pay."""
+            return await paid.pay(ctx.run_id, amount)
+
+        await ctx.step("first", lambda: 1)
+        tools = ToolRegistry()
+        tools.register(Tool.from_function(pay, has_side_effects=True))
+        tools.register(Tool.from_function(pay, name="ask", has_side_effects=True, requires_confirmation=True))
+        tools.register(Tool.from_function(str, name="look", parameters={"type": "object", "properties": {}}))
+        model = Scripted(say=lambda said: asks(turns[n]) if (n := len(said) // 2) < len(turns) else "done")
+        done = await run_turn_loop(ctx, model, tools, messages=[{"role": "user", "content": "pay"}])
+        return {"number": len(paid.by), "text": done.text}
+
+    return body
+
+
+LOOK, PAY, ASK = call("look", {}, "a"), call("pay", {"amount": 5}, "b"), call("ask", {"amount": 5}, "c")
+
+
+async def test_a_call_that_a_model_makes_in_another_turn_is_the_same_effect(place: Path | None) -> None:
+    paid = Paid()
+    async with Rig(place) as rig:
+        await rig.value(by_model(paid, PAY))
+        result = await forked(rig, by_model(paid, LOOK, PAY))
+        assert kind(result) == "EffectAlreadyDone"
+        assert result.error is not None
+        assert "call of tool 'pay' was already done" in result.error.message
+        assert (await forked(rig, by_model(paid, LOOK, LOOK, PAY), effects="reuse")).status == "succeeded"
+        assert len(paid.by) == 1
+
+
+async def test_calls_with_the_same_arguments_are_counted(place: Path | None) -> None:
+    paid = Paid()
+    async with Rig(place) as rig:
+        await rig.value(by_model(paid, PAY, LOOK, PAY))
+        assert len(paid.by) == 2
+        assert (await forked(rig, by_model(paid, LOOK, PAY, PAY), effects="reuse")).status == "succeeded"
+        assert len(paid.by) == 2
+        after = await forked(rig, by_model(paid, PAY, PAY, PAY), ("tool", "l:0:0:0"), effects="reuse")
+        assert after.status == "succeeded"  # its third call is one that the first run never made
+        assert len(paid.by) == 3
+
+
+async def answered(rig: Rig, run_id: Any, *answers: Any) -> RunResult:
+    """Give the run these answers to its confirmations, and work it off."""
+    for answer in answers:
+        while await rig.runner.run_once():
+            pass
+        await rig.runner.approve(run_id, "tool:ask", answer)
+    return await worked(rig, run_id)
+
+
+async def test_the_arguments_that_a_person_gave_are_those_of_the_effect(place: Path | None) -> None:
+    paid, other = Paid(), {"approved": True, "arguments": {"amount": 7}}
+    async with Rig(place, park_after=0) as rig:
+        rig.register(by_model(paid, ASK, ASK))
+        await rig.runner.submit("script", run_id="r")
+        assert (await answered(rig, "r", other, other)).status == "succeeded"
+        rig.register(by_model(paid, LOOK, ASK))
+        assert kind(await answered(rig, await rig.runner.fork("r", "first"), other)) == "EffectAlreadyDone"
+        assert len(paid.by) == 2
+        rig.register(by_model(paid, ASK, ASK, ASK))
+        third = await rig.runner.fork("r", ("tool", "l:0:1:0"), effects="reuse")
+        assert (await answered(rig, third, other)).status == "succeeded"
+        assert len(paid.by) == 3
+
+
+async def test_a_call_that_a_person_refused_is_not_counted(place: Path | None) -> None:
+    paid = Paid()
+    async with Rig(place, park_after=0) as rig:
+        rig.register(by_model(paid, ASK, ASK))
+        await rig.runner.submit("script", run_id="r")
+        assert (await answered(rig, "r", False, True)).status == "succeeded"
+        for after, turns in (("first", [LOOK, ASK]), (("tool", "l:0:0:0"), [ASK, LOOK, ASK])):
+            rig.register(by_model(paid, *turns))
+            assert kind(await answered(rig, await rig.runner.fork("r", after), True)) == "EffectAlreadyDone"
+        assert len(paid.by) == 1
+
+
+async def test_who_is_asked_is_shown_the_call(place: Path | None) -> None:
+    paid = Paid()
+    async with Rig(place) as rig:
+        await rig.value(by_tool(paid))
+        new = (await forked(rig, by_tool(paid), effects="ask")).run_id
+        [asked] = [payload for _, payload in await rig.told("approval.requested", str(new))]
+        assert asked["details"]["tool_name"] == "pay"
+        assert asked["details"]["tool_args"] == {"amount": 5}
+
+
 async def test_a_step_that_was_renamed_is_the_same_effect(place: Path | None) -> None:
     paid = Paid()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from .._contexts import start_soon
-from .._json import MAX_PARSED, encode, strictly
+from .._json import MAX_PARSED, arguments_digest, encode, strictly
 from ..context import Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..event_types import EventType
@@ -25,6 +26,7 @@ from .talk import Talk
 
 _Placed = tuple[int, ToolCallDict, Tool | None]  # a call, with its place in the answer and its tool
 
+_REFUSED = "refused"  # the error of a call that a person refused
 MALFORMED = 3  # turns in a row whose every tool call was malformed, after which the loop gives up
 
 
@@ -36,6 +38,8 @@ class Calling:
         #: The result of an agent that the conversation was handed to.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
+        #: How often this loop came to each guarded call, by tool and arguments.
+        self.guarded: Counter[str] = Counter()
         self.took: float = 0.0  # seconds that the recorded ones of the calls side by side took
 
     async def run(self, key: str, calls: list[ToolCallDict]) -> None:
@@ -117,8 +121,11 @@ class Calling:
         if recorded is not UNRECORDED:
             if agent:
                 talk.steps.recorded("tool", key)
-            elif tool is not None and tool.requires_confirmation:
-                talk.steps.recorded(f"signal:tool:{call.name}", key)  # it was passed too, before the call
+            elif tool is not None:
+                if tool.requires_confirmation:  # it was passed too, before the call
+                    _amend(call, talk.steps.recorded(f"signal:tool:{call.name}", key))
+                if recorded["error"] != _REFUSED:
+                    self._effect(call, tool)
             # Calls that ran side by side took as long as the longest of them.
             self.took = max(self.took, talk.steps.took("tool", key))
             return cast("dict[str, Any]", recorded)
@@ -130,10 +137,22 @@ class Calling:
         answered: dict[str, Any] = await talk.in_time(
             talk.steps.perform(
                 "tool", key, lambda attempt: self._answer(call, told, tool, arguments), policy=_policy(tool),
-                tool=told, lazy=lazy,
+                tool=told, effect=self._effect(call, tool), lazy=lazy,
             )
         )  # fmt: skip
         return answered
+
+    def _effect(self, call: ToolCallDict, tool: Tool | None) -> str | None:
+        """Return the key of a guarded call in the lineage of the run, None for another one.
+
+        It is the number of the call among those of this loop with the same tool and arguments. The place of the call
+        would not do: a model that is asked again in a fork may make the same call in another turn.
+        """
+        if _policy(tool).on_in_doubt == "retry":
+            return None
+        same = arguments_digest((call.name, _args(call)), {})[0] or ""
+        self.guarded[same] += 1
+        return f"{self.talk.name}:{call.name}:{self.guarded[same] - 1}"
 
     async def _answer(
         self, call: ToolCallDict, told: Mapping[str, Any], tool: Tool | None, arguments: dict[str, Any] | None
@@ -170,8 +189,7 @@ class Calling:
         talk.state(TurnState.TOOL_EXECUTION)
         if isinstance(answer, Mapping):
             if answer.get("approved") is True:
-                if isinstance(answer.get("arguments"), Mapping):
-                    call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
+                _amend(call, answer)
                 return None
             return str(answer.get("reason") or "denied")
         return None if answer is True else "denied" if answer in (False, None) else str(answer)
@@ -181,7 +199,7 @@ class Calling:
             "content": f"Error: a person refused this call: {why}",
             "ok": False,
             "result": None,
-            "error": "refused",
+            "error": _REFUSED,
         }
 
         async def told(attempt: int) -> dict[str, Any]:
@@ -357,6 +375,12 @@ def _fits(call: ToolCallDict, tool: Tool) -> bool:
     except BadArguments:
         return False
     return True
+
+
+def _amend(call: ToolCallDict, answer: Any) -> None:
+    """Give the call the arguments that a person approved in place of its own."""
+    if isinstance(answer, Mapping) and answer.get("approved") is True and isinstance(answer.get("arguments"), Mapping):
+        call["function"] = {"name": call.name, "arguments": encode(dict(answer["arguments"]))}
 
 
 def _agent(tool: Tool) -> Any:
