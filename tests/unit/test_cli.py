@@ -747,6 +747,8 @@ def test_an_answer_that_no_question_waits_for_is_rejected(run: Run, url: str) ->
     assert (code, json.loads(out)["stored"], json.loads(out)["status"]) == (1, False, "waiting")
     assert run("show", "order-7", "--url", url, "--json")[1] == before  # the run is not woken
     assert run("approve", "order-7", "plann", "--force", "--url", url)[0] == 0
+    told = json.loads(run("show", "order-7", "--url", url, "--json")[1])
+    assert (told["status"], [each["state"] for each in told["steps"]]) == ("pending", ["waiting"])
     assert run("approve", "order-7", "plan", "--url", url)[0] == 0
     assert run("approve", "order-7", "plan", "--url", url)[::2] == (1, "agent-runtime: 'plan' was answered before\n")
 
@@ -808,6 +810,7 @@ ODD = "\x1b[31m \x9b2J \x7f \u202e \u2066 \u2028 \x85 \U000e0001"
         ["worker", "app:A", "--grace", f"redis://app:{SECRET}@db.internal"],
         ["runs", "--url", f"redis://app:{SECRET}@127.0.0.1:1/0"],
         ["runs", "--url", f"redis://app:{SECRET}@127.0.0.1:1/0", "--debug"],
+        ["runs", "--url", f"app:{SECRET}@db.internal:6379/0"],
         ["runs", "--url", f"redsi://app:{SECRET}@127.0.0.1:1/0"],
         ["carry-over", f"redis://app:{SECRET}@127.0.0.1:1/0"],
     ],

@@ -21,6 +21,8 @@ from .text import field, say, table, tell, when, without_secrets
 _RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
 _STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
 _EVENTS = ("sequence", "at", "type", "payload")
+#: What the record of the start of a wait says, of a signal, a sleep or a child.
+_OF_WAITS = ("until", "child")
 
 
 async def runs(args: Namespace) -> int:
@@ -112,8 +114,10 @@ def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
     for record in records:
         if record.kind not in states:
             continue
-        state = "copied" if is_copied(record) else states[record.kind]
         info = json.loads(record.info) if record.info else {}
+        state = "copied" if is_copied(record) else states[record.kind]
+        if state == "in doubt" and not info.keys().isdisjoint(_OF_WAITS):
+            state = "waiting"
         found[record.name, record.key] = _step(row, record.name, record.key, state) | {
             "tries": record.attempt, "ms": record.ms if record.kind == DONE else None, "at": when(record.t),
             "error": info.get("error"),

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from .._engines.memory import MemoryEngine
 from .._ids import run_uuid
-from .._refusals import redacted
+from .._refusals import redacted, redacted_url
 from ..config import get_config
 from ..errors import InvalidArgument, UnknownRun, brief
 from ..limits import RunLimits
@@ -47,7 +47,12 @@ def in_memory(runner: AgentRunner) -> bool:
 def named(runner: AgentRunner, url: str | None = None) -> str:
     """Where the runs are, for people."""
     url = url or get_config().backend_url
-    return redacted(url) if url is not None else str(getattr(runner.queue.commits, "path", type(runner.queue).__name__))
+    return _readable(url) if url is not None else str(getattr(runner.queue.commits, "path", type(runner.queue).__name__))
+
+
+def _readable(url: str) -> str:
+    """Return the URL without its secrets. `user:password@host`, without a scheme, may be meant as one."""
+    return redacted_url(url) if "@" in url else redacted(url)
 
 
 @asynccontextmanager
@@ -63,7 +68,7 @@ def _need_file(url: str) -> None:
     scheme, found, rest = url.partition("://")
     path = url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
     if path and not os.path.exists(path):
-        raise InvalidArgument(f"there is no file {brief(path, 500)}: --url names the store to look at")
+        raise InvalidArgument(f"there is no file {brief(_readable(path), 500)}: --url names the store to look at")
 
 
 async def row_of(runner: AgentRunner, run_id: str) -> RunRow:
