@@ -84,7 +84,8 @@ class KeyedSteps:
         """The result of that step, which has no record yet, unless one landed that nobody heard of.
 
         A `tool` call, {"name", "id", "args"}, tells TOOL_CALL when it starts and TOOL_RESULT when it ends.
-        `effect` is the key under which forks know a guarded call. `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
+        `effect` is the key under which forks know a guarded call.
+        `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
         book, place = self._book, self._ctx.place
         if place.sealed:

@@ -47,7 +47,9 @@ def in_memory(runner: AgentRunner) -> bool:
 def named(runner: AgentRunner, url: str | None = None) -> str:
     """Where the runs are, for people."""
     url = url or get_config().backend_url
-    return _readable(url) if url is not None else str(getattr(runner.queue.commits, "path", type(runner.queue).__name__))
+    return (
+        _readable(url) if url is not None else str(getattr(runner.queue.commits, "path", type(runner.queue).__name__))
+    )
 
 
 def _readable(url: str) -> str:
