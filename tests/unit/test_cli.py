@@ -658,6 +658,11 @@ def test_a_worker_that_cannot_work_says_why(options: list[str], told: str, modul
     assert len(err.splitlines()) == 1
 
 
+def test_a_wrong_amount_is_named_as_one(run: Run) -> None:
+    code, _, err = run("resume", "one", "--max-cost-usd", "-1", "--url", "runs.db")
+    assert (code, "'-1' is no amount in USD of at least 0" in err) == (2, True)
+
+
 def test_a_runner_has_a_store_of_its_own(module: str, run: Run) -> None:
     code, _, err = run("worker", f"{module}:kept", "--url", "runs.db")
     assert (code, "leave out --url" in err) == (2, True)

@@ -137,7 +137,7 @@ def _limits() -> argparse.ArgumentParser:
     group = options.add_argument_group("limits", "New limits of the run, in the place of those of its agent.")
     for name, type_, unit in (
         ("max_turns", _whole, "N"), ("max_tool_calls", _whole, "N"), ("max_tokens", _whole, "N"),
-        ("max_cost_usd", _seconds, "USD"), ("turn_timeout", _moment, "SECONDS"), ("run_timeout", _moment, "SECONDS"),
+        ("max_cost_usd", _usd, "USD"), ("turn_timeout", _moment, "SECONDS"), ("run_timeout", _moment, "SECONDS"),
     ):  # fmt: skip
         group.add_argument(f"--{name.replace('_', '-')}", type=type_, metavar=unit)
     return options
@@ -158,11 +158,19 @@ def _whole(text: str) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def _number(text: str, what: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 <= float(text) < float("inf"):
             return float(text)
-    raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no number of seconds of at least 0")
+    raise argparse.ArgumentTypeError(f"{brief(redacted(text))} is no {what} of at least 0")
+
+
+def _seconds(text: str) -> float:
+    return _number(text, "number of seconds")
+
+
+def _usd(text: str) -> float:
+    return _number(text, "amount in USD")
 
 
 def _moment(text: str) -> float:
