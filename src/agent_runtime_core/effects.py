@@ -90,7 +90,7 @@ def _digest(work: Guarded) -> str:
 
 
 class GuardedStep:
-    """A guarded step that one run comes to, and what other runs of the lineage did of it."""
+    """A guarded step of one run, and the rows that other runs of the lineage have of it."""
 
     def __init__(self, book: Book, work: Guarded) -> None:
         self.book: Book = book

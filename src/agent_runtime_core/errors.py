@@ -484,7 +484,7 @@ class StorageClosed(StorageError):
 
 
 #: Which error of a group decides what the group means, the first one first. An error that forbids another attempt
-#: stands before one that allows it, and a failure before a deferral: the code has to be looked at all the same.
+#: stands before one that allows it, and a failure before a deferral: the code has to be corrected in any case.
 _PRECEDENCE: Final[tuple[tuple[type[BaseException], ...], ...]] = (
     (KeyboardInterrupt, SystemExit),
     (LeaseLost,),

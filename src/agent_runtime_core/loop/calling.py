@@ -38,7 +38,7 @@ class Calling:
         #: The result of an agent that the conversation was handed to.
         self.child: RunResult | None = None
         self.malformed: int = 0  # turns in a row
-        #: How often this loop came to each guarded call, by tool and arguments.
+        #: How many guarded calls this loop has made, by tool and arguments.
         self.guarded: Counter[str] = Counter()
         self.took: float = 0.0  # seconds that the recorded ones of the calls side by side took
 
