@@ -548,6 +548,6 @@ def _rank(error: BaseException) -> tuple[int, float]:
         return _OUTAGE if error.retriable else _REFUSED, 0.0
     if isinstance(error, StorageError):
         return _STORAGE, 0.0
-    if isinstance(error, RuntimeError) and str(error).endswith("is shutting down"):
+    if isinstance(error, RuntimeError) and str(error).startswith("TaskGroup <") and "shutting down" in str(error):
         return _CANCELLED, 0.0  # of a TaskGroup that another error is ending, when the code starts one more task
     return _OTHER if isinstance(error, Exception) else _CANCELLED, 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -611,3 +612,28 @@ def test_a_fault_in_a_group_counts_for_the_breaker() -> None:
 def test_a_plan_tries_no_group_again_that_holds_what_another_attempt_cannot_heal(kind: type[Exception]) -> None:
     assert not _may_help(ExceptionGroup("g", [ValueError("a"), kind.__new__(kind)]))
     assert _may_help(ExceptionGroup("g", [ValueError("a"), ProviderUnavailable("500")]))
+
+
+async def test_a_task_that_a_group_takes_no_more_does_not_decide() -> None:
+    """A group that ends because of another error rejects new tasks with a RuntimeError, which lands in it as well."""
+
+    async def fail() -> None:
+        raise CircuitOpen("m", after=1.0)
+
+    async def body() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            late = asyncio.sleep(0)
+            try:
+                group.create_task(late)
+            finally:
+                late.close()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await body()
+    assert {type(each) for each in leaves_of(caught.value)} == {CircuitOpen, RuntimeError}
+    assert isinstance(deciding_error(caught.value), CircuitOpen)
+    own = ExceptionGroup("of the agent", [CircuitOpen("m", after=1.0), RuntimeError("the server is shutting down")])
+    assert type(deciding_error(own)) is RuntimeError

@@ -83,7 +83,7 @@ class Audit:
                 await self._write(event, events)
 
     async def _events(self) -> list[Event]:
-        """Return the run's events, without run.* events that no record of its journal stands for."""
+        """Return the run's events, without run.* events that follow from no record of its journal."""
         bus, state = self.backends.bus, self.backends.state
         numbers, ids = set[int](), set[str]()
         for record in await state.records(self.row.run_id):
