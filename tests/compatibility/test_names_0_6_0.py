@@ -1,0 +1,18 @@
+"""Every name that modules promised to users had in version 0.6.0 is still there."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+NAMES = [line.split() for line in Path(__file__).with_name("names_0_6_0.txt").read_text("utf-8").splitlines()]
+BY_MODULE = {module: [name for _, name in lines] for module, lines in groupby(NAMES, key=lambda line: line[0])}
+
+
+@pytest.mark.parametrize("module", BY_MODULE)
+def test_names_are_there(module: str) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in BY_MODULE[module] if not hasattr(found, name)] == []
