@@ -1,9 +1,11 @@
-"""Which tasks can be begun, circles among them, and the board and the notes that workers read instead of all tasks."""
+"""Which tasks are ready, circles of dependencies, and the index and the log that workers read instead of all tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,10 +15,11 @@ from agent_runtime_core.persistence.forms import text_of
 from agent_runtime_core.persistence.homes.memory import InMemoryHome
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
 from agent_runtime_core.persistence.readiness import circle, ready_of
-from agent_runtime_core.persistence.stored import feed
-from agent_runtime_core.persistence.stored.board import SLACK, Board
-from agent_runtime_core.persistence.stored.feed import Feed
+from agent_runtime_core.persistence.stored import change_log
+from agent_runtime_core.persistence.stored.change_log import ChangeLog
+from agent_runtime_core.persistence.stored.ready_tasks import ReadyTasks
 from agent_runtime_core.persistence.stored.tasks import StoredTasks
+from agent_runtime_core.persistence.stores.sqlite import SQLiteTaskStore
 from agent_runtime_core.testing.clock import VirtualClock
 
 
@@ -83,72 +86,60 @@ def _document(task: Task, version: int = 1) -> Document:
     return Document(str(task.id), text_of(task), version, 1.0, "list")
 
 
-async def test_a_board_says_what_a_look_at_all_tasks_would() -> None:
+async def test_the_index_has_the_tasks_that_are_ready_in_a_list() -> None:
     chance = random.Random(11)
     for _ in range(60):
         tasks = [Task(name=str(n), priority=chance.randrange(3)) for n in range(8)]
-        board, now = Board(), 1_000.0
+        index, now = ReadyTasks(), 1_000.0
+        added = dict[str, Task]()
         for version in range(1, 30):
             task = chance.choice(tasks)
             task.state = chance.choice(list(TaskState))
             task.dependencies = [
                 each.id for each in chance.sample(tasks[: tasks.index(task)], k=min(2, tasks.index(task)))
             ]
-            board.put(_document(task, version))
-            known = [each for each in tasks if str(each.id) in board.cards]
-            expected = [str(each.id) for each in ready_of(known, now)]
-            assert [each.key for each in board.ready("list", now)] == expected
-        taken = []
-        while (each := board.take(chance.choice([None, "list"]), now)) is not None:
-            taken.append(each.key)
-        assert taken == expected
+            await index.add([_document(task, version)])
+            added[str(task.id)] = task
+            if chance.random() < 0.1:
+                index.drop(added.popitem()[0])
+            expected = [str(each.id) for each in ready_of([each for each in tasks if str(each.id) in added], now)]
+            assert [each.key for each in index.ready("list", now)] == expected
+            assert [each.key for each in index.ready(None, now)] == expected
+            assert index.ready("another list", now) == []
 
 
-def test_a_board_that_nobody_takes_from_stays_small() -> None:
-    board, task = Board(), Task(name="a")
-    for version in range(1, 3 * SLACK):
-        board.put(_document(task, version))
-    assert all(len(heap) <= SLACK + 5 for heap in board._heaps.values())
-    assert board.take(None, 0.0) is not None
-
-
-async def test_the_feed_tells_what_changed_or_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "KEPT", 10)
+async def test_the_log_has_what_changed_or_says_that_it_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_log, "KEPT", 10)
     table = Table(MemoryDocuments(), "project", "thing")
-    mine, theirs = Feed(table), Feed(table)
+    mine, theirs = ChangeLog(table), ChangeLog(table)
     assert await mine.since(None) == (set(), None)
 
-    async def change(*keys: str) -> list[float]:
-        ranks: list[float] = await table.write(*theirs.note(keys))
-        await theirs.trim(ranks)
-        return ranks
+    async def change(*keys: str) -> None:
+        await theirs.trim(await table.write(*theirs.note(keys)))
 
     await change("a")
     assert await mine.since(None) is None
-    mark = await mine.last()
+    cursor = await mine.last()
     await change("b")
     await change("c", "d")
-    changes = await mine.since(mark)
+    changes = await mine.since(cursor)
     assert changes is not None
     assert (changes[0], await mine.since(changes[1])) == ({"b", "c", "d"}, (set(), changes[1]))
-    mine.known(await change("e"), changes[1])
-    await change("f")
-    assert await mine.since(changes[1]) == ({"f"}, await mine.last())
     for n in range(40):
         await change(str(n))
-    assert len(await table.documents.read("find", Query("project", "thing_change", 0.0))) <= 20, "old notes are deleted"
-    assert await mine.since(mark) is None, "who is too far behind reads everything again"
+    assert len(await table.documents.read("find", Query("project", "thing_change", 0.0))) <= 20, "old entries stay"
+    assert await mine.since(cursor) is None, "a reader that is too far back must read everything again"
     many = [str(n) for n in range(2500)]
-    mark = await mine.last()
+    cursor = await mine.last()
     await change(*many)
-    assert await mine.since(mark) == (set(many), await mine.last())
+    assert await mine.since(cursor) == (set(many), await mine.last())
 
 
 async def test_a_list_that_is_deleted_takes_along_what_was_added_meanwhile() -> None:
     store, late = _Store(), [Task(name="late")]
     task_list = TaskList(name="work", tasks=[Task(name="a")])
     await store.save(task_list)
-    tasks, space = store.table(Scope.PROJECT, "task"), store._space(Scope.PROJECT)
+    tasks = store.table(Scope.PROJECT, "task")
     find = tasks.documents.read
 
     async def found(what: str, *args: object) -> object:
@@ -159,18 +150,17 @@ async def test_a_list_that_is_deleted_takes_along_what_was_added_meanwhile() -> 
         return answer
 
     tasks.documents.read = found  # type: ignore[method-assign]
-    assert await space.delete(str(task_list.id))
+    assert await store.delete(task_list.id)
     tasks.documents.read = find  # type: ignore[method-assign]
     assert await tasks.find(str(task_list.id)) == []
 
 
-async def test_a_board_that_was_read_while_its_own_store_wrote_catches_up() -> None:
+async def test_an_index_that_was_read_while_its_own_store_wrote_catches_up() -> None:
     store, beside = _Store(), _Store()
     beside._documents = store._documents
     task = Task(name="a")
     await store.save(task)
-    space = store._space(Scope.PROJECT)
-    await space.board()
+    assert await store.ready() == [task]
     await beside.update(task.id, description="theirs")
     read, reading, go_on = store.counted.read, asyncio.Event(), asyncio.Event()
 
@@ -182,10 +172,37 @@ async def test_a_board_that_was_read_while_its_own_store_wrote_catches_up() -> N
         return found
 
     store.counted.read = slow  # type: ignore[method-assign]
-    refresh = asyncio.ensure_future(space.board())
+    refresh = asyncio.ensure_future(store.ready())
     await reading.wait()
     await store.update(task.id, state=TaskState.CANCELLED)
-    go_on.set()
-    await refresh
     assert await store.ready() == []
-    assert (await space.board()).cards[str(task.id)].document.version == 3
+    go_on.set()
+    assert [each.description for each in await refresh] == ["theirs"], "what it had read before the update"
+    assert await store.ready() == []
+
+
+async def test_coroutines_that_claim_at_once_try_different_tasks() -> None:
+    store = _Store()
+    await store.save(TaskList(name="work", tasks=[Task(name=str(n)) for n in range(50)]))
+    commits, commit = 0, store.counted.engine.commit
+
+    async def counted(guard: Any, ops: Any) -> list[Any]:
+        nonlocal commits
+        commits += 1
+        await asyncio.sleep(0)
+        return await commit(guard, ops)
+
+    store.counted.engine.commit = counted  # type: ignore[method-assign]
+    claimed = await asyncio.gather(*(store.claim(f"w{n}") for n in range(50)))
+    assert sorted(int(task.name) for task in claimed if task is not None) == list(range(50))
+    assert commits == 50
+
+
+async def test_a_task_that_has_expired_is_not_claimed(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    store = SQLiteTaskStore(tmp_path / "a.db", session_id="s", session_ttl=100.0, clock=clock)
+    await store.save(Task(name="a"), Scope.SESSION)
+    assert [each.name for each in await store.ready(scope=Scope.SESSION)] == ["a"]
+    clock.advance(100)
+    assert await store.claim("w", scope=Scope.SESSION) is None
+    await store.close()

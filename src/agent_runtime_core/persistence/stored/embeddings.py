@@ -6,7 +6,8 @@ import asyncio
 import base64
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ...errors import InvalidArgument, TooManyVectors, brief
 from ...portal import in_thread
@@ -15,14 +16,12 @@ from ..forms import model_of, text_of
 from ..index import Index
 from ..models import Embedding
 from ..vectors import dot, floats, unit
+from .change_log import ChangeLog, TrackedIndex
 from .choices import check_model, seconds_of
-from .feed import Feed, Mark
 from .keys import escaped, id_text, stored_key
-from .pages import pages
 
 MAX_VECTORS = 100_000  # in one scope
 _MARGIN = 1000  # so many more may be written before the room is measured again
-_PART = 2000  # documents read at once for the index
 _STEP = 100  # vectors that are added to it before others have their turn
 _VECTOR = frozenset({"vector"})
 _CUT = ',"vector":"'
@@ -33,11 +32,10 @@ class Vectors:
 
     def __init__(self, table: Table, most: int) -> None:
         self._table = table
-        self._feed = Feed(table)
+        self._log = ChangeLog(table)
         self._most = most
         self._room = 0
-        self._index: Index | None = None
-        self._mark: Mark | None = None
+        self._index = TrackedIndex(table, self._log, partial(_EmbeddingIndex, self._refuse_more))
 
     # -- writing
 
@@ -52,13 +50,13 @@ class Vectors:
         await self._make_room(key)
         rank = seconds_of(embedding.created_at, "created_at")
         entry = Entry(key, _text(embedding, vector), stored_key(embedding.content_type, "content_type"), rank)
-        _, *notes = await self._table.write(self._table.put(entry), *self._feed.note([key]))
+        _, *notes = await self._table.write(self._table.put(entry), *self._log.note([key]))
         self._room -= 1
-        await self._feed.trim(notes)
+        await self._log.trim(notes)
 
     async def delete(self, key: str) -> bool:
-        there, *notes = await self._table.write(self._table.delete(key), *self._feed.note([key]))
-        await self._feed.trim(notes)
+        there, *notes = await self._table.write(self._table.delete(key), *self._log.note([key]))
+        await self._log.trim(notes)
         return bool(there)
 
     async def _make_room(self, key: str) -> None:
@@ -70,21 +68,22 @@ class Vectors:
                 self._room = room
                 return
         if await self._table.get(key) is None:
-            raise self._too_many()
+            self._refuse_more(self._most + 1)
 
-    def _too_many(self) -> TooManyVectors:
-        return TooManyVectors(
-            f"a scope holds at most {self._most:,} embeddings, each of which a search looks at: keep more in a vector "
-            "database (a KnowledgeStore of your own may have save_embedding, search_similar and delete_embedding ask "
-            "it), or spread them over projects"
-        )
+    def _refuse_more(self, count: int) -> None:
+        if count > self._most:
+            raise TooManyVectors(
+                f"a scope holds at most {self._most:,} embeddings, each of which a search looks at: keep more in a "
+                "vector database (a KnowledgeStore of your own may have save_embedding, search_similar and "
+                "delete_embedding ask it), or spread them over projects"
+            )
 
     # -- searching
 
     async def search(
         self, vector: array[float], limit: int, content_type: str | None
     ) -> list[tuple[Embedding, float]]:  # fmt: skip
-        index = await self._current()
+        index = await self._index.current()
         while limit:
             keys = await index.search(vector, limit, content_type and escaped(content_type))
             found = await self._table.many(keys)
@@ -95,32 +94,23 @@ class Vectors:
                 index.drop(key)
         return []
 
-    async def _current(self) -> Index:
-        changes = None if self._index is None else await self._feed.since(self._mark)
-        if self._index is None or changes is None:
-            return await self._load()
-        (keys, mark), index = changes, self._index
-        found = {each.key: each for each in await self._table.many(sorted(keys))}
-        for number, key in enumerate(keys):
-            if number % _STEP == _STEP - 1:
-                await asyncio.sleep(0)
-            if key in found:
-                index.put(*_item(found[key]))
-            else:
-                index.drop(key)
-        if index is self._index:
-            self._mark = mark
-        return index
 
-    async def _load(self) -> Index:
-        mark = await self._feed.last()
-        index = Index()
-        async for page in pages(self._table, size=_PART):
-            await in_thread(index.put_all, map(_item, page))
-            if len(index) > self._most:
-                raise self._too_many()
-        self._index, self._mark = index, mark
-        return index
+class _EmbeddingIndex(Index):
+    """The vectors of the table. `refuse_more` is called with their number."""
+
+    def __init__(self, refuse_more: Callable[[int], None]) -> None:
+        super().__init__()
+        self._refuse_more = refuse_more
+
+    async def load(self, documents: Sequence[Document]) -> None:
+        await in_thread(self.put_all, map(_item, documents))
+        self._refuse_more(len(self))
+
+    async def add(self, documents: Sequence[Document]) -> None:
+        for number, each in enumerate(documents, 1):
+            self.put(*_item(each))
+            if number % _STEP == 0:
+                await asyncio.sleep(0)
 
 
 def _text(embedding: Embedding, vector: array[float]) -> str:

@@ -10,24 +10,41 @@ from uuid import UUID, uuid5
 from ..._clock import aware
 from ..._engines.base import Op
 from ...errors import InvalidArgument, StorageBusy, brief
-from ..base.tasks import check_fields
+from ..base.tasks import TaskStore, check_fields
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry
 from ..forms import model_of, text_of
+from ..kinds import TASK, TASK_LIST
 from ..models import Scope, Task, TaskList, TaskState, moment
-from .claims import Claims
+from .base import Home
+from .choices import check_count
 from .keys import id_text
 from .merging import merged
 from .order import ranks_for
+from .task_claims import TaskClaims, replaced
+from .task_collection import Change, TaskCollection
 from .task_form import check_list, check_task, now_like, settled
-from .task_space import Change, TaskSpace
 
 # Part of every store ever written: with another value tasks saved alone would go into new lists.
 _LISTS = UUID("6d0f1c4e-2b7a-5d93-8a51-94e3c7b2f06d")
 _TASKS = frozenset({"tasks"})
 
 
-class StoredTasks(Claims):
+class StoredTasks(Home, TaskStore):
     """Lists of tasks. A task that is saved alone goes into the list of its conversation, or into the inbox."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._claims: dict[str, TaskClaims] = {}
+
+    def _claims_of(self, scope: Scope | None) -> TaskClaims:
+        tasks = self.table(scope, TASK)
+        if tasks.space not in self._claims:
+            collection = TaskCollection(self.table(scope, TASK_LIST), tasks)
+            self._claims[tasks.space] = TaskClaims(collection, self.clock)
+        return self._claims[tasks.space]
+
+    def _collection(self, scope: Scope | None) -> TaskCollection:
+        return self._claims_of(scope).collection
 
     async def save(self, task_list: TaskList | Task, scope: Scope | None = None) -> None:
         """Store a list, or a task alone, and set its `updated_at`.
@@ -37,14 +54,14 @@ class StoredTasks(Claims):
         """
         if not isinstance(task_list, TaskList | Task):
             raise InvalidArgument(f"a TaskList or a Task is saved here, not {brief(task_list)}")
-        space = self._space(scope)
+        collection = self._collection(scope)
         if isinstance(task_list, Task):
-            await self._saved(check_task(task_list), partial(self._save_one, space, task_list))
+            await self._saved(check_task(task_list), partial(self._save_one, collection, task_list))
         else:
-            await self._saved(check_list(task_list), partial(self._save_all, space, task_list))
+            await self._saved(check_list(task_list), partial(self._save_all, collection, task_list))
 
     async def save_task(self, task_list: TaskList, task: Task, scope: Scope | None = None) -> None:
-        save = partial(self._save_one, self._space(scope), task, check_list(task_list))
+        save = partial(self._save_one, self._collection(scope), task, check_list(task_list))
         await self._saved(check_task(task), save)
 
     async def _saved(self, what: TaskList | Task, save: Callable[[], Awaitable[None]]) -> None:
@@ -61,111 +78,120 @@ class StoredTasks(Claims):
             what.updated_at = before
             raise
 
-    async def _save_all(self, space: TaskSpace, task_list: TaskList) -> None:
+    async def _save_all(self, collection: TaskCollection, task_list: TaskList) -> None:
         mine = {str(check_task(task).id): task for task in task_list.tasks}
         if len(mine) != len(task_list.tasks):
             raise InvalidArgument(f"a task stands twice in the list {brief(task_list.name)}")
         texts = {key: _text(task) for key, task in mine.items()}
         key = id_text(task_list.id, "task list")
-        header = await space.lists.get(key)
-        base, read = space.read.of(task_list) or (None, frozenset())
-        change = await self._parts(space, key, mine, texts, read if header is not None else frozenset())
+        header = await collection.lists.get(key)
+        base, read = collection.read_lists.of(task_list) or (None, frozenset())
+        change = await self._parts(collection, key, mine, texts, read if header is not None else frozenset())
         text = text_of(task_list, leave_out=_TASKS)
         whole = merged(text, base, header and header.text)
-        change.more = [space.lists.put(_header(task_list, whole), 0 if header is None else header.version)]
-        await space.write(change)
-        space.read.remember(task_list, (text, frozenset(mine)))
+        change.more = [collection.lists.put(_header(task_list, whole), 0 if header is None else header.version)]
+        await collection.write(change)
+        collection.read_lists.remember(task_list, (text, frozenset(mine)))
         for key, task in mine.items():
-            space.seen.remember(task, texts[key])
+            collection.read_tasks.remember(task, texts[key])
 
     async def _parts(
-        self, space: TaskSpace, group: str, mine: Mapping[str, Task], texts: Mapping[str, str], read: frozenset[str]
+        self,
+        collection: TaskCollection,
+        group: str,
+        mine: Mapping[str, Task],
+        texts: Mapping[str, str],
+        read: frozenset[str],
     ) -> Change:
         """What is to be written of the tasks of a list of which those in `read` were read."""
-        there = {each.key: each for each in await space.tasks.find(group)}
+        there = {each.key: each for each in await collection.tasks.find(group)}
         drops = [key for key in there if key in read and key not in mine]
         there = {key: each for key, each in there.items() if key not in drops}
-        elsewhere = {each.key: each for each in await space.tasks.many([key for key in mine if key not in there])}
+        elsewhere = {each.key: each for each in await collection.tasks.many([key for key in mine if key not in there])}
         known = there | elsewhere
         # What others deleted, and the holder of this list left alone, stays deleted.
-        kept = [key for key in mine if key in known or key not in read or space.seen.of(mine[key]) != texts[key]]
+        kept = [
+            key for key in mine if key in known or key not in read or collection.read_tasks.of(mine[key]) != texts[key]
+        ]
         change = Change(drops=drops)
         for key, rank in ranks_for(kept, {key: each.rank for key, each in there.items()}).items():
             old = known.get(key)
-            _put(change, key, merged(texts[key], space.seen.of(mine[key]), old and old.text), group, rank, old)
+            _put(
+                change, key, merged(texts[key], collection.read_tasks.of(mine[key]), old and old.text), group, rank, old
+            )
         return change
 
-    async def _save_one(self, space: TaskSpace, task: Task, task_list: TaskList | None = None) -> None:
+    async def _save_one(self, collection: TaskCollection, task: Task, task_list: TaskList | None = None) -> None:
         text, key = _text(task), str(task.id)
-        there = await space.tasks.get(key)
+        there = await collection.tasks.get(key)
         change = Change()
         if task_list is not None:
-            group = await self._in_list(space, task_list, change)
+            group = await self._in_list(collection, task_list, change)
         else:
-            group = there.group if there is not None else await self._list_for(space, task, change)
-        _put(change, key, merged(text, space.seen.of(task), there and there.text), group, None, there)
-        await space.write(change)
-        space.seen.remember(task, text)
+            group = there.group if there is not None else await self._list_for(collection, task, change)
+        _put(change, key, merged(text, collection.read_tasks.of(task), there and there.text), group, None, there)
+        await collection.write(change)
+        collection.read_tasks.remember(task, text)
 
-    async def _list_for(self, space: TaskSpace, task: Task, change: Change) -> str:
+    async def _list_for(self, collection: TaskCollection, task: Task, change: Change) -> str:
         """The list of its conversation or the inbox, to be made by that change where there is none."""
         conversation = task.conversation_id
-        if conversation is not None and (found := await self._of_conversation(space, conversation)) is not None:
-            change.more = [space.lists.touch(found.key, 0.0)]  # refused if it is deleted meanwhile
+        if conversation is not None and (found := await self._of_conversation(collection, conversation)) is not None:
+            change.more = [collection.lists.touch(found.key, 0.0)]  # refused if it is deleted meanwhile
             return found.key
         name = "Inbox" if conversation is None else "Tasks"
         made = TaskList(id=uuid5(_LISTS, str(conversation or "inbox")), name=name, conversation_id=conversation)
         made.created_at = made.updated_at = aware(self.clock.wall())
-        change.more = [_made(space, made)]
+        change.more = [_made(collection, made)]
         return str(made.id)
 
-    async def _in_list(self, space: TaskSpace, task_list: TaskList, change: Change) -> str:
+    async def _in_list(self, collection: TaskCollection, task_list: TaskList, change: Change) -> str:
         key = id_text(task_list.id, "task list")
-        there = await space.lists.get(key)
-        change.more = [_made(space, task_list) if there is None else space.lists.touch(key, 0.0)]
+        there = await collection.lists.get(key)
+        change.more = [_made(collection, task_list) if there is None else collection.lists.touch(key, 0.0)]
         return key
 
     async def get(self, task_list_id: UUID, scope: Scope | None = None) -> TaskList | None:
-        space = self._space(scope)
-        header = await space.lists.get(id_text(task_list_id, "task list"))
-        return None if header is None else await self._list(space, header)
+        collection = self._collection(scope)
+        header = await collection.lists.get(id_text(task_list_id, "task list"))
+        return None if header is None else await self._list(collection, header)
 
     async def get_by_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> TaskList | None:
         """The last saved list of that conversation."""
-        space = self._space(scope)
-        header = await self._of_conversation(space, conversation_id)
-        return None if header is None else await self._list(space, header)
+        collection = self._collection(scope)
+        header = await self._of_conversation(collection, conversation_id)
+        return None if header is None else await self._list(collection, header)
 
-    async def _of_conversation(self, space: TaskSpace, conversation_id: UUID) -> Document | None:
-        found = await space.lists.find(id_text(conversation_id, "conversation"), descending=True, limit=1)
+    async def _of_conversation(self, collection: TaskCollection, conversation_id: UUID) -> Document | None:
+        found = await collection.lists.find(id_text(conversation_id, "conversation"), descending=True, limit=1)
         return found[0] if found else None
 
     async def list_of(self, conversation_id: UUID, scope: Scope | None = None) -> UUID | None:
-        header = await self._of_conversation(self._space(scope), conversation_id)
+        header = await self._of_conversation(self._collection(scope), conversation_id)
         return None if header is None else UUID(header.key)
 
-    async def _list(self, space: TaskSpace, header: Document) -> TaskList:
-        tasks = [self._task(space, each) for each in await space.tasks.find(header.key)]
+    async def _list(self, collection: TaskCollection, header: Document) -> TaskList:
+        tasks = [collection.task_of(each.text) for each in await collection.tasks.find(header.key)]
         task_list = model_of(TaskList, header.text, tasks=tasks)
         parts = frozenset(str(task.id) for task in tasks)
-        space.read.remember(task_list, (text_of(task_list, leave_out=_TASKS), parts))
+        collection.read_lists.remember(task_list, (text_of(task_list, leave_out=_TASKS), parts))
         return task_list
 
     async def get_task(self, task_id: UUID, scope: Scope | None = None) -> Task | None:
-        space = self._space(scope)
-        found = await space.tasks.get(id_text(task_id, "task"))
-        return None if found is None else self._task(space, found)
+        collection = self._collection(scope)
+        found = await collection.tasks.get(id_text(task_id, "task"))
+        return None if found is None else collection.task_of(found.text)
 
     async def find_task(self, task_list_id: UUID, task_id: UUID, scope: Scope | None = None) -> Task | None:
-        space = self._space(scope)
-        found = await space.tasks.get(id_text(task_id, "task"))
+        collection = self._collection(scope)
+        found = await collection.tasks.get(id_text(task_id, "task"))
         if found is None or found.group != id_text(task_list_id, "task list"):
             return None
-        return self._task(space, found)
+        return collection.task_of(found.text)
 
     async def delete(self, task_list_id: UUID, scope: Scope | None = None) -> bool:
         """Delete the list and its tasks; what depends on one of them is blocked."""
-        return await self._space(scope).delete(id_text(task_list_id, "task list"))
+        return await self._collection(scope).delete(id_text(task_list_id, "task list"))
 
     async def update(
         self, task_id: UUID, *, scope: Scope | None = None, task_list_id: UUID | None = None, **fields: Any
@@ -193,9 +219,74 @@ class StoredTasks(Claims):
         def changed(there: Document) -> Entry:
             if task_list_id is not None and there.group != id_text(task_list_id, "task list"):
                 raise InvalidArgument(f"there is no task {task_id} in a list {task_list_id} here")
-            return self._entry(there, settled(model_of(Task, there.text), fields, self.clock.wall()))
+            return replaced(there, settled(model_of(Task, there.text), fields, self.clock.wall()))
 
-        await self._space(scope).change(id_text(task_id, "task"), changed)
+        await self._collection(scope).change(id_text(task_id, "task"), changed)
+
+    # -- workers
+
+    async def ready(
+        self, task_list_id: UUID | None = None, scope: Scope | None = None, limit: int | None = None
+    ) -> list[Task]:
+        check_count(limit, "limit")
+        claims = self._claims_of(scope)
+        return [claims.collection.task_of(each.text) for each in (await claims.ready(_group(task_list_id)))[:limit]]
+
+    async def claim(
+        self,
+        worker: str,
+        *,
+        task_list_id: UUID | None = None,
+        lease_seconds: float | None = None,
+        scope: Scope | None = None,
+    ) -> Task | None:
+        return await self._claims_of(scope).claim(worker, _group(task_list_id), lease_seconds)
+
+    async def renew(
+        self, task: Task | UUID, worker: str | None = None, *, lease_seconds: float, scope: Scope | None = None
+    ) -> Task:
+        claims = self._claims_of(scope)
+        return await claims.change(task, worker, {"claimed_until": claims.lease_end(lease_seconds)})
+
+    async def checkpoint(
+        self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
+        lease_seconds: float | None = None, scope: Scope | None = None,
+    ) -> Task:  # fmt: skip
+        claims = self._claims_of(scope)
+        end = claims.lease_end(lease_seconds)
+        renewed = {} if end is None else {"claimed_until": end}
+        return await claims.change(task, worker, self._data(data or {}) | renewed)
+
+    async def complete(
+        self, task: Task | UUID, worker: str | None = None, data: Mapping[str, Any] | None = None, *,
+        scope: Scope | None = None,
+    ) -> Task:  # fmt: skip
+        more = {} if data is None else self._data(data)
+        return await self._claims_of(scope).change(task, worker, {"state": TaskState.COMPLETE, **more})
+
+    async def fail(
+        self, task: Task | UUID, worker: str | None = None, error: object = None, retry: bool = True, *,
+        scope: Scope | None = None,
+    ) -> Task:  # fmt: skip
+        reason = None if error is None else str(error)
+        if isinstance(error, BaseException):
+            reason = f"{type(error).__name__}: {error}"
+        state = TaskState.NOT_STARTED if retry else TaskState.CANCELLED
+        return await self._claims_of(scope).change(task, worker, {"state": state, "last_error": reason})
+
+    async def release(
+        self, task: Task | UUID, worker: str | None = None, *, scope: Scope | None = None
+    ) -> Task:  # fmt: skip
+        return await self._claims_of(scope).change(task, worker, {"state": TaskState.NOT_STARTED})
+
+    def _data(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(data, Mapping):
+            raise InvalidArgument(f"the data of a task's checkpoint is a dict, not {brief(data)}")
+        return {"checkpoint_data": dict(data), "checkpoint_at": aware(self.clock.wall())}
+
+
+def _group(task_list_id: UUID | None) -> str | None:
+    return None if task_list_id is None else id_text(task_list_id, "task list")
 
 
 def _text(task: Task) -> str:
@@ -208,8 +299,8 @@ def _header(task_list: TaskList, text: str) -> Entry:
     return Entry(str(task_list.id), text, str(stored.conversation_id or ""), moment(task_list.updated_at))
 
 
-def _made(space: TaskSpace, task_list: TaskList) -> Op:
-    return space.lists.add(_header(task_list, text_of(task_list, leave_out=_TASKS)))
+def _made(collection: TaskCollection, task_list: TaskList) -> Op:
+    return collection.lists.add(_header(task_list, text_of(task_list, leave_out=_TASKS)))
 
 
 def _put(change: Change, key: str, text: str, group: str, rank: float | None, there: Document | None) -> None:

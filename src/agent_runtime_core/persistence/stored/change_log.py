@@ -1,0 +1,109 @@
+"""Which documents of a kind changed, so that an index of them reads only those again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+
+from ..._engines.base import Op
+from ..documents.base import Document, Entry, Table
+from ..models import new_id
+from .pages import pages
+
+KEPT = 500  # entries that are kept: a reader that is further back reads everything again
+PART = 1000  # keys in one entry, and documents that are loaded at once
+
+
+class LogCursor(NamedTuple):
+    """The last entry that was read."""
+
+    rank: float
+    key: str
+
+
+class ChangeLog:
+    """Entries with the keys of a table's changed documents, each written in the commit of its change.
+
+    They are documents of the kind `<kind>_change`. The store counts their ranks; old ones are deleted as new ones come.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._entries = replace(table, kind=f"{table.kind}_change")
+
+    def note(self, keys: Iterable[str]) -> list[Op]:
+        """Return what to write after the changes of those documents, as the last operations of their commit."""
+        all_ = list(keys)
+        parts = [all_[start : start + PART] for start in range(0, len(all_), PART)]
+        return [self._entries.add(Entry(new_id().hex, json.dumps(part))) for part in parts]
+
+    async def trim(self, ranks: Iterable[float]) -> None:
+        """Delete old entries if one of these answers to `note` is a multiple of `KEPT`."""
+        for rank in ranks:
+            if rank % KEPT == 0 and rank > KEPT:
+                async for page in pages(self._entries, high=rank - KEPT):
+                    await self._entries.write(*(self._entries.delete(each.key) for each in page))
+
+    async def last(self) -> LogCursor | None:
+        found = await self._entries.find(descending=True, limit=1)
+        return _cursor(found[0]) if found else None
+
+    async def since(self, cursor: LogCursor | None) -> tuple[set[str], LogCursor | None] | None:
+        """Return the keys that changed since then and the last entry now, or None if those entries are gone."""
+        if cursor is None:
+            return None if await self._entries.find(limit=1) else (set(), None)
+        found = await self._entries.find(low=cursor.rank)
+        if not found or _cursor(found[0]) != cursor:
+            return None
+        keys = {key for each in found[1:] for key in cast("list[str]", json.loads(each.text))}
+        return keys, _cursor(found[-1])
+
+
+def _cursor(document: Document) -> LogCursor:
+    return LogCursor(document.rank, document.key)
+
+
+class DocumentIndex(Protocol):
+    async def load(self, documents: Sequence[Document]) -> None:
+        """Add documents to a new index, which nothing else uses yet."""
+
+    async def add(self, documents: Sequence[Document]) -> None:
+        """Add documents, or replace those with the same keys."""
+
+    def drop(self, key: str) -> None: ...
+
+
+I = TypeVar("I", bound=DocumentIndex)  # noqa: E741 - an index
+
+
+class TrackedIndex(Generic[I]):
+    """An index in memory of all documents of a table. It is loaded once, and then reads what the log says."""
+
+    def __init__(self, table: Table, log: ChangeLog, new: Callable[[], I]) -> None:
+        self._table, self._log, self._new = table, log, new
+        self.index: I | None = None
+        self._cursor: LogCursor | None = None
+
+    async def current(self) -> I:
+        """Return the index with all changes that were committed before this call."""
+        index = self.index
+        changes = None if index is None else await self._log.since(self._cursor)
+        if index is None or changes is None:
+            cursor, index = await self._log.last(), self._new()
+            async for page in pages(self._table, size=PART):
+                await index.load(page)
+            self.index, self._cursor = index, cursor
+            return index
+        keys, cursor = changes
+        await self.read(index, keys)
+        if index is self.index:
+            self._cursor = cursor
+        return index
+
+    async def read(self, index: I, keys: set[str]) -> None:
+        """Read these documents again."""
+        found = await self._table.many(sorted(keys))
+        for key in keys - {each.key for each in found}:
+            index.drop(key)
+        await index.add(found)
