@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 
 from agent_runtime_core.errors import MissingDependency
-from agent_runtime_core.persistence.homes.memory import InMemoryHome
-from agent_runtime_core.persistence.homes.redis import RedisHome
-from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
+from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.redis import RedisHome
+from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage
-from agent_runtime_core.persistence.stored.conversations import StoredConversations
 
 from .floor import Line, Size, in_turns
 from .peers.server import NoServer, started
@@ -22,15 +22,15 @@ SHORT = 10
 TEXT = "a sentence or two of what somebody asks, and what is answered to it " * 4
 
 
-class _InMemory(InMemoryHome, StoredConversations):
+class _InMemory(StoredConversations, home=InMemoryHome):
     pass
 
 
-class _SQLite(SQLiteHome, StoredConversations):
+class _SQLite(StoredConversations, home=SQLiteHome):
     pass
 
 
-class _Redis(RedisHome, StoredConversations):
+class _Redis(StoredConversations, home=RedisHome):
     pass
 
 

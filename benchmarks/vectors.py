@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime_core.persistence import vectors
-from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
+from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.index import Index
 from agent_runtime_core.persistence.models import Embedding
-from agent_runtime_core.persistence.stored.knowledge import StoredKnowledge
 
 from .floor import Line, Size
 
@@ -27,7 +27,7 @@ NEAREST = 10
 BAR = 60.0 if hasattr(math, "sumprod") else 250.0  # milliseconds
 
 
-class _Store(SQLiteHome, StoredKnowledge):
+class _Store(StoredKnowledge, home=SQLiteHome):
     pass
 
 

@@ -20,8 +20,8 @@ from ._refusals import is_number, meant
 from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
 from .interfaces import LLMClient, RunResult
+from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
-from .persistence.plain import json_form
 from .planning.agent import PlanningAgent
 from .planning.base import BasePlanner
 from .planning.executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES

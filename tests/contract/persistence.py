@@ -10,14 +10,14 @@ import pytest
 
 from agent_runtime_core._clock import SYSTEM
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core.persistence.homes.files import FileHome
-from agent_runtime_core.persistence.homes.memory import InMemoryHome
-from agent_runtime_core.persistence.homes.redis import RedisHome
-from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
-from agent_runtime_core.persistence.stored.base import Home
+from agent_runtime_core.persistence.backends.files import FileHome
+from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.redis import RedisHome
+from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
 from tests.contract.places import places
 
-HOMES: dict[str, type[Home]] = {
+HOMES: dict[str, type[DocumentHome]] = {
     "memory": InMemoryHome,
     "sqlite": SQLiteHome,
     "redis": RedisHome,
@@ -27,9 +27,11 @@ HOMES: dict[str, type[Home]] = {
 TECHNOLOGIES = [pytest.param(name, id=name, marks=[pytest.mark.redis] * (name == "redis")) for name in HOMES]
 
 
-def maker(body: type[Home], technology: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
+def maker(
+    body: type[DocumentBackedStore], technology: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> Callable[..., Any]:
     """`make(**options)` of a suite: `place` names where; without it, it is a new and empty place."""
-    store: Any = type(f"{technology}{body.__name__}", (HOMES[technology], body), {})
+    store: Any = type(f"{technology}{body.__name__}", (body,), {}, home=HOMES[technology])
     place = places(request, tmp_path)
     engines: dict[str, MemoryEngine] = {}
 

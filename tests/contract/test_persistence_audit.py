@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.stored.audit import StoredAudit
+from agent_runtime_core.persistence.document_stores.audit import StoredAudit
 from agent_runtime_core.testing.contracts.persistence.audit import CASES, OURS, Case, Make, check
 from tests.contract.persistence import TECHNOLOGIES, maker
 from tests.contract.third_party.plain_records import DEFECTS, PlainAudit

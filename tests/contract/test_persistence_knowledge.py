@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.errors import UnserialisableResult
+from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.models import Fact
-from agent_runtime_core.persistence.stored.knowledge import StoredKnowledge
 from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, OURS, VECTORS, Case, Make, check
 from tests.contract.persistence import TECHNOLOGIES, maker
 from tests.contract.third_party.plain_records import DEFECTS, PlainKnowledge, PlainVectors

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.stored.preferences import StoredPreferences
+from agent_runtime_core.persistence.document_stores.preferences import StoredPreferences
 from agent_runtime_core.testing.contracts.persistence.preferences import CASES, OURS, Case, Make, check
 from tests.contract.persistence import TECHNOLOGIES, maker
 from tests.contract.third_party.plain_stores import DEFECTS, PlainPreferences

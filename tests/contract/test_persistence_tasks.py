@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core.persistence.stored.tasks import StoredTasks
+from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.testing.contracts.persistence.tasks import (
     CASES,
     OURS,

@@ -18,9 +18,13 @@ import pytest
 
 from agent_runtime_core.cli.main import main
 from agent_runtime_core.errors import InvalidArgument, StorageOutdated
-from agent_runtime_core.persistence import kinds
+from agent_runtime_core.persistence.backends.files import FileHome
 from agent_runtime_core.persistence.carry_over import carry_over
-from agent_runtime_core.persistence.homes.files import FileHome
+from agent_runtime_core.persistence.document_stores import base as kinds
+from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
+from agent_runtime_core.persistence.document_stores.memory import StoredMemory
+from agent_runtime_core.persistence.document_stores.preferences import StoredPreferences
+from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.models import (
     Conversation,
     ConversationMessage,
@@ -30,29 +34,25 @@ from agent_runtime_core.persistence.models import (
     TaskState,
     ToolCall,
 )
-from agent_runtime_core.persistence.stored.conversations import StoredConversations
-from agent_runtime_core.persistence.stored.memory import StoredMemory
-from agent_runtime_core.persistence.stored.preferences import StoredPreferences
-from agent_runtime_core.persistence.stored.tasks import StoredTasks
 
 from .old_store import LIST, OTHER, RUN, TALK, id_of, message, write, write_old_store
 
 ALL = {"memory": 2, "preference": 2, "conversation": 2, "message": 4, "task_list": 1, "task": 2}
 
 
-class Memory(FileHome, StoredMemory):
+class Memory(StoredMemory, home=FileHome):
     """What an agent remembers, in files."""
 
 
-class Preferences(FileHome, StoredPreferences):
+class Preferences(StoredPreferences, home=FileHome):
     """Preferences in files."""
 
 
-class Conversations(FileHome, StoredConversations):
+class Conversations(StoredConversations, home=FileHome):
     """Conversations in files."""
 
 
-class Tasks(FileHome, StoredTasks):
+class Tasks(StoredTasks, home=FileHome):
     """Tasks in files."""
 
 
@@ -295,8 +295,7 @@ async def test_kinds_are_those_that_the_stores_use(tmp_path: Path) -> None:
     await Preferences(tmp_path).set("k", 1, Scope.PROJECT)
     await Tasks(tmp_path).save(TaskList(name="l", tasks=[Task(name="t")]))
     made = {each.name for each in (tmp_path / ".agent_runtime/v1/documents/project").iterdir()}
-    named = {value for name, value in vars(kinds).items() if name.isupper()}
-    assert named <= made
+    assert {kinds.MEMORY, kinds.PREFERENCE, kinds.CONVERSATION, kinds.MESSAGE, kinds.TASK_LIST, kinds.TASK} <= made
 
 
 async def test_tasks_that_two_lists_have_are_in_both(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ class Plain(AgentRuntime):
         return RunResult()
 runner = AgentRunner.open({str(tmp_path / "app.db")!r})
 assert runner.execute_sync(Plain()).status == "succeeded"
-named = [each for each in sys.modules if each.startswith("agent_runtime_core.persistence.stores")]
+named = [each for each in sys.modules if each.startswith("agent_runtime_core.persistence.backends")]
 assert not named and "agent_runtime_core.runner.chronicle" not in sys.modules, named
 assert runner.execute_sync(Plain(), input_data={{"conversation_id": "a"}}).status == "succeeded"
 assert "agent_runtime_core.runner.chronicle" in sys.modules

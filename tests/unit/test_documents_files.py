@@ -26,13 +26,13 @@ from agent_runtime_core.errors import (
     StorageError,
     StorageTooNew,
 )
+from agent_runtime_core.persistence.backends.files import FileHome
 from agent_runtime_core.persistence.documents.base import Absent, Changed, Entry, Table
 from agent_runtime_core.persistence.documents.file_disk import Disk
 from agent_runtime_core.persistence.documents.file_form import sealed
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
-from agent_runtime_core.persistence.homes.files import FileHome
 from agent_runtime_core.persistence.models import Scope
 from agent_runtime_core.testing.clock import VirtualClock
 

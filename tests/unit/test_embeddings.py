@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.errors import TooManyVectors
-from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
+from agent_runtime_core.persistence.backends.memory import InMemoryKnowledgeStore
+from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence.document_stores import embeddings
+from agent_runtime_core.persistence.document_stores.audit import summary
+from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.models import Embedding, Scope
-from agent_runtime_core.persistence.stored import embeddings
-from agent_runtime_core.persistence.stored.knowledge import StoredKnowledge
-from agent_runtime_core.persistence.stores.memory import InMemoryKnowledgeStore
-from agent_runtime_core.persistence.summary import summary
 from agent_runtime_core.testing.clock import VirtualClock
 
 
-class _OnFile(SQLiteHome, StoredKnowledge):
+class _OnFile(StoredKnowledge, home=SQLiteHome):
     pass
 
 
@@ -61,7 +61,7 @@ async def test_room_is_not_measured_at_each_write(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(embeddings, "_MARGIN", 10)
     store = InMemoryKnowledgeStore(max_vectors=35)
     looks = 0
-    documents = store._documents
+    documents = store.documents(Scope.PROJECT)
     read = documents.read
 
     async def counted(what: str, *args: object) -> object:

@@ -11,17 +11,16 @@ import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy, StorageClosed
+from agent_runtime_core.persistence.backends.files import FileHome
+from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.redis import RedisHome
+from agent_runtime_core.persistence.backends.sqlite import SQLiteHome, SQLiteTaskStore
+from agent_runtime_core.persistence.document_stores.base import SESSION_TTL, DocumentHome
 from agent_runtime_core.persistence.documents.base import Entry
-from agent_runtime_core.persistence.homes.files import FileHome
-from agent_runtime_core.persistence.homes.memory import InMemoryHome
-from agent_runtime_core.persistence.homes.redis import RedisHome
-from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
 from agent_runtime_core.persistence.models import Scope, Task
-from agent_runtime_core.persistence.stored.base import SESSION_TTL, Home
-from agent_runtime_core.persistence.stores.sqlite import SQLiteTaskStore
 from agent_runtime_core.testing import VirtualClock
 
-New = Callable[..., Home]
+New = Callable[..., DocumentHome]
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
@@ -36,12 +35,12 @@ def new(request: pytest.FixtureRequest, tmp_path: Path) -> New:
     return lambda **options: RedisHome(url, **options)
 
 
-async def put(home: Home, scope: Scope, key: str = "k") -> None:
+async def put(home: DocumentHome, scope: Scope, key: str = "k") -> None:
     table = home.table(scope, "thing")
     await table.write(table.put(Entry(key, scope.value)))
 
 
-async def keys(home: Home, scope: Scope | None, kind: str = "thing") -> list[str]:
+async def keys(home: DocumentHome, scope: Scope | None, kind: str = "thing") -> list[str]:
     return [document.key for document in await home.table(scope, kind).find()]
 
 

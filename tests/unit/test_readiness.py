@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core.persistence.backends.memory import InMemoryHome
+from agent_runtime_core.persistence.backends.sqlite import SQLiteTaskStore
+from agent_runtime_core.persistence.document_stores import change_log
+from agent_runtime_core.persistence.document_stores.change_log import ChangeLog
+from agent_runtime_core.persistence.document_stores.ready_tasks import ReadyTasks
+from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.documents.base import Document, Entry, Query, Table
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
 from agent_runtime_core.persistence.forms import text_of
-from agent_runtime_core.persistence.homes.memory import InMemoryHome
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
 from agent_runtime_core.persistence.readiness import circle, ready_of
-from agent_runtime_core.persistence.stored import change_log
-from agent_runtime_core.persistence.stored.change_log import ChangeLog
-from agent_runtime_core.persistence.stored.ready_tasks import ReadyTasks
-from agent_runtime_core.persistence.stored.tasks import StoredTasks
-from agent_runtime_core.persistence.stores.sqlite import SQLiteTaskStore
 from agent_runtime_core.testing.clock import VirtualClock
 
 
@@ -63,10 +63,11 @@ class _Counted(MemoryDocuments):
         return found
 
 
-class _Store(InMemoryHome, StoredTasks):
+class _Store(StoredTasks, home=InMemoryHome):
     def __init__(self) -> None:
         super().__init__(clock=VirtualClock())
-        self.counted = self._documents = _Counted(clock=self.clock)
+        self.counted = _Counted(clock=self.clock)
+        self.home.keep_in(self.counted)
 
 
 async def test_a_claim_does_not_read_all_tasks_again() -> None:
@@ -139,7 +140,7 @@ async def test_a_list_that_is_deleted_takes_along_what_was_added_meanwhile() -> 
     store, late = _Store(), [Task(name="late")]
     task_list = TaskList(name="work", tasks=[Task(name="a")])
     await store.save(task_list)
-    tasks = store.table(Scope.PROJECT, "task")
+    tasks = store.home.table(Scope.PROJECT, "task")
     find = tasks.documents.read
 
     async def found(what: str, *args: object) -> object:
@@ -157,7 +158,7 @@ async def test_a_list_that_is_deleted_takes_along_what_was_added_meanwhile() -> 
 
 async def test_an_index_that_was_read_while_its_own_store_wrote_catches_up() -> None:
     store, beside = _Store(), _Store()
-    beside._documents = store._documents
+    beside.home.keep_in(store.counted)
     task = Task(name="a")
     await store.save(task)
     assert await store.ready() == [task]

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, StorageBusy
-from agent_runtime_core.persistence.content import text_in
+from agent_runtime_core.persistence.backends.memory import InMemoryConversationStore, InMemoryMemoryStore
+from agent_runtime_core.persistence.document_stores.arguments import escaped, id_text, original
+from agent_runtime_core.persistence.document_stores.ranks import ranks_for
+from agent_runtime_core.persistence.document_stores.three_way_merge import IdentityMap
 from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, Changed
+from agent_runtime_core.persistence.documents.words import text_in
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, Message, Scope
-from agent_runtime_core.persistence.stored.keys import escaped, id_text, original
-from agent_runtime_core.persistence.stored.order import ranks_for
-from agent_runtime_core.persistence.stored.seen import Seen
-from agent_runtime_core.persistence.stores.memory import InMemoryConversationStore, InMemoryMemoryStore
 from tests.contract.third_party.plain_stores import PlainConversations
 from tests.unit.codec_values import QUICK
 
@@ -111,7 +111,7 @@ async def test_sixteen_appenders_lose_no_message_and_no_order() -> None:
 
 async def test_messages_that_outlived_their_conversation_are_not_those_of_a_new_one() -> None:
     store, _, conversation = await stored(3)
-    headers = store.table(None, "conversation")
+    headers = store.home.table(None, "conversation")
     await headers.write(headers.delete(str(conversation.id)))
     with pytest.raises(InvalidArgument, match=str(conversation.id)):
         await store.add_message(conversation.id, say("late"))
@@ -150,7 +150,7 @@ async def test_two_changes_to_one_text_are_two() -> None:
 
     late = Between()
     late.tables = engine.tables
-    one._documents.engine = late
+    one.documents(Scope.PROJECT).engine = late  # type: ignore[attr-defined]
     assert await one.change("n", lambda old: (old or 0) + 1) == 2
     assert await two.get("n") == 2
 
@@ -224,7 +224,7 @@ def test_ranks_find_room_where_there_is_none() -> None:
 
 
 def test_what_was_seen_of_an_object_ends_with_it() -> None:
-    seen: Seen[int] = Seen()
+    seen: IdentityMap[int] = IdentityMap()
     one, two = Conversation(), Conversation()
     seen.remember(one, 1)
     seen.remember(one, 2)

@@ -7,6 +7,38 @@ from typing import TYPE_CHECKING
 from .._load import lazily
 
 if TYPE_CHECKING:
+    from .backends.files import (
+        FileAuditStore,
+        FileConversationStore,
+        FileKnowledgeStore,
+        FileMemoryStore,
+        FilePreferencesStore,
+        FileTaskStore,
+    )
+    from .backends.memory import (
+        InMemoryAuditStore,
+        InMemoryConversationStore,
+        InMemoryKnowledgeStore,
+        InMemoryMemoryStore,
+        InMemoryPreferencesStore,
+        InMemoryTaskStore,
+    )
+    from .backends.redis import (
+        RedisAuditStore,
+        RedisConversationStore,
+        RedisKnowledgeStore,
+        RedisMemoryStore,
+        RedisPreferencesStore,
+        RedisTaskStore,
+    )
+    from .backends.sqlite import (
+        SQLiteAuditStore,
+        SQLiteConversationStore,
+        SQLiteKnowledgeStore,
+        SQLiteMemoryStore,
+        SQLitePreferencesStore,
+        SQLiteTaskStore,
+    )
     from .base.audit import AuditStore
     from .base.conversations import ConversationStore
     from .base.knowledge import KnowledgeStore, NoEmbeddings
@@ -35,45 +67,13 @@ if TYPE_CHECKING:
         ToolCall,
         ToolResult,
     )
-    from .stores.files import (
-        FileAuditStore,
-        FileConversationStore,
-        FileKnowledgeStore,
-        FileMemoryStore,
-        FilePreferencesStore,
-        FileTaskStore,
-    )
-    from .stores.memory import (
-        InMemoryAuditStore,
-        InMemoryConversationStore,
-        InMemoryKnowledgeStore,
-        InMemoryMemoryStore,
-        InMemoryPreferencesStore,
-        InMemoryTaskStore,
-    )
-    from .stores.redis import (
-        RedisAuditStore,
-        RedisConversationStore,
-        RedisKnowledgeStore,
-        RedisMemoryStore,
-        RedisPreferencesStore,
-        RedisTaskStore,
-    )
-    from .stores.sqlite import (
-        SQLiteAuditStore,
-        SQLiteConversationStore,
-        SQLiteKnowledgeStore,
-        SQLiteMemoryStore,
-        SQLitePreferencesStore,
-        SQLiteTaskStore,
-    )
 
 #: The module of each technology, the beginning of its classes' names, and the rest of them.
 TECHNOLOGIES = {
-    "files": (".stores.files", "File"),
-    "sqlite": (".stores.sqlite", "SQLite"),
-    "memory": (".stores.memory", "InMemory"),
-    "redis": (".stores.redis", "Redis"),
+    "files": (".backends.files", "File"),
+    "sqlite": (".backends.sqlite", "SQLite"),
+    "memory": (".backends.memory", "InMemory"),
+    "redis": (".backends.redis", "Redis"),
 }
 KINDS = ("Memory", "Conversation", "Task", "Preferences", "Knowledge", "Audit")
 

@@ -20,15 +20,15 @@ from .._load import load
 from .._refusals import meant
 from ..config import get_config, place_of
 from ..errors import InvalidArgument, UnknownSetting, brief
+from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 from .base.audit import AuditStore
 from .base.conversations import ConversationStore
 from .base.knowledge import KnowledgeStore
 from .base.memory import MemoryStore
 from .base.preferences import PreferencesStore
 from .base.tasks import TaskStore
+from .document_stores.base import DocumentBackedStore
 from .documents.base import DocumentStore
-from .stored.base import Home
-from .stores.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore
 
 KINDS = ("memory", "conversation", "task", "preferences", "knowledge", "audit")
 _TECHNOLOGIES = {"memory": "InMemory", "sqlite": "SQLite", "redis": "Redis"}
@@ -86,7 +86,7 @@ class PersistenceConfig:
         prefix = _TECHNOLOGIES[technology]
         settings: dict[str, Any] = {}
         for kind in KINDS:
-            dotted = f".stores.{technology}:{prefix}{kind.capitalize()}Store"
+            dotted = f".backends.{technology}:{prefix}{kind.capitalize()}Store"
             settings[f"{kind}_store_class"] = load(dotted, package=__package__)
             settings[f"{kind}_store_kwargs"] = dict(options)
         return cls(**settings, **more)
@@ -185,13 +185,13 @@ class PersistenceManager:
         cls = getattr(config, f"{kind}_store_class")
         given = getattr(config, f"{kind}_store_kwargs")
         store = cls(**{**self._ours(cls), **given})
-        if isinstance(store, Home) and "session_id" not in given:
-            store.shared_session = config.session_id is not None  # one that this manager began ends with it
+        if isinstance(store, DocumentBackedStore) and "session_id" not in given:
+            store.home.shared_session = config.session_id is not None  # one that this manager began ends with it
         return store
 
     def _ours(self, cls: type[Any]) -> dict[str, Any]:
         """Keywords for a store of ours: somebody else's takes what it is given and no more."""
-        if not issubclass(cls, Home):
+        if not issubclass(cls, DocumentBackedStore):
             return {}
         known = inspect.signature(cls).parameters
         every = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in known.values())
@@ -210,8 +210,8 @@ class PersistenceManager:
             if unmade and getattr(self.config, f"{kind}_store_factory") is not None:
                 continue
             store = self._store(kind)
-            if isinstance(store, Home):
-                found += [each for each in store.homes() if not any(each is known for known in found)]
+            if isinstance(store, DocumentBackedStore):
+                found += [each for each in store.home.document_stores() if not any(each is known for known in found)]
         return found
 
     async def close(self) -> None:

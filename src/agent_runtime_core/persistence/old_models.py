@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
 from ..errors import InvalidArgument, brief
+from .document_stores.task_validation import check_list, check_task
 from .models import Conversation, Task, TaskList
-from .stored.task_form import check_list, check_task
 
 M = TypeVar("M")
 

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 from uuid import UUID
 
+from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.persistence.models import ConversationMessage
-from agent_runtime_core.persistence.stored.conversations import StoredConversations
 from tests.contract.persistence import HOMES
 from tests.fault.jobs.effects import say
 
@@ -22,7 +22,7 @@ def conversations(technology: str, where: str) -> Any:
         "redis": {"url": where},
         "files": {"project_dir": where},
     }
-    return type("Conversations", (HOMES[technology], StoredConversations), {})(**options[technology])
+    return type("Conversations", (StoredConversations,), {}, home=HOMES[technology])(**options[technology])
 
 
 async def main(technology: str, where: str, conversation: str, who: str, count: str) -> None:

@@ -7,14 +7,14 @@ import json
 import sys
 from typing import Any
 
-from agent_runtime_core.persistence.homes.files import FileHome
-from agent_runtime_core.persistence.homes.redis import RedisHome
-from agent_runtime_core.persistence.homes.sqlite import SQLiteHome
-from agent_runtime_core.persistence.stored.base import Home
-from agent_runtime_core.persistence.stored.tasks import StoredTasks
+from agent_runtime_core.persistence.backends.files import FileHome
+from agent_runtime_core.persistence.backends.redis import RedisHome
+from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
+from agent_runtime_core.persistence.document_stores.base import DocumentHome
+from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from tests.fault.jobs.effects import say
 
-HOMES: dict[str, tuple[type[Home], str]] = {
+HOMES: dict[str, tuple[type[DocumentHome], str]] = {
     "sqlite": (SQLiteHome, "path"),
     "redis": (RedisHome, "url"),
     "files": (FileHome, "project_dir"),
@@ -23,7 +23,7 @@ HOMES: dict[str, tuple[type[Home], str]] = {
 
 def task_store(kind: str, where: str) -> Any:
     home, option = HOMES[kind]
-    return type("Store", (home, StoredTasks), {})(**{option: where})
+    return type("Store", (StoredTasks,), {}, home=home)(**{option: where})
 
 
 async def main(kind: str, where: str, name: str) -> None:

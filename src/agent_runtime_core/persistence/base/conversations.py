@@ -13,8 +13,7 @@ from ...errors import InvalidArgument
 from ..branching import Branch, BranchChoice, Tree, copies, no_branch, replacement
 from ..branching import branches as branches_of
 from ..branching import history as history_of
-from ..content import text_in
-from ..documents.words import best, folded, words_of
+from ..documents.words import best, folded, text_in, words_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 
 _PAGE = 100

@@ -6,8 +6,9 @@ A *space* is a scope of one owner ("global", "project", "session:<id>"), a *kind
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,7 @@ from .words import best, folded, words_of
 CHANGE_TRIES = 100  # a change that meets another one each time is given up after so many
 MOST_RANK = 1e300  # either way: there is always one behind it
 MARK_BITS = 52  # so that a double holds it
+PAGE = 500  # documents in one page, if the caller does not say how many
 FOUND = 20  # documents that a search answers with, where it is not said
 
 
@@ -238,6 +240,26 @@ class Table:
         query = Query(self.space, self.kind, self._now(), group, prefix, low, high, descending, offset, limit)
         found: list[Document] = await self.documents.read("find", query)
         return found
+
+    async def pages(
+        self, group: str | None = None, *, low: float | None = None, high: float | None = None,
+        descending: bool = False, size: int = PAGE,
+    ) -> AsyncIterator[list[Document]]:  # fmt: skip
+        """Yield documents in order of rank, about `size` at a time, each once while other writers change the table.
+
+        A page begins at the rank at which the last one ended. An offset would move with each write.
+        """
+        edge: set[str] = set()  # keys of the last rank that were yielded already
+        while True:
+            limit = size + len(edge)
+            found = await self.find(group, low=low, high=high, descending=descending, limit=limit)
+            if fresh := [each for each in found if each.key not in edge]:
+                yield fresh
+            if len(found) < limit:
+                return
+            rank = found[-1].rank
+            edge = {each.key for each in found if each.rank == rank}
+            low, high = (low, math.nextafter(rank, math.inf)) if descending else (rank, high)
 
     async def search(self, words: str, *, limit: int | None = FOUND) -> list[Document]:
         """Documents whose `words` hold every word of these, best first; nothing where there is no word in them."""

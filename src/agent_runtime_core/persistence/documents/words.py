@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 LONGEST = 100_000  # characters of a text that are looked at for words
 
@@ -44,3 +45,18 @@ def best(wanted: Sequence[str], texts: Iterable[tuple[str, float, str]], limit: 
             if all(hits):
                 found.append((-sum(hits), -rank, key))
     return [key for _, _, key in sorted(found)[:limit]]
+
+
+def text_in(content: Any) -> str:
+    """Return a string itself; of lists and dicts all strings in them that are no keys, one on each line."""
+    found: list[str] = []
+    left = [content]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            found.append(each)
+        elif isinstance(each, dict):
+            left.extend(reversed(each.values()))
+        elif isinstance(each, list | tuple):
+            left.extend(reversed(each))
+    return "\n".join(found)

@@ -9,19 +9,18 @@ from ..._json import MAX_WHOLE, decode, encode
 from ...errors import InvalidArgument, brief
 from ..base.memory import MemoryStore
 from ..documents.base import Document, Entry
-from ..kinds import MEMORY
 from ..models import Scope
-from .base import Home
-from .keys import escaped, original, stored_key
+from .arguments import escaped, original, stored_key
+from .base import MEMORY, DocumentBackedStore
 
 
-class StoredMemory(Home, MemoryStore):
+class StoredMemory(DocumentBackedStore, MemoryStore):
     async def get(self, key: str, scope: Scope | None = None) -> Any | None:
-        found = await self.table(scope, MEMORY).get(stored_key(key))
+        found = await self.home.table(scope, MEMORY).get(stored_key(key))
         return None if found is None else decode(found.text)
 
     async def set(self, key: str, value: Any, scope: Scope | None = None) -> None:
-        table = self.table(scope, MEMORY)
+        table = self.home.table(scope, MEMORY)
         await table.write(table.put(_entry(stored_key(key), value)))
 
     async def change(self, key: str, fn: Callable[[Any | None], Any], scope: Scope | None = None) -> Any:
@@ -32,22 +31,22 @@ class StoredMemory(Home, MemoryStore):
             made = fn(None if there is None else decode(there.text))
             return _entry(at, made)
 
-        await self.table(scope, MEMORY).change(at, changed)
+        await self.home.table(scope, MEMORY).change(at, changed)
         return made
 
     async def delete(self, key: str, scope: Scope | None = None) -> bool:
-        table = self.table(scope, MEMORY)
+        table = self.home.table(scope, MEMORY)
         [was_there] = await table.write(table.delete(stored_key(key)))
         return bool(was_there)
 
     async def list_keys(self, scope: Scope | None = None, prefix: str | None = None) -> list[str]:
         if not isinstance(prefix, str | None):
             raise InvalidArgument(f"a prefix is a string, not {brief(prefix)}")
-        found = await self.table(scope, MEMORY).find(prefix=escaped(prefix or ""))
+        found = await self.home.table(scope, MEMORY).find(prefix=escaped(prefix or ""))
         return sorted(original(each.key) for each in found)
 
     async def clear(self, scope: Scope | None = None) -> None:
-        table = self.table(scope, MEMORY)
+        table = self.home.table(scope, MEMORY)
         await table.write(table.clear())
 
 

@@ -12,8 +12,8 @@ import re
 import shlex
 from typing import Final
 
-from ...errors import StorageOutdated, StorageTooNew
-from ..documents.file_disk import told
+from ..errors import StorageOutdated, StorageTooNew
+from .documents.file_disk import told
 
 DIRECTORY: Final = ".agent_runtime"
 LAYOUT: Final = 1

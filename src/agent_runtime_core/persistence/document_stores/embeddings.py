@@ -16,9 +16,8 @@ from ..forms import model_of, text_of
 from ..index import Index
 from ..models import Embedding
 from ..vectors import dot, floats, unit
+from .arguments import check_model, escaped, id_text, seconds_of, stored_key
 from .change_log import ChangeLog, TrackedIndex
-from .choices import check_model, seconds_of
-from .keys import escaped, id_text, stored_key
 
 MAX_VECTORS = 100_000  # in one scope
 _MARGIN = 1000  # so many more may be written before the room is measured again

@@ -12,7 +12,7 @@ from ..._clock import aware
 from ..._refusals import is_number
 from ...errors import InvalidArgument, brief
 from ..models import Task, TaskList, TaskState
-from .choices import choice
+from .arguments import choice
 
 _KINDS: dict[str, type] = {"dependencies": list, "metadata": dict, "checkpoint_data": dict, "attempts": int}
 

@@ -13,11 +13,11 @@ from ...errors import InvalidArgument, TaskNotHeld, brief
 from ..documents.base import Changed, Document, Entry
 from ..forms import model_of, text_of
 from ..models import Task, TaskState, moment
+from .arguments import id_text
 from .change_log import TrackedIndex
-from .keys import id_text
 from .ready_tasks import ReadyTasks
 from .task_collection import Change, TaskCollection
-from .task_form import settled
+from .task_validation import settled
 
 
 class TaskClaims:

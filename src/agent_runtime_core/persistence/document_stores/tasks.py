@@ -13,33 +13,31 @@ from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.tasks import TaskStore, check_fields
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry
 from ..forms import model_of, text_of
-from ..kinds import TASK, TASK_LIST
 from ..models import Scope, Task, TaskList, TaskState, moment
-from .base import Home
-from .choices import check_count
-from .keys import id_text
-from .merging import merged
-from .order import ranks_for
+from .arguments import check_count, id_text
+from .base import TASK, TASK_LIST, DocumentBackedStore
+from .ranks import ranks_for
 from .task_claims import TaskClaims, replaced
 from .task_collection import Change, TaskCollection
-from .task_form import check_list, check_task, now_like, settled
+from .task_validation import check_list, check_task, now_like, settled
+from .three_way_merge import three_way_merge
 
 # Part of every store ever written: with another value tasks saved alone would go into new lists.
 _LISTS = UUID("6d0f1c4e-2b7a-5d93-8a51-94e3c7b2f06d")
 _TASKS = frozenset({"tasks"})
 
 
-class StoredTasks(Home, TaskStore):
+class StoredTasks(DocumentBackedStore, TaskStore):
     """Lists of tasks. A task that is saved alone goes into the list of its conversation, or into the inbox."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
         self._claims: dict[str, TaskClaims] = {}
 
     def _claims_of(self, scope: Scope | None) -> TaskClaims:
-        tasks = self.table(scope, TASK)
+        tasks = self.home.table(scope, TASK)
         if tasks.space not in self._claims:
-            collection = TaskCollection(self.table(scope, TASK_LIST), tasks)
+            collection = TaskCollection(self.home.table(scope, TASK_LIST), tasks)
             self._claims[tasks.space] = TaskClaims(collection, self.clock)
         return self._claims[tasks.space]
 
@@ -88,7 +86,7 @@ class StoredTasks(Home, TaskStore):
         base, read = collection.read_lists.of(task_list) or (None, frozenset())
         change = await self._parts(collection, key, mine, texts, read if header is not None else frozenset())
         text = text_of(task_list, leave_out=_TASKS)
-        whole = merged(text, base, header and header.text)
+        whole = three_way_merge(text, base, header and header.text)
         change.more = [collection.lists.put(_header(task_list, whole), 0 if header is None else header.version)]
         await collection.write(change)
         collection.read_lists.remember(task_list, (text, frozenset(mine)))
@@ -116,9 +114,7 @@ class StoredTasks(Home, TaskStore):
         change = Change(drops=drops)
         for key, rank in ranks_for(kept, {key: each.rank for key, each in there.items()}).items():
             old = known.get(key)
-            _put(
-                change, key, merged(texts[key], collection.read_tasks.of(mine[key]), old and old.text), group, rank, old
-            )
+            _put(change, key, collection.merged(mine[key], texts[key], old), group, rank, old)
         return change
 
     async def _save_one(self, collection: TaskCollection, task: Task, task_list: TaskList | None = None) -> None:
@@ -129,7 +125,7 @@ class StoredTasks(Home, TaskStore):
             group = await self._in_list(collection, task_list, change)
         else:
             group = there.group if there is not None else await self._list_for(collection, task, change)
-        _put(change, key, merged(text, collection.read_tasks.of(task), there and there.text), group, None, there)
+        _put(change, key, collection.merged(task, text, there), group, None, there)
         await collection.write(change)
         collection.read_tasks.remember(task, text)
 

@@ -7,13 +7,12 @@ from typing import Any
 from ..._json import decode, encode
 from ..base.preferences import PreferencesStore
 from ..documents.base import Entry, Table
-from ..kinds import PREFERENCE
 from ..models import Scope
-from .base import Home
-from .keys import original, stored_key
+from .arguments import original, stored_key
+from .base import PREFERENCE, DocumentBackedStore
 
 
-class StoredPreferences(Home, PreferencesStore):
+class StoredPreferences(DocumentBackedStore, PreferencesStore):
     async def get(self, key: str, scope: Scope | None = None) -> Any | None:
         found = await self._table(scope).get(stored_key(key))
         return None if found is None else decode(found.text)
@@ -32,4 +31,4 @@ class StoredPreferences(Home, PreferencesStore):
         return {key: decode(text) for key, text in sorted((original(each.key), each.text) for each in found)}
 
     def _table(self, scope: Scope | None) -> Table:
-        return self.table(scope, PREFERENCE, Scope.GLOBAL)
+        return self.home.table(scope, PREFERENCE, Scope.GLOBAL)

@@ -14,7 +14,7 @@ from ..forms import model_of, text_of
 from ..models import Task, new_id
 from ..readiness import circle
 from .change_log import ChangeLog
-from .seen import Seen
+from .three_way_merge import IdentityMap, three_way_merge
 
 
 @dataclass
@@ -33,8 +33,8 @@ class TaskCollection:
         self.lists: Table = lists
         self.tasks: Table = tasks
         #: The text of each task object as it was read or saved last; of each list also the keys of its tasks.
-        self.read_tasks: Seen[str] = Seen()
-        self.read_lists: Seen[tuple[str, frozenset[str]]] = Seen()
+        self.read_tasks: IdentityMap[str] = IdentityMap()
+        self.read_lists: IdentityMap[tuple[str, frozenset[str]]] = IdentityMap()
         self.log: ChangeLog = ChangeLog(tasks)
         self._graph = replace(tasks, kind="task_graph")
 
@@ -43,6 +43,10 @@ class TaskCollection:
         task = model_of(Task, text)
         self.read_tasks.remember(task, text_of(task))
         return task
+
+    def merged(self, task: Task, text: str, there: Document | None) -> str:
+        """Return the stored text with what the caller changed in the task since it was read; `text` is all of it."""
+        return three_way_merge(text, self.read_tasks.of(task), there and there.text)
 
     async def write(self, change: Change) -> list[Any]:
         """Commit a change as a whole, and return the results of its operations.

@@ -10,7 +10,6 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 from ..._engines.base import Op
 from ..documents.base import Document, Entry, Table
 from ..models import new_id
-from .pages import pages
 
 KEPT = 500  # entries that are kept: a reader that is further back reads everything again
 PART = 1000  # keys in one entry, and documents that are loaded at once
@@ -42,7 +41,7 @@ class ChangeLog:
         """Delete old entries if one of these answers to `note` is a multiple of `KEPT`."""
         for rank in ranks:
             if rank % KEPT == 0 and rank > KEPT:
-                async for page in pages(self._entries, high=rank - KEPT):
+                async for page in self._entries.pages(high=rank - KEPT):
                     await self._entries.write(*(self._entries.delete(each.key) for each in page))
 
     async def last(self) -> LogCursor | None:
@@ -91,7 +90,7 @@ class TrackedIndex(Generic[I]):
         changes = None if index is None else await self._log.since(self._cursor)
         if index is None or changes is None:
             cursor, index = await self._log.last(), self._new()
-            async for page in pages(self._table, size=PART):
+            async for page in self._table.pages(size=PART):
                 await index.load(page)
             self.index, self._cursor = index, cursor
             return index

@@ -18,23 +18,20 @@ from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry, Table
 from ..forms import model_of
-from ..kinds import CONVERSATION, MESSAGE
 from ..models import Conversation, ConversationMessage, Scope, moment
-from .base import Home
-from .choices import check_link
-from .keys import id_text
-from .pages import pages
-from .save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
-from .seen import Seen
+from .arguments import check_link, id_text
+from .base import CONVERSATION, MESSAGE, DocumentBackedStore
+from .conversation_save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
+from .three_way_merge import IdentityMap
 
 _PAGE = 200
 _AT_ONCE = 16  # conversations of a list whose messages are read side by side
 
 
-class StoredConversations(Home, ConversationStore):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._held: Seen[Held] = Seen()
+class StoredConversations(DocumentBackedStore, ConversationStore):
+    def __init__(self, *place: Any, **options: Any) -> None:
+        super().__init__(*place, **options)
+        self._held: IdentityMap[Held] = IdentityMap()
 
     # -- whole conversations
 
@@ -211,11 +208,11 @@ class StoredConversations(Home, ConversationStore):
         if all(each.expires is None or each.expires > due for each in first):
             return
         with contextlib.suppress(Absent):  # one was deleted meanwhile: the next write looks again
-            async for page in pages(messages, key):
+            async for page in messages.pages(key):
                 await messages.write(*(messages.touch(each.key, each.rank) for each in page))
 
     def _tables(self, scope: Scope | None) -> tuple[Table, Table]:
-        return self.table(scope, CONVERSATION), self.table(scope, MESSAGE)
+        return self.home.table(scope, CONVERSATION), self.home.table(scope, MESSAGE)
 
 
 def _message(document: Document) -> ConversationMessage:

@@ -13,15 +13,12 @@ from ..._ids import HALF
 from ..._refusals import is_number
 from ...errors import InvalidArgument, brief
 from ..base.audit import AuditStore
-from ..documents.base import Document, Entry, Table
+from ..documents.base import PAGE, Document, Entry, Table
 from ..forms import model_of, text_of
+from ..jsonl import in_order_of_time, line
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
-from ..plain import in_order_of_time, line
-from ..summary import summary
-from .base import Home
-from .choices import check_count, check_link, check_model, choice, seconds_of
-from .keys import id_text, stored_key
-from .pages import PAGE, pages
+from .arguments import check_count, check_link, check_model, choice, id_text, seconds_of, stored_key
+from .base import DocumentBackedStore
 
 M = TypeVar("M", AuditEntry, ErrorRecord, PerformanceMetric)
 
@@ -29,16 +26,18 @@ KINDS: dict[str, type[Any]] = {"event": AuditEntry, "error": ErrorRecord, "metri
 PRUNE_EVERY = 100  # writes of a kind after which `max_age` and `max_entries` are applied again
 
 
-class StoredAudit(Home, AuditStore):
+class StoredAudit(DocumentBackedStore, AuditStore):
     """What happened, kept until it is pruned; what has been written is never replaced.
 
     With `max_age` (seconds) and `max_entries` (of each kind and scope) it prunes by itself at the first write and at
     every 100th after it, so that each writer may leave up to 100 more than that for a while.
     """
 
-    def __init__(self, *, max_age: float | None = None, max_entries: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, *place: Any, max_age: float | None = None, max_entries: int | None = None, **options: Any
+    ) -> None:
         _check_bounds(max_age, max_entries, "max_age", "max_entries")
-        super().__init__(**options)
+        super().__init__(*place, **options)
         self.max_age: float | None = max_age
         self.max_entries: int | None = max_entries
         self._written: dict[tuple[str, str], int] = {}
@@ -63,7 +62,7 @@ class StoredAudit(Home, AuditStore):
         await self._add("metric", metric, scope, group=stored_key(metric.name, "metric's name"))
 
     async def _add(self, kind: str, model: Any, scope: Scope | None, group: str = "") -> None:
-        table = self.table(scope, kind)
+        table = self.home.table(scope, kind)
         await table.write(
             table.add(Entry(id_text(model.id, kind), text_of(model), group, seconds_of(model.timestamp, "timestamp")))
         )
@@ -82,7 +81,7 @@ class StoredAudit(Home, AuditStore):
             error.resolved, error.resolution_notes = True, resolution_notes or error.resolution_notes
             return Entry(there.key, text_of(error), there.group, there.rank, there.expires)
 
-        return await self.table(scope, "error").change(id_text(error_id, "error"), resolved) is not None
+        return await self.home.table(scope, "error").change(id_text(error_id, "error"), resolved) is not None
 
     # -- reading
 
@@ -156,7 +155,7 @@ class StoredAudit(Home, AuditStore):
         end_time: _dt.datetime | None = None,
     ) -> dict[str, float]:
         low, high = _between(start_time, end_time)
-        found = pages(self.table(scope, "metric"), stored_key(name, "metric's name"), low=low, high=high)
+        found = self.home.table(scope, "metric").pages(stored_key(name, "metric's name"), low=low, high=high)
         return summary([model_of(PerformanceMetric, each.text).value async for page in found for each in page])
 
     async def _newest(
@@ -167,7 +166,7 @@ class StoredAudit(Home, AuditStore):
         low, high = _between(start_time, end_time)
         found: list[M] = []
         size = PAGE if limit is None else max(1, min(limit, PAGE))
-        async for page in pages(self.table(scope, kind), group, low=low, high=high, descending=True, size=size):
+        async for page in self.home.table(scope, kind).pages(group, low=low, high=high, descending=True, size=size):
             found += filter(wanted, (model_of(cls, each.text) for each in page))
             if limit is not None and len(found) >= limit:
                 return found[:limit]
@@ -187,7 +186,7 @@ class StoredAudit(Home, AuditStore):
         if older_than is None and keep is None:
             raise InvalidArgument("prune(older_than=seconds) or prune(keep=count): this store has no bound of its own")
         _check_bounds(older_than, keep, "older_than", "keep")
-        return sum([await self._prune(self.table(scope, kind), older_than, keep) for kind in KINDS])
+        return sum([await self._prune(self.home.table(scope, kind), older_than, keep) for kind in KINDS])
 
     async def _now_and_then(self, table: Table) -> None:
         if self.max_age is None and self.max_entries is None:
@@ -217,7 +216,7 @@ class StoredAudit(Home, AuditStore):
         Times are ISO 8601 with their zone, ids are strings; what has no place in JSON is its text.
         """
         low, high = _between(start_time, end_time)
-        sources = {kind: pages(self.table(scope, kind), low=low, high=high) for kind in KINDS}
+        sources = {kind: self.home.table(scope, kind).pages(low=low, high=high) for kind in KINDS}
         async for kind, document in in_order_of_time(sources):
             yield line(kind, model_of(KINDS[kind], document.text))
 
@@ -249,3 +248,37 @@ def _check_bounds(seconds: Any, count: Any, seconds_name: str, count_name: str) 
     if seconds is not None and not (is_number(seconds) and seconds >= 0):
         raise InvalidArgument(f"{seconds_name} is a number of seconds of at least 0, not {brief(seconds)}")
     check_count(count, count_name)
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """count, min, max, avg, sum, p50, p95 and p99; of no values all are 0.
+
+    A percentile lies between the two values closest to it in rank, in proportion (as NumPy's default does).
+    """
+    ordered = sorted(map(float, values))
+    if not ordered:
+        return dict.fromkeys(("count", "min", "max", "avg", "sum", "p50", "p95", "p99"), 0)
+    try:
+        total = math.fsum(ordered)
+    except OverflowError:  # past the largest float
+        total = sum(ordered)
+    return {
+        "count": len(ordered),
+        "min": ordered[0],
+        "max": ordered[-1],
+        "avg": min(max(math.fsum(each / len(ordered) for each in ordered), ordered[0]), ordered[-1]),
+        "sum": total,
+        "p50": percentile(ordered, 0.50),
+        "p95": percentile(ordered, 0.95),
+        "p99": percentile(ordered, 0.99),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which that share of the sorted values lies."""
+    place = (len(ordered) - 1) * share
+    below = math.floor(place)
+    part = place - below
+    if not part:
+        return ordered[below]
+    return ordered[below] * (1 - part) + ordered[below + 1] * part

@@ -9,23 +9,21 @@ from uuid import UUID
 from ..._engines.base import Op
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..base.knowledge import KnowledgeStore
-from ..content import text_in
-from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
+from ..documents.base import CHANGE_TRIES, PAGE, Changed, Document, Entry, Table
+from ..documents.words import text_in
 from ..forms import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
-from .base import Home
-from .choices import check_link, check_model, choice, seconds_of
+from .arguments import check_link, check_model, choice, id_text, seconds_of, stored_key
+from .base import DocumentBackedStore
 from .embeddings import MAX_VECTORS, Vectors
-from .keys import id_text, stored_key
-from .pages import PAGE, pages
 
 
-class StoredKnowledge(Home, KnowledgeStore):
+class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
     """What was learned. `max_vectors` is how many embeddings a scope may hold."""
 
-    def __init__(self, *, max_vectors: int = MAX_VECTORS, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, *place: Any, max_vectors: int = MAX_VECTORS, **options: Any) -> None:
+        super().__init__(*place, **options)
         self.max_vectors = max_vectors
         self._vectors: dict[str, Vectors] = {}
 
@@ -38,17 +36,17 @@ class StoredKnowledge(Home, KnowledgeStore):
         end = None if fact.expires_at is None else seconds_of(fact.expires_at, "expires_at")
         key, rank, text = id_text(fact.id, "fact"), seconds_of(fact.created_at, "created_at"), text_of(fact)
         words = text_in([fact.key, fact.value, fact.source])  # no cycle comes here: the text would hold it for ever
-        table = self.table(scope, "fact")
+        table = self.home.table(scope, "fact")
         entry = Entry(key, text, group, rank, end, words)
         await table.write(table.put(entry))
 
     async def get_fact(self, fact_id: UUID, scope: Scope | None = None) -> Fact | None:
-        found = await self.table(scope, "fact").get(id_text(fact_id, "fact"))
+        found = await self.home.table(scope, "fact").get(id_text(fact_id, "fact"))
         return None if found is None else model_of(Fact, found.text)
 
     async def get_fact_by_key(self, key: str, scope: Scope | None = None) -> Fact | None:
         """The newest of that key that has not expired."""
-        found = await self.table(scope, "fact").find(stored_key(key, "fact's key"), descending=True, limit=1)
+        found = await self.home.table(scope, "fact").find(stored_key(key, "fact's key"), descending=True, limit=1)
         return model_of(Fact, found[0].text) if found else None
 
     async def list_facts(
@@ -58,7 +56,7 @@ class StoredKnowledge(Home, KnowledgeStore):
         _check_limit(limit)
         wanted = None if fact_type is None else choice(FactType, fact_type, "type of a fact")
         facts: list[Fact] = []
-        async for page in pages(self.table(scope, "fact"), descending=True, size=max(1, min(limit, PAGE))):
+        async for page in self.home.table(scope, "fact").pages(descending=True, size=max(1, min(limit, PAGE))):
             facts += [fact for fact in _facts(page) if wanted in (None, fact.fact_type)]
             if len(facts) >= limit:
                 break
@@ -69,10 +67,10 @@ class StoredKnowledge(Home, KnowledgeStore):
         _check_limit(limit)
         if not isinstance(query, str):
             raise InvalidArgument(f"what is searched for is a string of words, not {brief(query)}")
-        return list(_facts(await self.table(scope, "fact").search(query, limit=limit)))
+        return list(_facts(await self.home.table(scope, "fact").search(query, limit=limit)))
 
     async def delete_fact(self, fact_id: UUID, scope: Scope | None = None) -> bool:
-        table = self.table(scope, "fact")
+        table = self.home.table(scope, "fact")
         [there] = await table.write(table.delete(id_text(fact_id, "fact")))
         return bool(there)
 
@@ -84,7 +82,7 @@ class StoredKnowledge(Home, KnowledgeStore):
             raise InvalidArgument(f"conversation_ids is a list, not {brief(summary.conversation_ids)}")
         for each in (summary.conversation_id, *summary.conversation_ids):
             check_link(each, "a conversation of a summary")
-        table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
+        table, links = self.home.table(scope, "summary"), self.home.table(scope, "summary_link")
         key, rank = id_text(summary.id, "summary"), seconds_of(summary.created_at, "created_at")
         entry = Entry(key, text_of(summary), rank=rank)
         for _ in range(CHANGE_TRIES):
@@ -100,17 +98,18 @@ class StoredKnowledge(Home, KnowledgeStore):
         raise StorageBusy(f"summary {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
 
     async def get_summary(self, summary_id: UUID, scope: Scope | None = None) -> Summary | None:
-        found = await self.table(scope, "summary").get(id_text(summary_id, "summary"))
+        found = await self.home.table(scope, "summary").get(id_text(summary_id, "summary"))
         return None if found is None else model_of(Summary, found.text)
 
     async def get_summaries_for_conversation(self, conversation_id: UUID, scope: Scope | None = None) -> list[Summary]:
         """Those with it as their conversation or one of them, the newest first."""
-        links = await self.table(scope, "summary_link").find(id_text(conversation_id, "conversation"), descending=True)
-        found = await self.table(scope, "summary").many([each.text for each in links])
+        links = self.home.table(scope, "summary_link")
+        keys = [each.text for each in await links.find(id_text(conversation_id, "conversation"), descending=True)]
+        found = await self.home.table(scope, "summary").many(keys)
         return [model_of(Summary, each.text) for each in found]
 
     async def delete_summary(self, summary_id: UUID, scope: Scope | None = None) -> bool:
-        table, links = self.table(scope, "summary"), self.table(scope, "summary_link")
+        table, links = self.home.table(scope, "summary"), self.home.table(scope, "summary_link")
         there = await table.get(id_text(summary_id, "summary"))
         answers = await table.write(table.delete(id_text(summary_id, "summary")), *_unlink(links, there))
         return bool(answers[0])
@@ -118,7 +117,7 @@ class StoredKnowledge(Home, KnowledgeStore):
     # -- embeddings
 
     def _embeddings(self, scope: Scope | None) -> Vectors:
-        table = self.table(scope, "embedding")
+        table = self.home.table(scope, "embedding")
         if table.space not in self._vectors:
             self._vectors[table.space] = Vectors(table, self.max_vectors)
         return self._vectors[table.space]

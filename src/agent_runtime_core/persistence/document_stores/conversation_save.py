@@ -12,14 +12,13 @@ from ..._clock import aware
 from ..._engines.base import Op
 from ..._json import MAX_BYTES, digest
 from ...errors import InvalidArgument, brief
-from ..content import text_in
 from ..documents.base import Document, Entry, Table
+from ..documents.words import text_in
 from ..forms import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
-from .choices import check_link
-from .keys import escaped, id_text
-from .merging import changed_fields
-from .order import ranks_for
+from .arguments import check_link, escaped, id_text
+from .ranks import ranks_for
+from .three_way_merge import changed_fields
 
 _WITHOUT_MESSAGES = frozenset({"messages"})
 _FIELDS = tuple(

@@ -1,1 +1,0 @@
-"""Where the stores of each technology keep their documents."""
