@@ -106,7 +106,7 @@ async def test_the_index_has_the_tasks_that_are_ready_in_a_list() -> None:
             expected = [str(each.id) for each in ready_of([each for each in tasks if str(each.id) in added], now)]
             assert [each.key for each in index.ready("list", now)] == expected
             assert [each.key for each in index.ready(None, now)] == expected
-            assert index.ready("another list", now) == []
+            assert list(index.ready("another list", now)) == []
 
 
 async def test_the_log_has_what_changed_or_says_that_it_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:

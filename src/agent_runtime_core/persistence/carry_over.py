@@ -27,8 +27,8 @@ from .documents.file_disk import Disk, told
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
 from .forms import model_of, text_of
+from .legacy_files import CARRIED, PREFERENCES, old_files, root_of
 from .models import Task, moment
-from .old_files import CARRIED, PREFERENCES, old_files, root_of
 from .old_models import conversation_of, task_list_of
 from .readiness import circle
 

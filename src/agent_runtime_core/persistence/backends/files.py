@@ -18,7 +18,7 @@ from ..document_stores.preferences import StoredPreferences
 from ..document_stores.tasks import StoredTasks
 from ..documents.files import FileDocuments
 from ..documents.memory import MemoryDocuments
-from ..old_files import DIRECTORY, check_layout, root_of
+from ..legacy_files import DIRECTORY, check_layout, root_of
 
 
 class FileHome(DocumentHome):

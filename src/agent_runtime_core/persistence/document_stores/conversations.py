@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as _dt
-import math
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from ..._engines.base import Op
 from ..._ids import new_ulid
-from ...errors import InvalidArgument, StorageBusy, brief
+from ...errors import InvalidArgument, brief
 from ..base.conversations import ConversationStore, no_conversation
-from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry, Table
+from ..documents.base import Absent, Document, Entry, Table, retry_conflicts
 from ..forms import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .arguments import check_link, id_text
@@ -48,22 +47,20 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         key = id_text(conversation.id, "conversation")
         check_link(conversation.active_branch_id, "the active_branch_id of a conversation")
         entries = entries_of(key, conversation)
-        for _ in range(CHANGE_TRIES):
+
+        async def attempt() -> None:
             there = await headers.get(key)
             held = self._held.of(conversation)
             if there is not None and not (held and held.is_of(there)):
                 held = Held.of(there, await messages.find(key), by_hand=True)
             save = Save(key, conversation, entries, there, held, instant(headers), new_ulid(headers.documents.clock))
             moved = await messages.many(save.moved)
-            try:
-                results = await headers.write(*save.ops(headers, messages, moved))
-            except Changed:
-                continue
+            results = await headers.write(*save.ops(headers, messages, moved))
             self._held.remember(conversation, save.held(results))
             conversation.updated_at = save.header.updated_at
-            await self._renew(headers, messages, key)
-            return
-        raise StorageBusy(f"conversation {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
+
+        await retry_conflicts(f"conversation {key}", attempt)
+        await self._renew(headers, messages, key)
 
     async def get(self, conversation_id: UUID, scope: Scope | None = None) -> Conversation | None:
         headers, messages = self._tables(scope)
@@ -138,13 +135,11 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         if not isinstance(before, _dt.datetime):
             raise InvalidArgument(f"`before` is a datetime, not {brief(before)}")
         found: list[ConversationMessage] = []
-        async for document in _backwards(table, key):
-            message = _message(document)
-            if moment(message.timestamp) < moment(before):
-                found.append(message)
-            if len(found) == limit:
+        async for page in table.pages(key, descending=True, size=_PAGE):
+            found += [each for each in map(_message, page) if moment(each.timestamp) < moment(before)]
+            if limit is not None and len(found) >= limit:
                 break
-        return found[::-1]
+        return found[:limit][::-1]
 
     async def search(
         self, query: str, scope: Scope | None = None, limit: int | None = 20
@@ -217,21 +212,6 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
 def _message(document: Document) -> ConversationMessage:
     return model_of(ConversationMessage, document.text)
-
-
-async def _backwards(table: Table, group: str) -> AsyncIterator[Document]:
-    """The documents of a group, the last one first, a page at a time."""
-    high: float | None = None
-    known = 0  # of those of the rank that the next page begins with
-    while True:
-        page = await table.find(group, high=high, descending=True, offset=known, limit=_PAGE)
-        for document in page:
-            yield document
-        if len(page) < _PAGE:
-            return
-        last = page[-1].rank
-        known = sum(each.rank == last for each in page) + (known if page[0].rank == last else 0)
-        high = math.nextafter(last, math.inf)
 
 
 def _counts(**given: Any) -> None:

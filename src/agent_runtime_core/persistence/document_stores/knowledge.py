@@ -7,9 +7,9 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import Op
-from ...errors import InvalidArgument, StorageBusy, brief
+from ...errors import InvalidArgument, brief
 from ..base.knowledge import KnowledgeStore
-from ..documents.base import CHANGE_TRIES, PAGE, Changed, Document, Entry, Table
+from ..documents.base import PAGE, Document, Entry, Table, retry_conflicts
 from ..documents.words import text_in
 from ..forms import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
@@ -85,17 +85,14 @@ class StoredKnowledge(DocumentBackedStore, KnowledgeStore):
         table, links = self.home.table(scope, "summary"), self.home.table(scope, "summary_link")
         key, rank = id_text(summary.id, "summary"), seconds_of(summary.created_at, "created_at")
         entry = Entry(key, text_of(summary), rank=rank)
-        for _ in range(CHANGE_TRIES):
+
+        async def attempt() -> None:
             there = await table.get(key)
-            ops = [table.put(entry, 0 if there is None else there.version)]
-            ops += _unlink(links, there)
+            ops = [table.put(entry, 0 if there is None else there.version), *_unlink(links, there)]
             ops += [links.put(Entry(f"{each}/{key}", key, each, rank)) for each in _conversations(summary)]
-            try:
-                await table.write(*ops)
-                return
-            except Changed:
-                continue
-        raise StorageBusy(f"summary {key} was changed by others {CHANGE_TRIES} times in a row; save it again")
+            await table.write(*ops)
+
+        await retry_conflicts(f"summary {key}", attempt)
 
     async def get_summary(self, summary_id: UUID, scope: Scope | None = None) -> Summary | None:
         found = await self.home.table(scope, "summary").get(id_text(summary_id, "summary"))

@@ -1,8 +1,9 @@
-"""The open tasks of one scope in memory, and which of them are ready."""
+"""The open tasks of one scope in memory, in the order in which workers claim them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from ..documents.base import Document
@@ -10,12 +11,15 @@ from ..forms import model_of
 from ..models import Task, TaskState
 from ..readiness import Order, may_begin, order
 
+Place = tuple[Order, float, str]
+
 
 class ReadyTasks:
-    """Tasks that have not ended, by key. Of complete ones only the ids are kept."""
+    """Tasks that have not ended, in order. Of complete tasks only the ids are kept."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[tuple[Order, float, str], Task, Document]] = {}
+        self._open: dict[str, tuple[Place, Task, Document]] = {}
+        self._order: list[Place] = []
         self._complete: set[UUID] = set()
 
     async def load(self, documents: Sequence[Document]) -> None:
@@ -25,19 +29,25 @@ class ReadyTasks:
             if task.state is TaskState.COMPLETE:
                 self._complete.add(task.id)
             elif task.state is not TaskState.CANCELLED:
-                self._open[each.key] = ((order(task), each.rank, each.key), task, each)
+                place = (order(task), each.rank, each.key)
+                self._open[each.key] = (place, task, each)
+                insort(self._order, place)
 
     add = load
 
     def drop(self, key: str) -> None:
-        self._open.pop(key, None)
         self._complete.discard(UUID(key))
+        if key in self._open:
+            place, _, _ = self._open.pop(key)
+            del self._order[bisect_left(self._order, place)]
 
-    def ready(self, group: str | None, now: float) -> list[Document]:
-        """Return the ready tasks of a list, or of all lists, in the order in which they are claimed."""
-        found = [
-            place
-            for place, task, document in self._open.values()
-            if group in (None, document.group) and may_begin(task, now) and self._complete.issuperset(task.dependencies)
-        ]
-        return [self._open[key][2] for _, _, key in sorted(found)]
+    def ready(self, group: str | None, now: float) -> Iterator[Document]:
+        """Yield the ready tasks of a list, or of all lists, in order."""
+        for _, _, key in self._order:
+            _, task, document = self._open[key]
+            if (
+                group in (None, document.group)
+                and may_begin(task, now)
+                and self._complete.issuperset(task.dependencies)
+            ):
+                yield document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as _dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +29,7 @@ class TaskClaims:
         self._index = TrackedIndex(collection.tasks, collection.log, ReadyTasks)
         self._claiming: set[str] = set()  # tasks that another coroutine of this process tries to claim
 
-    async def ready(self, group: str | None) -> list[Document]:
+    async def ready(self, group: str | None) -> Iterator[Document]:
         """Return the ready tasks of a list, or of all lists, in the order in which they are claimed."""
         return (await self._index.current()).ready(group, self._clock.wall())
 
@@ -38,17 +38,18 @@ class TaskClaims:
             raise InvalidArgument(f"a worker has a name, not {brief(worker)}")
         self.lease_end(lease_seconds)  # checked before anything is read
         while True:
-            ready = [each for each in await self.ready(group) if each.key not in self._claiming]
-            if not ready:
+            ready = await self.ready(group)
+            there = next((each for each in ready if each.key not in self._claiming), None)
+            if there is None:
                 return None
-            self._claiming.add(ready[0].key)
+            self._claiming.add(there.key)
             try:
-                return await self._claim(ready[0], worker, lease_seconds)
+                return await self._claim(there, worker, lease_seconds)
             except Changed:
                 # Another process was faster. Or the document has expired, which the log of changes does not say.
-                await self._index.read(await self._index.current(), {ready[0].key})
+                await self._index.read(await self._index.current(), {there.key})
             finally:
-                self._claiming.discard(ready[0].key)
+                self._claiming.discard(there.key)
 
     async def _claim(self, there: Document, worker: str, lease_seconds: float | None) -> Task:
         task = settled(model_of(Task, there.text), {"state": TaskState.IN_PROGRESS}, self._clock.wall())

@@ -8,8 +8,8 @@ from typing import Any
 from uuid import UUID
 
 from ..._engines.base import Op
-from ...errors import InvalidArgument, StorageBusy
-from ..documents.base import CHANGE_TRIES, Changed, Document, Entry, Table
+from ...errors import InvalidArgument
+from ..documents.base import Document, Entry, Table, retry_conflicts
 from ..forms import model_of, text_of
 from ..models import Task, new_id
 from ..readiness import circle
@@ -99,17 +99,16 @@ class TaskCollection:
 
     async def change(self, key: str, decide: Callable[[Document], Entry]) -> Task:
         """Replace a task by what `decide` makes of its document, and return it. InvalidArgument: there is none."""
-        for _ in range(CHANGE_TRIES):
+
+        async def attempt() -> Task:
             there = await self.tasks.get(key)
             if there is None:
                 raise InvalidArgument(f"there is no task {key} here")
             entry = decide(there)
-            try:
-                await self.write(Change([(entry, there)]))
-            except Changed:
-                continue
+            await self.write(Change([(entry, there)]))
             return self.task_of(entry.text)
-        raise StorageBusy(f"task {key} was changed by others {CHANGE_TRIES} times in a row; try again")
+
+        return await retry_conflicts(f"task {key}", attempt)
 
 
 def _adds_dependencies(entry: Entry, there: Document | None) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 from uuid import UUID, uuid5
 
 from ..._clock import aware
 from ..._engines.base import Op
-from ...errors import InvalidArgument, StorageBusy, brief
+from ...errors import InvalidArgument, brief
 from ..base.tasks import TaskStore, check_fields
-from ..documents.base import CHANGE_TRIES, Absent, Changed, Document, Entry
+from ..documents.base import Document, Entry, retry_conflicts
 from ..forms import model_of, text_of
 from ..models import Scope, Task, TaskList, TaskState, moment
 from .arguments import check_count, id_text
@@ -66,12 +67,7 @@ class StoredTasks(DocumentBackedStore, TaskStore):
         before = what.updated_at
         what.updated_at = now_like(self.clock.wall(), before)
         try:
-            for _ in range(CHANGE_TRIES):
-                try:
-                    return await save()
-                except (Changed, Absent):
-                    continue
-            raise StorageBusy(f"{brief(what.name)} was changed by others {CHANGE_TRIES} times in a row; save it again")
+            await retry_conflicts(brief(what.name), save)
         except BaseException:
             what.updated_at = before
             raise
@@ -226,7 +222,8 @@ class StoredTasks(DocumentBackedStore, TaskStore):
     ) -> list[Task]:
         check_count(limit, "limit")
         claims = self._claims_of(scope)
-        return [claims.collection.task_of(each.text) for each in (await claims.ready(_group(task_list_id)))[:limit]]
+        found = islice(await claims.ready(_group(task_list_id)), limit)
+        return [claims.collection.task_of(each.text) for each in found]
 
     async def claim(
         self,

@@ -6,17 +6,20 @@ A *space* is a scope of one owner ("global", "project", "session:<id>"), a *kind
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..._clock import SYSTEM, Clock
 from ..._engines.base import Commits, Guard, Op
 from ...errors import InvalidArgument, StorageBusy, brief
 from ..claim import CLAIM
 from .words import best, folded, words_of
+
+T = TypeVar("T")
 
 CHANGE_TRIES = 100  # a change that meets another one each time is given up after so many
 MOST_RANK = 1e300  # either way: there is always one behind it
@@ -276,17 +279,23 @@ class Table:
         Repeated where somebody else was faster, so `fn` does nothing but decide; None from it changes nothing.
         StorageBusy: somebody else always was.
         """
-        for _ in range(CHANGE_TRIES):
+
+        async def attempt() -> Document | None:
             there = await self.get(key)
             entry = fn(there)
-            if entry is None:
-                return there
-            try:
+            if entry is not None:
                 await self.write(self.put(entry, there.version if there is not None else 0), *also)
-            except Changed:
-                continue
             return there
-        raise StorageBusy(f"{self.kind} {key!a:.60} was changed by others {CHANGE_TRIES} times in a row; try again")
+
+        return await retry_conflicts(f"{self.kind} {key!a:.60}", attempt)
+
+
+async def retry_conflicts(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `attempt` while another writer is faster. StorageBusy: it was each time."""
+    for _ in range(CHANGE_TRIES):
+        with contextlib.suppress(Changed, Absent):
+            return await attempt()
+    raise StorageBusy(f"{what} was changed by others {CHANGE_TRIES} times in a row; try again")
 
 
 def storable(text: Any, what: str, kind: str) -> None:
