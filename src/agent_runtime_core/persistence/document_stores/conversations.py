@@ -18,7 +18,7 @@ from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import Absent, Document, Entry, Table, retry_conflicts
 from ..forms import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
-from .arguments import check_link, id_text
+from .arguments import check_count, check_link, id_text
 from .base import CONVERSATION, MESSAGE, DocumentBackedStore
 from .conversation_save import Header, Held, Save, entries_of, group_of, header_entry, instant, message_entry, read_back
 from .three_way_merge import IdentityMap
@@ -79,7 +79,8 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         """Those of that agent, or of all, the last changed first, with their messages."""
         if offset is None:
             raise InvalidArgument("`offset` is a number of at least 0, not None")
-        _counts(limit=limit, offset=offset)
+        check_count(limit, "`limit`")
+        check_count(offset, "`offset`")
         headers, messages = self._tables(scope)
         group = None if agent_key is None else group_of(agent_key)
         found = await headers.find(group, descending=True, offset=offset, limit=limit)
@@ -126,7 +127,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         before: _dt.datetime | None = None,
     ) -> list[ConversationMessage]:
         table, key = self._tables(scope)[1], id_text(conversation_id, "conversation")
-        _counts(limit=limit)
+        check_count(limit, "`limit`")
         if limit == 0:
             return []
         if before is None:
@@ -145,7 +146,7 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
         self, query: str, scope: Scope | None = None, limit: int | None = 20
     ) -> list[tuple[UUID, ConversationMessage]]:
         table = self._tables(scope)[1]
-        _counts(limit=limit)
+        check_count(limit, "`limit`")
         if not isinstance(query, str):
             raise InvalidArgument(f"what is searched for is a string of words, not {brief(query)}")
         return [(UUID(each.group), _message(each)) for each in await table.search(query, limit=limit)]
@@ -212,9 +213,3 @@ class StoredConversations(DocumentBackedStore, ConversationStore):
 
 def _message(document: Document) -> ConversationMessage:
     return model_of(ConversationMessage, document.text)
-
-
-def _counts(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None and (not isinstance(value, int) or value < 0):
-            raise InvalidArgument(f"`{name}` is a number of at least 0, not {brief(value)}")
