@@ -37,17 +37,21 @@ class TaskClaims:
         if not isinstance(worker, str) or not worker:
             raise InvalidArgument(f"a worker has a name, not {brief(worker)}")
         self.lease_end(lease_seconds)  # checked before anything is read
+        lost: Document | None = None
         while True:
-            ready = await self.ready(group)
+            index = await self._index.current()
+            ready = index.ready(group, self._clock.wall())
             there = next((each for each in ready if each.key not in self._claiming), None)
             if there is None:
                 return None
+            if there is lost:  # It has expired: the log of changes does not say so.
+                await self._index.read(index, {there.key})
+                continue
             self._claiming.add(there.key)
             try:
                 return await self._claim(there, worker, lease_seconds)
             except Changed:
-                # Another process was faster. Or the document has expired, which the log of changes does not say.
-                await self._index.read(await self._index.current(), {there.key})
+                lost = there  # to another process, whose change is in the log
             finally:
                 self._claiming.discard(there.key)
 
