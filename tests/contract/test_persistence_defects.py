@@ -30,7 +30,7 @@ def broken(
 
 
 def put(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> Any:
-    return memory.put(tx, space, kind, entry, expect, now)
+    return CONCERN.ops["documents.put"](tx, space, kind, entry, expect, now)
 
 
 def _expects_nothing(tx: MemoryTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> Any:
@@ -63,7 +63,7 @@ def _ranks_of_the_kind(tx: MemoryTx, space: str, kind: str, entry: Entry, now: f
         ranks = tx.tables["document_ranks"]
         last = max((rank for at, rank in ranks.items() if at[:2] == (space, kind)), default=0.0)
         entry = entry._replace(rank=behind(last))
-    return memory.add(tx, space, kind, entry, now)
+    return CONCERN.ops["documents.add"](tx, space, kind, entry, now)
 
 
 def _adds_over(tx: MemoryTx, space: str, kind: str, entry: Entry, now: float) -> Any:
@@ -74,21 +74,21 @@ def _touch_lowers(tx: MemoryTx, space: str, kind: str, key: str, rank: float, ex
     there = memory._one(tx, (space, kind), key, now)
     if there is None:
         raise Absent
-    memory._keep(tx, (space, kind), there._replace(rank=rank))
+    memory.MemoryTransaction(tx).store(space, kind, there._replace(rank=rank))
 
 
 def _touch_forgets_the_end(
     tx: MemoryTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
 ) -> Any:
-    memory.touch(tx, space, kind, key, rank, None, now)
+    CONCERN.ops["documents.touch"](tx, space, kind, key, rank, None, now)
 
 
 def _clears_all(tx: MemoryTx, space: str, kind: str, group: str | None, now: float) -> Any:
-    return memory.clear(tx, space, kind, None, now)
+    return CONCERN.ops["documents.clear"](tx, space, kind, None, now)
 
 
 def _drops_one_kind(tx: MemoryTx, space: str, now: float) -> Any:
-    memory.clear(tx, space, "a", None, now)
+    CONCERN.ops["documents.clear"](tx, space, "a", None, now)
 
 
 def _never_expires(tx: MemoryTx, query: Query) -> list[Document]:
@@ -171,7 +171,6 @@ DEFECTS: list[tuple[type[MemoryDocuments], str]] = [
     (broken(reads={"get": _any_order}), "get_answers_in_the_order_of_the_keys"),
     (broken(reads={"get": _folded_keys}), "keys_and_groups_are_told_apart"),
     (broken(reads={"words": _any_word}), "words_are_found_in_any_case_and_order"),
-    (broken(reads={"stamp": lambda tx, space, kind: "1"}), "a_stamp_is_another_after_every_change"),
     (broken({"documents.put": _words_of_old}), "words_follow_their_document"),
     (broken(commits=_Itself(), commit=_no_guard), "a_superseded_claim_writes_nothing"),
     (broken(applied={"documents.put": lambda *_: (1, 1.0)}), "a_superseded_claim_writes_nothing"),

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import FORGET, INSTALL, Guard, Op
-from agent_runtime_core._engines.requests import Request
 from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,
@@ -134,7 +133,6 @@ async def test_nothing_is_made_before_the_first_write(root: Path) -> None:
     store = Store(root)
     assert await store.texts("a") == []
     assert await store.table.find() == []
-    assert await store.table.stamp() == "0"
     assert await store.table.search("a") == []
     await store.documents.close()
     assert not root.exists()
@@ -301,7 +299,7 @@ async def test_what_people_take_away_is_gone(root: Path) -> None:
 # -- links, and places that cannot be used
 
 
-@pytest.mark.parametrize("what", ["file", "group", "kind", "space", "documents", "fence", "lock", "stamp"])
+@pytest.mark.parametrize("what", ["file", "group", "kind", "space", "documents", "fence", "lock"])
 async def test_a_link_is_not_followed_out_of_the_directory(root: Path, tmp_path: Path, what: str) -> None:
     store = Store(root)
     await store.put("a/1", group="a")
@@ -309,7 +307,7 @@ async def test_a_link_is_not_followed_out_of_the_directory(root: Path, tmp_path:
     inside = {
         "file": memory(root) / "a" / "000001@1.json", "group": memory(root) / "a", "kind": memory(root),
         "space": memory(root).parent, "documents": root / "documents", "fence": root / "fences" / "run.json",
-        "lock": root / "lock", "stamp": memory(root) / "~stamp",
+        "lock": root / "lock",
     }[what]  # fmt: skip
     outside = tmp_path / "outside"
     inside.rename(outside)
@@ -318,7 +316,7 @@ async def test_a_link_is_not_followed_out_of_the_directory(root: Path, tmp_path:
     for again in (store, Store(root)):
         with pytest.raises(StorageError, match=r"link|no directory"):
             await again.documents.commit(Guard("run", "1"), [again.table.put(Entry("a/1", "2", "a"))])
-        if what not in ("fence", "lock"):
+        if what != "fence":
             with pytest.raises(StorageError, match=r"link|no directory"):
                 await again.table.get("a/1")
     assert snapshot(outside) == before
@@ -478,74 +476,85 @@ async def test_a_fence_is_a_file_of_its_run(root: Path) -> None:
 # -- others at the same time
 
 
-async def test_who_holds_the_lock_keeps_writers_waiting_and_readers_not(root: Path) -> None:
+async def test_who_holds_the_lock_keeps_others_waiting(root: Path) -> None:
     class Hasty(FileDocuments):
         patience = 0.3
 
     await Store(root).put("a")
-    documents = Hasty(root)
-    table = Table(documents, "project", "memory")
-    with locked(str(root / "lock")):
+    for reads_first in (True, False):
+        documents = Hasty(root)
+        table = Table(documents, "project", "memory")
+        with locked(str(root / "lock")):
+            if reads_first:
+                with pytest.raises(StorageBusy):
+                    await table.get("a")
+            with pytest.raises(StorageBusy):
+                await table.write(table.put(Entry("a", "late")))
+            with pytest.raises(StorageBusy):
+                await table.get("a")
+        await table.write(table.put(Entry("b", "after")))
+        found = await table.many(["a", "b"])
+        assert [each.text for each in found] == ['"x"', "after"], "what was given up is not written later"
+
+
+async def test_readers_share_the_lock(root: Path) -> None:
+    class Hasty(FileDocuments):
+        patience = 0.3
+
+    await Store(root).put("a")
+    table = Table(Hasty(root), "project", "memory")
+    with locked(str(root / "lock"), shared=True):
         assert await table.get("a")
         with pytest.raises(StorageBusy):
             await table.write(table.put(Entry("a", "late")))
-        (memory(root) / "~stamp").unlink()  # as it is while files get their names
-        with pytest.raises(StorageBusy):
-            await table.get("a")
-    await table.write(table.put(Entry("b", "after")))
-    found = await table.many(["a", "b"])
-    assert [each.text for each in found] == ['"x"', "after"], "what was given up is not written later"
+    assert await Store(root).texts("a") == ['"x"']
 
 
-@pytest.mark.parametrize("renamed", [True, False])
-async def test_a_read_of_several_is_of_one_moment(root: Path, monkeypatch: pytest.MonkeyPatch, renamed: bool) -> None:
+async def test_a_cancelled_read_is_not_waited_for(root: Path) -> None:
+    store = Store(root)
+    await store.put("a")
+    with locked(str(root / "lock")):
+        reading = asyncio.ensure_future(store.texts("a"))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+    assert await store.texts("a") == ['"x"']
+
+
+async def test_a_change_in_the_same_instant_is_seen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two changes of a directory that are given one modification time."""
     store, other = Store(root), Store(root)
-    await store.table.write(*(store.table.put(Entry(key, "1")) for key in ("a", "b")))
-    disk = store.documents._room.disk
-    whole, writes = disk.read, 0
-
-    def meanwhile(where: str) -> bytes:
-        nonlocal writes
-        data = whole(where)
-        if "~a" in where and writes < 3:
-            writes += 1
-            rank = 9.0 - writes if renamed else None
-            ops = [other.table.put(Entry(key, f"{writes + 1}", rank=rank)) for key in ("a", "b")]
-            other.documents._room.write([request := Request(None, ops)])
-            assert request.outcome()
-        return data
-
-    monkeypatch.setattr(disk, "read", meanwhile)
-    assert await store.texts("a", "b") == ["4", "4"]
-    writes = 2
-    assert [each.text for each in await store.table.find(high=99.0)] == ["4", "4"]
-    assert writes == 3
+    await store.put("a")
+    assert [each.key for each in await other.table.find()] == ["a"]
+    before = memory(root).stat()
+    await store.put("b")
+    os.utime(memory(root), ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [each.key for each in await other.table.find()] == ["a", "b"]
 
 
-async def test_who_failed_to_list_while_it_is_written_leaves_no_gap(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_directory_that_did_not_change_is_not_listed_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(root)
     for group in ("g", "h"):
         await store.put(f"{group}/1", group=group)
-    room = store.documents._room
-    shelf, follow, names = room.shelf("documents/project/memory"), room.follow, room.disk.names
+        os.utime(memory(root) / group, (1e9, 1e9))
+    os.utime(memory(root), (1e9, 1e9))
+    assert len(await store.table.find()) == 2
+    disk, listed = store.documents._database.disk, list[str]()
+    names = disk.names
 
-    def unreadable(where: str) -> list[str]:
-        if where.endswith("/g"):
-            raise StorageError("not now")
+    def noted(where: str) -> list[str]:
+        listed.append(where.rpartition("/")[2])
         return names(where)
 
-    def while_it_is_written(*args: Any, **options: Any) -> None:
-        follow(*args, **options)
-        with monkeypatch.context() as patch:
-            patch.setattr(room.disk, "names", unreadable)
-            with pytest.raises(StorageError, match="not now"):
-                shelf.refresh(None)
-
-    monkeypatch.setattr(room, "follow", while_it_is_written)
-    await store.put("h/2", group="h")
-    assert [each.key for each in await store.table.find()] == ["g/1", "h/1", "h/2"]
+    monkeypatch.setattr(disk, "names", noted)
+    assert len(await store.table.find()) == 2
+    assert "g" not in listed
+    await Store(root).put("h/2", group="h")
+    assert [each.key for each in await store.table.find("h")] == ["h/1", "h/2"]
+    assert len(await store.table.find()) == 3
+    assert "h" in listed
+    assert "g" not in listed
 
 
 async def test_what_fails_among_others_fails_alone(root: Path) -> None:
@@ -578,29 +587,13 @@ async def test_a_cancelled_commit_is_whole(root: Path) -> None:
     assert len(await store.table.find()) == 20
 
 
-async def test_a_stamp_is_another_one_after_every_change_of_anybody(root: Path) -> None:
-    store, other = Store(root), Store(root)
-    seen: set[str] = set()
-    for n in range(5):
-        for each in (store, other):
-            await each.put("k", f"{n}")
-            stamps = {await store.table.stamp(), await other.table.stamp()}
-            assert len(stamps) == 1
-            assert not stamps & seen
-            seen |= stamps
-    await Table(store.documents, "project", "else").write(
-        Table(store.documents, "project", "else").put(Entry("k", "1"))
-    )
-    assert await store.table.stamp() in seen
-
-
 async def test_an_append_reads_no_other_file_of_its_group(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(root)
     await store.table.write(*(store.table.add(Entry(f"g/{n}", "1", "g")) for n in range(300)))
     again = Store(root)
     assert len(await again.table.find("g", low=300.0)) == 1
     read: list[str] = []
-    disk = again.documents._room.disk
+    disk = again.documents._database.disk
     whole = disk.read
 
     def noted(where: str) -> bytes:
@@ -613,18 +606,6 @@ async def test_an_append_reads_no_other_file_of_its_group(root: Path, monkeypatc
     assert len([each for each in read if each.endswith(".json")]) == 3
     assert [each.key for each in await again.table.find("g", prefix="g/29", limit=2)] == ["g/29", "g/290"]
     assert len([each for each in read if each.endswith(".json")]) == 5
-
-
-async def test_only_the_group_that_changed_is_listed_again(root: Path) -> None:
-    store, other = Store(root), Store(root)
-    for n in range(20):
-        await store.put(f"g{n}/1", group=f"g{n}")
-    await other.table.find()
-    shelf = other.documents._room.shelf("documents/project/memory")
-    before = shelf.listed
-    await store.put("g7/2", group="g7")
-    assert len(await other.table.find("g7")) == 2
-    assert shelf.listed == before + 1
 
 
 async def test_what_expired_is_removed_a_little_at_a_time(root: Path) -> None:

@@ -150,17 +150,6 @@ async def test_the_expired_are_swept_by_later_writes_with_all_they_had(path: Pat
         assert [document.text for document in await session.find()] == ["anew"]
 
 
-async def test_a_stamp_is_none_of_a_dropped_space(path: Path) -> None:
-    async with opened(path) as table:
-        seen = set()
-        for _ in range(3):
-            await table.write(table.put(Entry("a", "")))
-            seen.add(await table.stamp())
-            await table.documents.drop("project")
-            assert await table.stamp() == "0"
-        assert len(seen) == 3
-
-
 # -- words
 
 

@@ -98,7 +98,7 @@ async def looks(documents: FileDocuments) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
     table = Table(documents, "project", "memory")
-    for _ in range(4):
+    for _ in range(3):
         sys.stdin.readline()
         told = [
             await outcome(table.many(["a"])), await outcome(table.find()),

@@ -118,8 +118,7 @@ class DocumentStore(ABC):
     - `documents.drop(space, now)`: there is nothing of any kind in the space any more.
 
     `read(what, ...)` answers get(space, kind, keys, now), the documents that are there, in the order of `keys`;
-    find(Query); stamp(space, kind), a text that is another one after every change of the kind (but "0" where there is
-    nothing, and what expires is no change); words(space, kind, now), (key, rank, words) of each document that has any.
+    find(Query); words(space, kind, now), (key, rank, words) of each document that has any.
 
     The words of an entry come to a backend as `words.folded` makes them. A document that was deleted and is made
     anew begins at version 1 again.
@@ -267,11 +266,6 @@ class Table:
     async def search(self, words: str, *, limit: int | None = FOUND) -> list[Document]:
         """Documents whose `words` hold every word of these, best first; nothing where there is no word in them."""
         return await self.documents.search(self.space, self.kind, words, limit)
-
-    async def stamp(self) -> str:
-        """Another text after every change of this kind."""
-        text: str = await self.documents.read("stamp", self.space, self.kind)
-        return text
 
     async def change(self, key: str, fn: Callable[[Document | None], Entry | None], *also: Op) -> Document | None:
         """Put what `fn` makes of the document, and commit `also` with it; what it made it of.

@@ -97,29 +97,35 @@ class Disk:
             except FileNotFoundError:
                 return []
 
-    def directories(self, where: str) -> list[str]:
-        """The directories in a directory; StorageCorrupt for a link to one."""
+    def directories(self, where: str) -> dict[str, int]:
+        """The directories in a directory, with their modification times in ns; StorageCorrupt for a link."""
         self._check(where)
-        found = []
+        found = {}
         with told(self.path(where)), contextlib.suppress(FileNotFoundError), os.scandir(self.path(where)) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    found.append(entry.name)
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
                 elif entry.is_symlink():
                     raise StorageCorrupt(f"{entry.path} is a symbolic link, which is not followed: put a file there")
         return found
 
-    def _check(self, where: str) -> None:
-        """No part of the way may be a link: it would lead out."""
+    def modified(self, where: str) -> int | None:
+        """The modification time of a directory in ns; None: there is none."""
+        found = self._check(where)
+        return None if found is None else found.st_mtime_ns
+
+    def _check(self, where: str) -> os.stat_result | None:
+        """Look at a directory. No part of its path may be a link, which would lead out of the root."""
         if not where:
-            return
+            return None
         self._check(where.rpartition("/")[0])
         try:
             found = os.lstat(self.path(where))
         except FileNotFoundError:
-            return
+            return None
         if not stat.S_ISDIR(found.st_mode):
             raise StorageCorrupt(f"{self.path(where)} is no directory: move it away")
+        return found
 
     # -- writing, by whoever has the lock
 

@@ -1,16 +1,15 @@
-"""One writer at a time on a directory, among threads and processes; the system lets go when a process dies."""
+"""A lock of a directory among threads and processes; the system releases it when a process dies."""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
-from ...errors import StorageBusy, StorageCorrupt
+from ...errors import StorageCorrupt
 
 if sys.platform == "win32":  # pragma: no cover - Windows
     import msvcrt
@@ -21,27 +20,28 @@ LOCK: Final = "lock"  # its name in the directory
 
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 
-_RETRY = 0.002  # seconds between tries
-
 
 @contextmanager
-def locked(path: str, *, writable: bool = True, patience: float | None = None) -> Iterator[None]:
-    """Hold the lock of that file, which is made if need be.
+def locked(path: str, *, shared: bool = False, writable: bool = True) -> Iterator[None]:
+    """Hold the lock of that file alone, or with others that share it, once it is free.
 
-    Blocks until it is free, in order of arrival; with `patience`, for so many seconds, after which it is StorageBusy.
+    Args:
+        path: The lock file. It is created, unless `writable` is False.
+        shared: Let others hold it at the same time if they share it too. Windows has no shared lock.
+        writable: Whether this user may write there.
     """
-    descriptor = _taken(path, writable, patience)
+    descriptor = _taken(path, shared, writable)
     try:
         yield
     finally:
         os.close(descriptor)
 
 
-def _taken(path: str, writable: bool, patience: float | None) -> int:
+def _taken(path: str, shared: bool, writable: bool) -> int:
     while True:
         descriptor = _made(path) if writable else os.open(path, _FLAGS | os.O_RDONLY)
         try:
-            _lock(descriptor, path, patience)
+            _lock(descriptor, shared)
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 raise StorageCorrupt(f"{path} is no regular file: move it away")
@@ -72,23 +72,11 @@ def _still_there(path: str, found: os.stat_result) -> bool:
     return (now.st_dev, now.st_ino) == (found.st_dev, found.st_ino)
 
 
-def _lock(descriptor: int, path: str, patience: float | None) -> None:
-    if patience is None and sys.platform != "win32":
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return
-    until = None if patience is None else time.monotonic() + patience
-    while not _lock_now(descriptor):
-        if until is not None and time.monotonic() > until:
-            raise StorageBusy(f"{path} is held by another process for longer than {patience:g} s; try again")
-        time.sleep(_RETRY)
-
-
-def _lock_now(descriptor: int) -> bool:
-    try:
-        if sys.platform == "win32":  # pragma: no cover - Windows
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+def _lock(descriptor: int, shared: bool) -> None:
+    if sys.platform == "win32":  # pragma: no cover - Windows
+        while True:
+            with suppress(OSError):  # LK_LOCK gives up after ten seconds
+                msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+                return
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)

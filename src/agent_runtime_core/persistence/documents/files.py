@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -13,13 +16,14 @@ from ..._clock import SYSTEM, Clock
 from ..._engines.base import Guard, Op
 from ..._engines.requests import Request, Waiting, deliver
 from ..._ids import path_text
-from ...errors import InvalidArgument, StorageClosed, brief
-from ...portal import in_thread
+from ...errors import InvalidArgument, StorageBusy, StorageClosed, brief
 from .base import DocumentStore
-from .file_room import Room
+from .file_database import FileDatabase, ReadRequest
 
-PATIENCE: Final = 6.0  # seconds a caller waits for whoever else writes there
-_GROUP: Final = 64  # commits in one turn with the lock, at most
+PATIENCE: Final = 6.0  # seconds a caller waits for others who read or write there
+_GROUP: Final = 64  # reads and commits that the thread of a store takes at once, at most
+
+Inbox = SimpleQueue[Request | ReadRequest | None]
 
 
 def _nothing() -> None:
@@ -48,17 +52,18 @@ class FileDocuments(DocumentStore):
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._room = Room(self.root, self.clock, self._ready, self.patience)
-        self._inbox: SimpleQueue[Request | None] = SimpleQueue()
+        self._database = FileDatabase(self.root, self.clock, self._ready)
+        self._inbox: Inbox = SimpleQueue()
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._waiting: dict[asyncio.AbstractEventLoop, Waiting] = {}
 
-    def _open(self) -> Room:
+    def _open(self) -> FileDatabase:
         if self._closed:
             raise StorageClosed(f"{self.root} was closed")
         if self._pid != os.getpid():
             self._begin()  # the threads stayed with the parent
-        return self._room
+        return self._database
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         return await Request(guard, ops, self)
@@ -72,30 +77,41 @@ class FileDocuments(DocumentStore):
             self._waiting[loop] = Waiting(loop, self.root, lambda: self.patience, all_told)
         return self._waiting[loop]
 
-    def submit(self, request: Request) -> None:
-        if self._thread is None:
-            arguments = (self._room, self._inbox)
-            self._thread = threading.Thread(target=_write, args=arguments, name="agent-runtime-files", daemon=True)
-            self._thread.start()
+    def submit(self, request: Request | ReadRequest) -> None:
+        with self._starting:  # two threads must not use the index of a kind at once
+            if self._thread is None:
+                arguments = (self._database, self._inbox)
+                self._thread = threading.Thread(target=_serve, args=arguments, name="agent-runtime-files", daemon=True)
+                self._thread.start()
+                weakref.finalize(self, self._inbox.put, None).atexit = False  # a store may be dropped without close()
         self._inbox.put(request)
 
     async def read(self, what: str, *args: Any) -> Any:
-        room = self._open()
-        reads: dict[str, Callable[..., Any]] = {
-            "get": room.get, "find": room.find, "stamp": room.stamp, "words": room.words
+        database = self._open()
+        reads: dict[str, Callable[..., list[Any]]] = {
+            "get": database.get, "find": database.find, "words": database.words
         }  # fmt: skip
-        return await in_thread(reads[what], *args)
+        answer: Future[list[Any]] = Future()
+        self.submit(ReadRequest(partial(reads[what], *args), answer))
+        waiting = asyncio.wrap_future(answer)
+        try:
+            await asyncio.wait([waiting], timeout=self.patience)
+            if answer.cancel():  # it has not begun
+                raise StorageBusy(f"{self.root} did not answer within {self.patience:g} s; try again")
+            return await waiting
+        finally:
+            waiting.cancel()
 
     async def close(self) -> None:
-        """What was handed over is carried out."""
+        """Execute what was handed over, and end the thread."""
         self._closed = True
         if self._thread is not None and self._pid == os.getpid():
             self._inbox.put(None)
             self._thread = None
 
 
-def _write(room: Room, inbox: SimpleQueue[Request | None]) -> None:
-    """The thread of one store: take what is there, carry it out, tell the callers."""
+def _serve(database: FileDatabase, inbox: Inbox) -> None:
+    """The thread of one store: take what waits, execute it, answer the callers."""
     while (request := inbox.get()) is not None:
         batch = [request]
         ended = False
@@ -104,9 +120,10 @@ def _write(room: Room, inbox: SimpleQueue[Request | None]) -> None:
                 ended = True
                 break
             batch.append(more)
-        going = [each for each in batch if not each.withdrawn]
-        if going:
-            room.write(going)
-        deliver(going)
+        if reads := [each for each in batch if isinstance(each, ReadRequest)]:
+            database.read(reads)
+        if commits := [each for each in batch if isinstance(each, Request) and not each.withdrawn]:
+            database.commit(commits)
+            deliver(commits)
         if ended:
             return

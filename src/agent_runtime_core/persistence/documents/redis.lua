@@ -171,7 +171,3 @@ ops['documents.words'] = function(space, kind, at, after)
   end)
   return raw('[' .. came .. ',[' .. table.concat(found, ',') .. ']]')
 end
-
-ops['documents.stamp'] = function(space, kind)
-  return call('HGET', P .. 'docstamps', place_of(space, kind)) or '0'
-end

@@ -83,10 +83,6 @@ async def _words(engine: RedisEngine, space: str, kind: str, now: float) -> list
             return found
 
 
-async def _stamp(engine: RedisEngine, space: str, kind: str) -> str:
-    return str(await engine.ask("documents.stamp", space, kind))
-
-
 def _corrupt() -> StorageCorrupt:
     return StorageCorrupt("a document that was to be changed cannot be read; it is left as it is")
 
@@ -108,4 +104,4 @@ class RedisDocuments(OnRedis, DocumentStore):
     """
 
     concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
-    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "stamp": _stamp, "words": _words}
+    reads: ClassVar[Mapping[str, Callable[..., Any]]] = {"get": _get, "find": _find, "words": _words}

@@ -7,9 +7,8 @@
 -- docwords:<place>  a hash of the words that documents are found by, of those that have any
 -- docends:<place>   a sorted set of keys by the wall time at which they expire.
 --
--- `docdue` has each place by a time before which nothing in it expires, dockinds:<space> is the set of its places,
--- `docstamps` has the number of the last change of each place, and that of all under "". A place without documents
--- has none of this.
+-- `docdue` has each place by a time before which nothing in it expires, dockinds:<space> is the set of its places.
+-- A place without documents has none of this. Version 0.6.0 counted the changes of each place in `docstamps`.
 
 local SWEPT = 8 -- expired documents that a write takes away at most
 
@@ -94,7 +93,6 @@ end
 
 local function set_doc(place, found, doc)
   found.is, found.dirty = doc, true
-  docs(place).moved = true
   if doc then
     local last = docs(place).last
     last[doc.group] = math.max(last[doc.group] or 0, doc.rank)
@@ -223,7 +221,6 @@ local function keep_doc(place, key, found, lists)
   return (is and 1 or 0) - (was and 1 or 0)
 end
 
--- Whether it has changed, and anything is left of it.
 local function keep_kind(place, here)
   local lists = {set = {}, gone = {}, order = {}, disorder = {}, ends = {}, endless = {}, words = {}, wordless = {}}
   local more = 0
@@ -241,24 +238,13 @@ local function keep_kind(place, here)
   if lists.due then write('ZADD', P .. 'docdue', 'LT', text(lists.due), place) end
   if #lists.gone > 0 and #lists.set == 0 and call('HLEN', P .. 'doc:' .. place) + more == 0 then
     forget_kind(place)
-    return false
-  end
-  if #lists.set > 0 and (here.cleared or call('HEXISTS', P .. 'docstamps', place) == 0) then
+  elseif #lists.set > 0 then
     write('SADD', P .. 'dockinds:' .. space_of(place), place)
   end
-  return here.moved and #lists.set + #lists.gone > 0
 end
 
 flushes[#flushes + 1] = function()
   if not tx.docs then return end
   if tx.docs_at then sweep(tx.docs_at) end
-  local changed = {}
-  for place, here in pairs(tx.docs) do
-    if keep_kind(place, here) then changed[#changed + 1] = place end
-  end
-  if #changed == 0 then return end
-  local n = text((tonumber(call('HGET', P .. 'docstamps', '')) or 0) + 1)
-  local list = {'', n}
-  for _, place in ipairs(changed) do note(list, place, n) end
-  bulk('HSET', P .. 'docstamps', list)
+  for place, here in pairs(tx.docs) do keep_kind(place, here) end
 end

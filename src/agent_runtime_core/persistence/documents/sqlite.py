@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..._engines.backed import OnSQLite
-from ..._engines.base import Concern, NotApplied, Op, always
+from ..._engines.base import Concern, Op, always
 from ..._engines.sqlite_tx import SQLiteTx
 from ..documents import sqlite_reads, sqlite_words
-from .base import Absent, Changed, Document, DocumentStore, Entry, behind, touched
+from .base import Document, DocumentStore, Entry, behind
+from .operations import APPLIED, OPS, DocumentWrites, on
 from .sqlite_rows import (
     MIGRATIONS,
     ONE,
@@ -19,10 +20,8 @@ from .sqlite_rows import (
     is_over,
     known_place,
     last_rank,
-    live,
     made_place,
     remove,
-    stamp,
     stored,
     sweep,
     update,
@@ -37,52 +36,41 @@ _LIVE = "(expires IS NULL OR expires > ?)"
 _COUNT = "SELECT count(*) FROM arc_documents WHERE kind = ? AND " + _LIVE
 
 
-def _landed(row: Row, entry: Entry) -> bool:
-    return row.mark == entry.mark and row.document.text == entry.text
+class SQLiteWrites(DocumentWrites):
+    """The document of one operation in the transaction of a SQLite engine."""
 
+    def __init__(self, tx: SQLiteTx) -> None:
+        self._tx = tx
+        self._row: Row | None = None  # what `get` found, expired or not
 
-def put(tx: SQLiteTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
-    sweep(tx, now)
-    place = made_place(tx, space, kind)
-    row = stored(tx, place, entry.key)
-    there = None if row is None or is_over(row.document, now) else row.document
-    version = 0 if there is None else there.version
-    if expect is not None and expect != version:
-        if row is not None and version == expect + 1 and _landed(row, entry):
-            return version, row.document.rank
-        raise Changed
-    rank = entry.rank
-    if rank is None and there is not None and there.group == entry.group:
-        rank = there.rank
-    if rank is None:
-        rank = behind(max(last_rank(tx, place, entry.group) or 0.0, 0.0))
-    expires = None if entry.expires is None else float(entry.expires)
-    document = Document(entry.key, entry.text, version + 1, float(rank), entry.group, expires)
-    if row is None:
-        id_ = insert(tx, place, document, entry.mark)
-    else:
-        id_ = row.id
-        update(tx, row, document, entry.mark)
-    if row is not None or entry.words:
-        sqlite_words.keep(tx, id_, place, entry.words)
-    return document.version, document.rank
+    def sweep(self, now: float) -> None:
+        sweep(self._tx, now)
 
+    def get(self, space: str, kind: str, key: str, now: float) -> Document | None:
+        self._row = stored(self._tx, known_place(self._tx, space, kind), key)
+        return None if self._row is None or is_over(self._row.document, now) else self._row.document
 
-def add(tx: SQLiteTx, space: str, kind: str, entry: Entry, now: float) -> float | None:
-    if live(tx, known_place(tx, space, kind), entry.key, now) is not None:
-        return None
-    return put(tx, space, kind, entry, 0, now)[1]
+    def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
+        row = self._row
+        return row is not None and (row.mark, row.document.text) == (entry.mark, entry.text)
 
+    def next_rank(self, space: str, kind: str, group: str) -> float:
+        place = known_place(self._tx, space, kind)
+        return behind(0.0 if place is None else max(last_rank(self._tx, place, group) or 0.0, 0.0))
 
-def touch(
-    tx: SQLiteTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
-) -> None:  # fmt: skip
-    row = live(tx, known_place(tx, space, kind), key, now)
-    if row is None:
-        raise Absent
-    moved = touched(row.document, rank, expires)
-    if moved != row.document:
-        update(tx, row, moved, row.mark)
+    def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
+        tx, row = self._tx, self._row
+        if document.expires is not None:
+            document = document._replace(expires=float(document.expires))
+        mark = entry.mark if entry is not None else row.mark if row is not None else 0
+        if row is not None:
+            id_, place = row.id, row.place
+            update(tx, row, document, mark)
+        else:
+            place = made_place(tx, space, kind)
+            id_ = insert(tx, place, document, mark)
+        if entry is not None and (row is not None or entry.words):
+            sqlite_words.keep(tx, id_, place, entry.words)
 
 
 def delete(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
@@ -92,7 +80,6 @@ def delete(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
     if place is None or row is None or (row[7] is not None and row[7] <= now):
         return False
     remove(tx, row[0])
-    stamp(tx, place)
     return True
 
 
@@ -108,8 +95,6 @@ def clear(tx: SQLiteTx, space: str, kind: str, group: str | None, now: float) ->
         count = tx.execute(_COUNT + " AND grp = ?", (place, now, group)).fetchone()[0]
         for (id_,) in tx.execute(_OF_GROUP, (place, group)).fetchall():
             remove(tx, id_)
-    if count:
-        stamp(tx, place)
     return int(count)
 
 
@@ -119,34 +104,6 @@ def drop(tx: SQLiteTx, space: str, now: float) -> None:
         forget(tx, place)
 
 
-# -- what landed before
-
-
-def was_put(tx: SQLiteTx, space: str, kind: str, entry: Entry, expect: int | None, now: float) -> tuple[int, float]:
-    row = live(tx, known_place(tx, space, kind), entry.key, now)
-    if row is None or not _landed(row, entry) or (expect is not None and row.document.version != expect + 1):
-        raise NotApplied
-    return row.document.version, row.document.rank
-
-
-def was_added(tx: SQLiteTx, space: str, kind: str, entry: Entry, now: float) -> float:
-    return was_put(tx, space, kind, entry, None, now)[1]
-
-
-def was_touched(
-    tx: SQLiteTx, space: str, kind: str, key: str, rank: float, expires: float | None, now: float
-) -> None:  # fmt: skip
-    row = live(tx, known_place(tx, space, kind), key, now)
-    if row is None or touched(row.document, rank, expires) != row.document:
-        raise NotApplied
-
-
-def was_deleted(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
-    if live(tx, known_place(tx, space, kind), key, now) is not None:
-        raise NotApplied
-    return True
-
-
 def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
     return len(entry.text) > LONG or len(entry.words) > LONG // 10
 
@@ -154,20 +111,13 @@ def _is_long(space: str, kind: str, entry: Entry, *_: Any) -> bool:
 CONCERN = Concern(
     "documents",
     {
-        "documents.put": put,
-        "documents.add": add,
-        "documents.touch": touch,
+        **on(SQLiteWrites, OPS),
         "documents.delete": delete,
         "documents.clear": clear,
         "documents.drop": drop,
         sqlite_words.INDEX: sqlite_words.index,
     },
-    {
-        "documents.put": was_put,
-        "documents.add": was_added,
-        "documents.touch": was_touched,
-        "documents.delete": was_deleted,
-    },
+    on(SQLiteWrites, APPLIED),
     MIGRATIONS,
     lengthy={
         "documents.put": _is_long,
@@ -186,7 +136,6 @@ class SQLiteDocuments(OnSQLite, DocumentStore):
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
         "get": sqlite_reads.get,
         "find": sqlite_reads.find,
-        "stamp": sqlite_reads.stamped,
         "words": sqlite_reads.words_of_kind,
         "search": sqlite_reads.search,
     }

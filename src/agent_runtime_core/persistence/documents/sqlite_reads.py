@@ -84,13 +84,6 @@ def _end(prefix: str) -> str | bytes:
     return LAST
 
 
-def stamped(view: sqlite3.Connection, space: str, kind: str) -> str:
-    row = view.execute(
-        "SELECT id, stamp FROM arc_document_kinds WHERE space = ? AND kind = ?", (space, kind)
-    ).fetchone()
-    return "0" if row is None else f"{row[0]}.{row[1]}"
-
-
 def words_of_kind(view: sqlite3.Connection, space: str, kind: str, now: float) -> list[tuple[str, float, str]]:
     return sqlite_words.texts(view, place_of(view, space, kind), now)
 

@@ -13,8 +13,7 @@ from .base import Document
 
 SWEPT = 8  # expired documents that a write takes away at most
 
-# Numbers of kinds are never used again (AUTOINCREMENT), so that a stamp is none that was seen before. The text stands
-# last: what is before it is read without it.
+# Version 0.6.0 counted the changes of a kind in `stamp`. The text is the last column, so the others are read without it.
 MIGRATIONS = (
     """CREATE TABLE arc_document_kinds (
     id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, kind TEXT NOT NULL, stamp INTEGER NOT NULL DEFAULT 0,
@@ -102,11 +101,6 @@ def stored(tx: SQLiteTx, place: int | None, key: str) -> Row | None:
     return None if row is None else read(row)
 
 
-def live(tx: SQLiteTx, place: int | None, key: str, now: float) -> Row | None:
-    row = stored(tx, place, key)
-    return None if row is None or is_over(row.document, now) else row
-
-
 def is_over(document: Document, now: float) -> bool:
     return document.expires is not None and document.expires <= now
 
@@ -115,10 +109,6 @@ def last_rank(tx: SQLiteTx, place: int, group: str) -> float | None:
     """The greatest rank in a group."""
     rank: float | None = tx.execute(_LAST, (place, group)).fetchone()[0]
     return rank
-
-
-def stamp(tx: SQLiteTx, place: int) -> None:
-    tx.execute("UPDATE arc_document_kinds SET stamp = stamp + 1 WHERE id = ?", (place,))
 
 
 def remove(tx: SQLiteTx, id_: int) -> None:
@@ -145,7 +135,6 @@ def forget(tx: SQLiteTx, place: int) -> None:
 def update(tx: SQLiteTx, row: Row, document: Document, mark: int) -> None:
     _, text, version, rank, group, expires = document
     tx.execute(_UPDATE, (mark, group, rank, version, expires, _crc(row.place, document), text, row.id))
-    stamp(tx, row.place)
 
 
 def insert(tx: SQLiteTx, place: int, document: Document, mark: int) -> int:
@@ -153,5 +142,4 @@ def insert(tx: SQLiteTx, place: int, document: Document, mark: int) -> int:
     crc = _crc(place, document)
     id_ = tx.execute(_INSERT, (place, mark, key, group, rank, version, expires, crc, text)).lastrowid
     assert id_ is not None
-    stamp(tx, place)
     return id_

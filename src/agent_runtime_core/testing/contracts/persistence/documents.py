@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -209,10 +208,8 @@ async def changes_of_many_are_all_made(make: Make) -> None:
 async def a_taken_key_is_left_as_it_is(make: Make) -> None:
     async with opened(make) as table:
         same(await table.write(table.add(Entry("a", "A", "g"))), [1.0], "the rank of an added document")
-        stamp = await table.stamp()
         same(await table.write(table.add(Entry("a", "B", "h"))), [None], "the answer for a taken key")
         same(await table.find(), [Document("a", "A", 1, 1.0, "g")], "what is there")
-        same(await table.stamp(), stamp, "the stamp")
 
 
 # -- ranks
@@ -277,10 +274,8 @@ async def touching_never_lowers_a_rank(make: Make) -> None:
         await table.write(table.put(Entry("a", "A", "g", 5)), table.put(Entry("b", "B", "g", 6)))
         same(await table.write(table.touch("a", 7)), [None], "the answer")
         same(keys_of(await table.find("g")), ["b", "a"], "the order")
-        stamp = await table.stamp()
-        await table.write(table.touch("a", 6.5), table.touch("a", 7))
+        await table.write(table.touch("a", 7), table.touch("a", 6.5))
         same(await table.get("a"), Document("a", "A", 1, 7.0, "g"), "the document after a lower one")
-        same(await table.stamp(), stamp, "the stamp after nothing was changed")
         with refused(Absent, "touching what is not there"):
             await table.write(table.touch("x", 1))
         same(await table.write(table.add(Entry("c", "", "g"))), [8.0], "the rank behind it")
@@ -420,14 +415,12 @@ async def kinds_and_spaces_are_told_apart(make: Make) -> None:
             await each.write(each.put(Entry("key", str(n))))
         for n, each in enumerate(tables):
             same([found.text for found in await each.find()], [str(n)], f"what is in {each.space!r}, {each.kind!r}")
-        stamps = [await each.stamp() for each in tables]
         await table.write(table.clear())
         same(
             [len(await each.find()) for each in tables],
             [0] + [1] * len(names),
             "how many there are after one is cleared",
         )
-        same([await each.stamp() for each in tables[1:]], stamps[1:], "the stamps of the others")
 
 
 @CASES
@@ -511,28 +504,6 @@ async def documents_with_a_time_to_live_live_from_their_last_write(make: Make) -
         same(await brief.find(), [], "those after another time")
 
 
-@CASES
-async def a_stamp_is_another_after_every_change(make: Make) -> None:
-    async with opened(make) as table:
-        seen = [await table.stamp()]
-        for op in (
-            table.put(Entry("a", "A")),
-            table.put(Entry("a", "A")),
-            table.add(Entry("b", "B", "g")),
-            table.touch("b", 5),
-            table.delete("a"),
-            table.put(Entry("c", "C", "g")),
-            table.clear("g"),
-            table.add(Entry("d", "")),
-        ):
-            await table.write(op)
-            seen.append(await table.stamp())
-            same(await table.stamp(), seen[-1], "the stamp while nothing changes")
-        for n, (before, after) in enumerate(itertools.pairwise(seen)):
-            same(before != after, True, f"whether the stamp is another one after change {n}")
-        same(len({seen[1], seen[2], seen[3], seen[4], seen[5], seen[6], seen[8]}), 7, "stamps of different contents")
-
-
 # -- all or nothing
 
 
@@ -541,7 +512,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
     async with opened(make) as table:
         other = Table(table.documents, "project", "other")
         await table.write(table.put(Entry("a", "A", "g")), table.put(Entry("b", "B", "g")), other.put(Entry("o", "")))
-        before = (await table.find(), await other.find(), await table.stamp(), await other.stamp())
+        before = (await table.find(), await other.find())
         ops = [
             table.put(Entry("a", "x", "h", words="word")), table.add(Entry("c", "x", "g")), table.delete("b"),
             table.touch("c", 99), other.clear(), table.clear("h"), other.put(Entry("new", "")), table.clear(),
@@ -557,7 +528,7 @@ async def a_commit_is_all_or_nothing(make: Make) -> None:
             for error, failing in last:
                 with refused(error, f"{count} operations and a failing one"):
                     await table.write(*ops[:count], failing)
-                after = (await table.find(), await other.find(), await table.stamp(), await other.stamp())
+                after = (await table.find(), await other.find())
                 same(after, before, f"what is there after {count} operations and {failing.name}")
         same(await table.search("word"), [], "what is found by a word of what never was")
         same(await table.write(table.add(Entry("c", "", "g"))), [3.0], "the next rank")
@@ -760,13 +731,13 @@ async def a_superseded_claim_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         commits = table.documents.commits
         await table.write(table.put(Entry("a", "A", "g", words="word")))
-        before = (await table.find(), await table.stamp())
+        before = await table.find()
 
         async def late(when: str) -> None:
             for name, ops in guarded(table).items():
                 with refused(LeaseLost, f"{name} {when}"):
                     await commits.commit(Guard(RUN, OLD), ops)
-                same((await table.find(), await table.stamp()), before, f"what is there after {name} {when}")
+                same(await table.find(), before, f"what is there after {name} {when}")
 
         await late("before any claim")
         await install(table, NEW, OTHER_RUN)
@@ -793,12 +764,12 @@ async def a_lost_reply_is_repeated_without_harm(make: Make) -> None:
         ]  # fmt: skip
         first = await commits.commit(guard, ops)
         await install(table, NEW)
-        before = (await table.find(), await table.stamp())
+        before = await table.find()
         same(await commits.commit(guard, ops), first, "the answer once the claim was superseded")
         for name, late in guarded(table).items():
             with refused(LeaseLost, f"a repeat with {name} added"):
                 await commits.commit(guard, [*ops, *late])
-        same((await table.find(), await table.stamp()), before, "what is there")
+        same(await table.find(), before, "what is there")
 
 
 # -- the claim of the run
@@ -822,11 +793,11 @@ async def refuses_a_zombie(table: Table, home: Commits, where: str) -> None:
         await table.write(table.put(Entry("a", "A", "g")))
     await home.commit(None, [Op(INSTALL, (run, NEW))])
     await new.install(table.documents.commits)
-    before = (await table.find(), await table.stamp())
+    before = await table.find()
     for name, ops in guarded(table).items():
         with claimed(old), refused(LeaseLost, f"{name} of a zombie, the queue on {where}"):
             await table.write(*ops)
-        same((await table.find(), await table.stamp()), before, f"what is there after {name}")
+        same(await table.find(), before, f"what is there after {name}")
     with claimed(old), refused(LeaseLost, f"a change by a zombie, the queue on {where}"):
         await table.change("a", lambda _: Entry("a", "late"))
     with claimed(new):
