@@ -109,7 +109,7 @@ class FileDatabase:
         drafts = list[str]()
         try:
             changes = self._carry_out(batch)
-            if not any(changes[:3]):
+            if not changes.writes and not changes.removes:
                 return
             renames = self._write_drafts(changes, drafts)
         except FileNotFoundError:
@@ -141,12 +141,10 @@ class FileDatabase:
     def _write_drafts(self, changes: Changes, drafts: list[str]) -> list[tuple[str, str]]:
         """Write the files of a commit, and its intent, into `drafts`; return the renames it takes."""
         renames = []
-        for where in [*(target for _, target in changes.moves), *changes.writes]:
-            self.disk.make(os.path.dirname(where))
         for where, data in changes.writes.items():
+            self.disk.make(os.path.dirname(where))
             drafts.append(self.disk.draft(data))
             renames.append((drafts[-1], where))
-        renames += changes.moves
         if changes.is_several:
             intent = {"v": VERSION, "renames": renames, "removes": changes.removes, "kinds": changes.kinds}
             drafts.append(self.disk.draft(sealed(json.dumps(intent).encode()[:-1])))

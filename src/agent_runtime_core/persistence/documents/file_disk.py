@@ -39,7 +39,6 @@ class Disk:
 
     def __init__(self, root: str) -> None:
         self.root: str = root
-        self._made: set[str] = set()
         self._seen = False
         self._drafted = 0
 
@@ -131,17 +130,12 @@ class Disk:
 
     def make(self, where: str) -> None:
         """A directory and those above it, for its owner alone."""
-        if where in self._made and os.path.isdir(self.path(where)):
-            return
         if not where:
             self._make_root(self.root)
             self._seen = True
-        else:
-            above = where.rpartition("/")[0]
-            self.make(above)
-            self._check(where)
+        elif self._check(where) is None:
+            self.make(where.rpartition("/")[0])
             self._make(self.path(where))
-        self._made.add(where)
 
     def _make_root(self, path: str) -> None:
         if not os.path.isdir(path):

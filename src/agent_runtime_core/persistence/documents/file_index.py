@@ -121,7 +121,7 @@ class NameIndex:
         return None
 
     def _last_file(self, group: str) -> float:
-        where = f"{self.directory_of(group)}/{LAST}"
+        where = self.path_of(last_file(group))
         last: float = json.loads(unsealed(self.disk.read(where), self.disk.path(where)) + b"}").get("last", 0.0)
         return last
 
@@ -227,6 +227,10 @@ def directory_of(space: str, kind: str) -> str:
 
 def group_part(group: str) -> str:
     return part(group) if group else "."
+
+
+def last_file(group: str) -> DocumentFile:
+    return DocumentFile(group, 0.0, "", LAST)
 
 
 def last_page(rank: float) -> bytes:

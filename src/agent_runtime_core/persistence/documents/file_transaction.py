@@ -11,7 +11,7 @@ from ...errors import StorageCorrupt, StorageError
 from .base import Document, Entry, behind
 from .file_disk import Disk
 from .file_form import VERSION, Page, sealed, unsealed, written
-from .file_index import DOCUMENTS, LAST, DocumentFile, NameIndex, directory_of, group_part, last_page
+from .file_index import DOCUMENTS, DocumentFile, NameIndex, directory_of, group_part, last_file, last_page
 from .file_names import ident, name_of, part
 from .operations import DocumentTransaction
 
@@ -20,44 +20,27 @@ SWEPT: Final = 4  # expired documents of a kind that a commit removes, at most
 
 
 class StoredDocument(NamedTuple):
-    """A document with its file, the words a search finds it by, and the mark of its write."""
+    """A document: the content of its file, and the name."""
 
-    document: Document
+    page: Page
     file: DocumentFile
-    words: str = ""
-    mark: int = 0
 
     @property
-    def page(self) -> Page:
-        key, text, version, _, group, expires = self.document
-        return Page(key, group, version, expires, text, self.words, self.mark)
+    def document(self) -> Document:
+        return self.page.document(self.file.rank)
 
 
 class Changes(NamedTuple):
-    """What a commit does to files: contents by path, renames and removals; `kinds` are directories of kinds."""
+    """What a commit does to files: contents by path, and removals; `kinds` are directories of kinds."""
 
     writes: dict[str, bytes]
-    moves: list[tuple[str, str]]
     removes: list[str]
     kinds: list[str]
 
     @property
     def is_several(self) -> bool:
         """Whether one rename or removal is not all of it."""
-        return len(self.writes) + len(self.moves) + len(self.removes) > 1
-
-    def add(self, index: NameIndex, stored: StoredDocument | None, found: StoredDocument | None) -> None:
-        """Add what becomes of one document."""
-        old = None if stored is None else index.path_of(stored.file)
-        new = None if found is None else index.path_of(found.file)
-        if stored is not None and found is not None and stored.page == found.page:
-            if old is not None and new is not None and old != new:
-                self.moves.append((old, new))
-            return
-        if found is not None and new is not None:
-            self.writes[new] = written(found.page)
-        if old is not None and old != new:
-            self.removes.append(old)
+        return len(self.writes) + len(self.removes) > 1
 
 
 class FileTransaction(DocumentTransaction):
@@ -106,8 +89,9 @@ class FileTransaction(DocumentTransaction):
 
     def _on_disk(self, at: str, key: str) -> StoredDocument | None:
         if (at, key) not in self._stored:
-            file = self._index(at).file(key)
-            self._stored[at, key] = None if file is None else _stored(self._index(at).page(file), file)
+            index = self._index(at)
+            file = index.file(key)
+            self._stored[at, key] = None if file is None else StoredDocument(index.page(file), file)
         return self._stored[at, key]
 
     def _now(self, at: str, key: str) -> StoredDocument | None:
@@ -122,26 +106,26 @@ class FileTransaction(DocumentTransaction):
 
     def _live(self, at: str, key: str, now: float) -> Document | None:
         found = self._now(at, key)
-        if found is None or (found.document.expires is not None and found.document.expires <= now):
+        if found is None or (found.page.expires is not None and found.page.expires <= now):
             return None
         return found.document
 
     def is_applied(self, space: str, kind: str, entry: Entry) -> bool:
         found = self._now(directory_of(space, kind), entry.key)
-        return found is not None and (found.document.text, found.mark) == (entry.text, entry.mark)
+        return found is not None and (found.page.text, found.page.mark) == (entry.text, entry.mark)
 
     def next_rank(self, space: str, kind: str, group: str) -> float:
         at, group = directory_of(space, kind), group_part(group)
         return behind(max(self._last(at, group), self._ranks.get((at, group), 0.0)))
 
     def store(self, space: str, kind: str, document: Document, entry: Entry | None = None) -> None:
-        at, file = directory_of(space, kind), _file(document)
-        found = self._now(at, document.key)
-        if entry is not None:
-            found = StoredDocument(document, file, entry.words, entry.mark)
-        elif found is not None:
-            found = found._replace(document=document, file=file)
-        self._change(at, document.key, found)
+        key, text, version, rank, group, expires = document
+        at, name = directory_of(space, kind), ident(key, group)
+        stored = self._now(at, key)
+        searched = entry or (stored and stored.page)
+        words, mark = (searched.words, searched.mark) if searched else ("", 0)
+        page = Page(key, group, version, expires, text, words, mark)
+        self._change(at, key, StoredDocument(page, DocumentFile(group_part(group), rank, name, name_of(rank, name))))
 
     def remove(self, space: str, kind: str, key: str) -> None:
         self._change(directory_of(space, kind), key, None)
@@ -183,35 +167,29 @@ class FileTransaction(DocumentTransaction):
     # -- the files
 
     def changes(self) -> Changes:
-        changes = Changes({}, [], [], sorted({at for at, _ in self._changed} | self._emptied))
+        writes, removes = dict[str, bytes](), list[str]()
         for key, token in self._fences.items():
             if token is None:
-                changes.removes.append(_fence_file(key))
+                removes.append(_fence_file(key))
             else:
-                changes.writes[_fence_file(key)] = _fence(key, token)
+                writes[_fence_file(key)] = _fence(key, token)
         for at in self._emptied:
-            for group, listing in self._index(at).groups().items():
-                if listing.kept:
-                    changes.removes.append(f"{self._index(at).directory_of(group)}/{LAST}")
+            index = self._index(at)
+            removes += [index.path_of(last_file(group)) for group, listing in index.groups().items() if listing.kept]
         left, gone = set[tuple[str, str, float]](), set[tuple[str, str, float]]()
         for (at, key), found in self._changed.items():
-            stored = self._on_disk(at, key)
-            changes.add(self._index(at), stored, found)
-            gone |= set() if stored is None else {(at, stored.file.group, stored.file.rank)}
-            left |= set() if found is None else {(at, found.file.group, found.file.rank)}
+            index, stored = self._index(at), self._on_disk(at, key)
+            if stored is not None:
+                removes.append(index.path_of(stored.file))
+                gone.add((at, stored.file.group, stored.file.rank))
+            if found is not None:
+                writes[index.path_of(found.file)] = written(found.page)
+                left.add((at, found.file.group, found.file.rank))
         for (at, group), rank in self._ranks.items():
             if (at, group, rank) not in left and (rank > self._last(at, group) or (at, group, rank) in gone):
-                changes.writes[f"{self._index(at).directory_of(group)}/{LAST}"] = last_page(rank)
-        return changes._replace(removes=[each for each in changes.removes if each not in changes.writes])
-
-
-def _stored(page: Page, file: DocumentFile) -> StoredDocument:
-    return StoredDocument(page.document(file.rank), file, page.words, page.mark)
-
-
-def _file(document: Document) -> DocumentFile:
-    name = ident(document.key, document.group)
-    return DocumentFile(group_part(document.group), document.rank, name, name_of(document.rank, name))
+                writes[self._index(at).path_of(last_file(group))] = last_page(rank)
+        kinds = sorted({at for at, _ in self._changed} | self._emptied)
+        return Changes(writes, [each for each in removes if each not in writes], kinds)
 
 
 def _fence_file(key: str) -> str:

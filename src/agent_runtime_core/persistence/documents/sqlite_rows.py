@@ -13,7 +13,7 @@ from .base import Document
 
 SWEPT = 8  # expired documents that a write takes away at most
 
-# Version 0.6.0 counted the changes of a kind in `stamp`. The text is the last column, so the others are read without it.
+# Version 0.6.0 counted the changes of a kind in `stamp`. The text is last: other columns are read without it.
 MIGRATIONS = (
     """CREATE TABLE arc_document_kinds (
     id INTEGER PRIMARY KEY AUTOINCREMENT, space TEXT NOT NULL, kind TEXT NOT NULL, stamp INTEGER NOT NULL DEFAULT 0,
