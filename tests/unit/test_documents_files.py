@@ -452,6 +452,15 @@ async def test_an_intent_that_cannot_be_read_is_named(root: Path) -> None:
         await store.put("b")
 
 
+async def test_a_process_of_version_0_6_0_is_made_to_list_again(root: Path) -> None:
+    store = Store(root)
+    await store.table.write(store.table.put(Entry("a", "1")), store.table.put(Entry("b", "1")))
+    for ops in ([store.table.put(Entry("a", "2"))], [store.table.delete("a"), store.table.delete("b")]):
+        (memory(root) / "~stamp").write_text("01KB0000000000000000000000 .\n")  # its change token
+        await store.table.write(*ops)
+        assert not (memory(root) / "~stamp").exists()
+
+
 # -- claims
 
 
