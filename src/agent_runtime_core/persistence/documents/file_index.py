@@ -101,6 +101,8 @@ class NameIndex:
     def _list(self, group: str, known: Listing) -> Listing:
         """List a directory. Only names that are new since `known` are parsed."""
         names = frozenset(self.disk.names(self.directory_of(group)))
+        if names == known.names and LAST not in names:
+            return known
         files, kept = dict(known.files), self._last_file(group) if LAST in names else 0.0
         for name in known.names - names:
             if (old := parsed(name)) is not None:
