@@ -96,18 +96,6 @@ def encode(value: object, *, max_bytes: int = MAX_BYTES, sort_keys: bool = False
     return text
 
 
-def encode_step_result(value: object) -> str:
-    """Exact encode() of a step's result: of a plain one at once, which most are."""
-    if _left(value, MAX_DEPTH, _ALLOWANCES[MAX_RESULT]) >= 0:
-        try:
-            text = "".join(_write(value, 0))
-        except (TypeError, ValueError):
-            text = None  # encode() finds where
-        if text is not None and len(text) <= MAX_RESULT and not _paired(text, value):
-            return text
-    return encode(value, max_bytes=MAX_RESULT, exact=True)
-
-
 def _paired(text: str, tree: object) -> bool:
     """Whether this text of the tree says a character where the tree has two halves of one."""
     return "\\ud" in text and HALVES.search("".join(_write_utf8(tree, 0))) is not None

@@ -99,15 +99,15 @@ class _Registry:
     def _meet(self, tag: str) -> None:
         if tag in OWN:
             module, _, name = tag.rpartition(".")
-            register = cast("Callable[[object], object]", load("._forms:register_type", package=__package__))
+            register = cast("Callable[[object], object]", load("._core.codec.typed:register_type", package=__package__))
             register(load(f"{module}:{name}"))
 
     def encoder_of(self, cls: type, tag: str) -> Turn:
         """The turn for values of `cls`, which may be an earlier definition of the class that has the tag now."""
         if self._newest[tag] is cls:
             return self.turns[tag]
-        form = cast("Callable[[object], Any]", load("._forms:form_of", package=__package__))(cls)
-        return cast("Turn", form.turn)
+        codec_of = cast("Callable[[object], Any]", load("._core.codec.typed:codec_of", package=__package__))
+        return cast("Turn", codec_of(cls).convert)
 
     def add(self, cls: type, name: str, turn: Turn) -> None:
         """Register a class; it replaces an earlier definition, as of a notebook cell that ran before or a reload."""

@@ -10,8 +10,8 @@ from types import MethodType
 from typing import Any, cast
 from weakref import ReferenceType, ref
 
-from ._forms import codec_for
-from ._hints import returns_of
+from ._core.codec.type_hints import returns_of
+from ._core.codec.typed import codec_for
 from ._json import MAX_RESULT
 from .errors import InvalidArgument, brief
 from .portal import in_thread

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from agent_runtime_core._forms import register_type
+from agent_runtime_core._core.codec.typed import register_type
 from agent_runtime_core._json import decode, encode
 from agent_runtime_core._tags import HALVES
 from agent_runtime_core.errors import UnserialisableResult

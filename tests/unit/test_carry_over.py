@@ -455,5 +455,5 @@ def test_the_command_names_the_task_that_is_left_out(tmp_path: Path, capsys: pyt
     write(path, torn)
     assert main(["carry-over", str(tmp_path)]) == 1
     _, err = capsys.readouterr()
-    assert "task 'go': priority must be int, got 'high'" in err
+    assert "task 'go': $.priority: must be int or float, got 'high'" in err
     assert "opens without these tasks. Repair them and run the command again to add them" in err

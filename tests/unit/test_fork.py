@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._forms import register_type
+from agent_runtime_core._core.codec.typed import register_type
 from agent_runtime_core._json import decode
 from agent_runtime_core._tags import REGISTRY
 from agent_runtime_core.effects import FORKED_FROM

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime_core import _forms
-from agent_runtime_core._forms import codec_for, convert, register_type
-from agent_runtime_core._hints import returns_of
+from agent_runtime_core._core.codec import typed
+from agent_runtime_core._core.codec.type_hints import returns_of
+from agent_runtime_core._core.codec.typed import build, codec_for, register_type
 from agent_runtime_core._json import decode, encode
 from agent_runtime_core._tags import OWN
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
@@ -159,7 +159,7 @@ def test_what_an_annotation_names_comes_back(annotation: object, value: object) 
     back = read(write(value))
     assert back == value
     assert type(back) is type(value)
-    assert convert(decode(write(value)), annotation) == value
+    assert build(decode(write(value)), annotation) == value
 
 
 def test_a_dict_of_this_library_takes_the_annotation_of_a_plain_one() -> None:
@@ -242,26 +242,26 @@ def test_what_the_annotation_does_not_say_is_refused(annotation: object, value: 
 
 
 def test_convert_builds_from_plain_json() -> None:
-    assert convert({"x": 1}, Point) == Point(1, 0.0)
-    assert convert({"x": 1, "gone": 2}, Point) == Point(1)
-    assert convert([1, [2]], tuple[int, list[int]]) == (1, [2])
-    assert convert([[1, 2], [1, 2]], set[tuple[int, int]]) == {(1, 2)}
-    assert convert("g", Color) is Color.GREEN
-    assert convert({"a": {"color": "RED", "points": [{"x": 1}]}}, dict[str, Card]) == {
+    assert build({"x": 1}, Point) == Point(1, 0.0)
+    assert build({"x": 1, "gone": 2}, Point) == Point(1)
+    assert build([1, [2]], tuple[int, list[int]]) == (1, [2])
+    assert build([[1, 2], [1, 2]], set[tuple[int, int]]) == {(1, 2)}
+    assert build("g", Color) is Color.GREEN
+    assert build({"a": {"color": "RED", "points": [{"x": 1}]}}, dict[str, Card]) == {
         "a": {"color": Color.RED, "points": [Point(1)]}
     }
-    assert convert({"color": "RED", "at": [1, 2]}, Point | Spot) == Spot(Color.RED, (1, 2))
+    assert build({"color": "RED", "at": [1, 2]}, Point | Spot) == Spot(Color.RED, (1, 2))
     unread = {"a": [1]}
-    assert convert(unread, dict[str, list[int]]) is unread
+    assert build(unread, dict[str, list[int]]) is unread
 
 
 @pytest.mark.parametrize(
     ("annotation", "value", "path", "told"),
     [
-        (list[Point], [{"y": 1}], "$[0]", "Point needs 'x'"),
+        (list[Point], [{"y": 1}], "$[0]", "Point needs 'x', which is missing"),
         (list[Point], [[]], "$[0]", "says Point"),
-        (dict[str, Color], {"a": "BLUE"}, "$.a", "'BLUE' is no member of Color"),
-        (Rights, 8, "$", "bits that Rights does not know"),
+        (dict[str, Color], {"a": "BLUE"}, "$.a", r"'BLUE' is not a member of Color, which has \['RED', 'GREEN'\]"),
+        (Rights, 8, "$", "8 is not a member of Rights"),
         (Picky, {"x": -1}, "$", "Picky would not be built: LookupError: below zero"),
         (Point | Twin, {"x": 1}, "$", "more than one"),
         (Point | Spot, {"z": 1}, "$", "this is a dict"),
@@ -270,7 +270,7 @@ def test_convert_builds_from_plain_json() -> None:
 )
 def test_convert_says_what_does_not_fit(annotation: object, value: object, path: str, told: str) -> None:
     with pytest.raises(UnserialisableResult, match=told) as caught:
-        convert(value, annotation)
+        build(value, annotation)
     assert caught.value.path == path
 
 
@@ -291,7 +291,7 @@ def test_a_cycle_through_fields_is_refused() -> None:
 
 
 def test_tuples_within_lists_are_built_too() -> None:
-    assert convert({"a": [[1, "x"]]}, dict[str, list[tuple[int, str]]]) == {"a": [(1, "x")]}
+    assert build({"a": [[1, "x"]]}, dict[str, list[tuple[int, str]]]) == {"a": [(1, "x")]}
 
 
 @settings(QUICK, max_examples=50)
@@ -393,7 +393,7 @@ def test_what_a_provider_s_package_gave_is_not_stored() -> None:
     for annotation in (None, LLMResponse):
         write, read = codec_for(annotation)
         assert read(write(answer)) == dataclasses.replace(answer, raw_response=None)
-    assert convert({"message": {}, "raw_response": 1}, LLMResponse) == LLMResponse({})
+    assert build({"message": {}, "raw_response": 1}, LLMResponse) == LLMResponse({})
 
 
 def test_register_type_refuses_what_it_cannot_rebuild() -> None:
@@ -433,7 +433,7 @@ def test_types_of_earlier_definitions_are_not_kept() -> None:
 
     first = cell()
     cell()
-    _forms._known_form.cache_clear()  # bounded
+    typed._known_codec.cache_clear()  # bounded
     gc.collect()
     assert first() is None
 

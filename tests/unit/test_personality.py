@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._forms import codec_for
+from agent_runtime_core._core.codec.typed import codec_for
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting, UnknownTool
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.testing import MockLLMClient, VirtualClock

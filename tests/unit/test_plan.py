@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._forms import codec_for
+from agent_runtime_core._core.codec.typed import codec_for
 from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, StepKind, resolve
 from agent_runtime_core.planning.references import reference

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._forms import register_type
+from agent_runtime_core._core.codec.typed import register_type
 from agent_runtime_core._tags import REGISTRY
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.context import conversation_id

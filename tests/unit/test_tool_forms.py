@@ -126,13 +126,13 @@ def test_a_value_is_built_by_its_type(value: Any, hint: Any, wanted: Any) -> Non
 @pytest.mark.parametrize(
     ("value", "hint", "why"),
     [
-        ("green", Colour, r"\$ is 'green', Colour wants one of \['red', 'blue'\]"),
-        (True, Size, r"\$ is True, Size wants one of \[1, 2\]"),
-        ([{}], list[Point], r"\$\[0\] lacks 'x', which Point needs"),
-        ({"a": 1}, dict[str, Point], r"\$\.a is int, Point wants object"),
+        ("green", Colour, r"\$: 'green' is not a member of Colour, which has \['red', 'blue'\]"),
+        (True, Size, r"\$: True is not a member of Size, which has \[1, 2\]"),
+        ([{}], list[Point], r"\$\[0\]: Point needs 'x', which is missing"),
+        ({"a": 1}, dict[str, Point], r"\$\.a: the annotation says Point, this is an int"),
         ({"x": 1}, Needs, r"\$: Needs would not be built: TypeError: .*seed"),
         ([[1]], set[list[int]], r"\$: no set can hold these: "),
-        (10**400, float, r"\$ is larger than any float"),
+        (10**400, float, r"\$: the number is larger than any float"),
     ],
 )
 def test_what_no_value_can_be_built_of_is_told_with_its_path(value: Any, hint: Any, why: str) -> None:

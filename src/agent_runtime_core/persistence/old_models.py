@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as _dt
-import types
-import typing
-from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Final, cast
 from uuid import UUID, uuid5
 
+from .._core.codec.typed import Policy, build, convert_time
+from .._tags import Turn
 from ..errors import InvalidArgument, brief
 from .document_stores.task_validation import check_list, check_task
 from .models import Conversation, Task, TaskList
-
-M = TypeVar("M")
 
 EXTRA = "0.5.2"  # under which metadata keeps fields that no model has
 
 
 def conversation_of(plain: Any) -> Conversation:
     """ValueError, KeyError, TypeError: it is none."""
-    return built(Conversation, {**_object(plain), "messages": _with_ids(plain, "messages")})
+    whole, messages = _parts(plain, "messages")
+    return cast(Conversation, build({**whole, "messages": messages}, Conversation, _OLD))
 
 
 def task_list_of(plain: Any) -> tuple[TaskList, list[str]]:
@@ -30,66 +28,49 @@ def task_list_of(plain: Any) -> tuple[TaskList, list[str]]:
     Raises:
         ValueError, KeyError, TypeError, InvalidArgument: It is no task list.
     """
-    found, wrong = check_list(built(TaskList, {**_object(plain), "tasks": []})), []
-    for each in _with_ids(plain, "tasks"):
+    whole, tasks = _parts(plain, "tasks")
+    found, wrong = check_list(cast(TaskList, build({**whole, "tasks": []}, TaskList, _OLD))), []
+    for each in tasks:
         try:
-            found.tasks.append(check_task(built(Task, each)))
+            found.tasks.append(check_task(cast(Task, build(each, Task, _OLD))))
         except (ValueError, KeyError, TypeError, InvalidArgument) as error:
             wrong.append(f"task {brief(each.get('name'))}: {error}")
     return found, wrong
 
 
-def _with_ids(plain: Any, parts: str) -> list[dict[str, Any]]:
-    """The same id for a part each time, also where it has none, or that of one before it."""
-    whole = UUID(_object(plain)["id"])
-    known, given = set[str](), list[dict[str, Any]]()
-    for number, part in enumerate(_value(list[dict[str, Any]], plain.get(parts) or [], parts)):
+def _parts(plain: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the object and its parts, each with an id of its own.
+
+    A part without an id, or with that of an earlier part, has the same new id each time that the file is read.
+    """
+    whole = cast("dict[str, Any]", build(plain, dict[str, Any], _OLD))
+    known, parts = set[str](), list[dict[str, Any]]()
+    for number, part in enumerate(cast(Any, build(whole.get(name) or [], list[dict[str, Any]], _OLD))):
         each = dict(part)
         if not each.get("id") or str(each["id"]) in known:
-            each["id"] = str(uuid5(whole, f"{parts} {number}"))
+            each["id"] = str(uuid5(UUID(whole["id"]), f"{name} {number}"))
         known.add(str(each["id"]))
-        given.append(each)
-    return given
+        parts.append(each)
+    return whole, parts
 
 
-def built(cls: type[M], plain: Any) -> M:
-    """A model of JSON in which ids, times and enumerations are strings."""
-    hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
-    values = {name: _value(hints[name], value, name) for name, value in _object(plain).items() if name in names}
-    extra = {name: value for name, value in plain.items() if name not in names}
+def _known(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the model `cls`, with all others in its metadata."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    extra = {name: value for name, value in tree.items() if name not in names}
     if extra and "metadata" in names:
-        values["metadata"] = {**(values.get("metadata") or {}), EXTRA: extra}
-    return cls(**values)
+        return {**tree, "metadata": {**(tree.get("metadata") or {}), EXTRA: extra}}
+    return tree
 
 
-def _value(hint: Any, value: Any, name: str) -> Any:
-    """Return the value of a field in the type that its annotation says. TypeError, ValueError: it has another type."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    if value is None and types.NoneType in options:
-        return None
-    for option in options:
-        kind = typing.get_origin(option) or option
-        if kind is Any:
-            return value
-        if kind is list and isinstance(value, list):
-            [part] = typing.get_args(option)
-            return [_value(part, each, name) for each in value]
-        if dataclasses.is_dataclass(option) and isinstance(value, dict):
-            return built(typing.cast(Any, option), value)
-        if isinstance(value, str) and kind in (UUID, _dt.datetime):
-            return UUID(value) if kind is UUID else _dt.datetime.fromisoformat(value)
-        if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
-            return kind(value)
-        # A priority may have a fraction, as in `save`.
-        fitting = (int, float) if kind is int else kind
-        if isinstance(kind, type) and isinstance(value, fitting) and not (kind is int and isinstance(value, bool)):
-            return value
-    wanted = " or ".join(getattr(typing.get_origin(each) or each, "__name__", str(each)) for each in options)
-    raise TypeError(f"{name} must be {wanted}, got {brief(value)}")
+def _special(annotation: Any) -> Turn | None:
+    if annotation is UUID:
+        return lambda value, at, back: UUID(value) if isinstance(value, str) else value
+    return convert_time if annotation is _dt.datetime else None
 
 
-def _object(plain: Any) -> dict[str, Any]:
-    if not isinstance(plain, dict):
-        raise TypeError(f"a JSON object is expected, got {brief(plain)}")
-    return plain
+#: Ids, times and enumerations are strings. A priority may have a fraction, as in `save`.
+_OLD: Final = Policy(
+    enums_by_value=True, special=_special, adapt=_known,
+    strict={UUID: (UUID, str), _dt.datetime: (_dt.datetime, str), int: (int, float)},
+)  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._forms import register_type
+from .._core.codec.typed import register_type
 from ..errors import StepCancelledError, StepExecutionError, StepInDoubt
 from ..policy import Happened
 from ..retry import Backoff

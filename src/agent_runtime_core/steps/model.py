@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 from uuid import UUID
 
 from .._clock import SYSTEM, aware
-from .._forms import codec_for
+from .._core.codec.typed import codec_for
 from .._ids import run_uuid, unbroken
 from .._json import MAX_RESULT, encode
 from .._tags import stored_as_dict

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import types
 import typing
 from collections import abc
 from collections.abc import Mapping
 from enum import Enum
-from functools import lru_cache
+from functools import partial
 from typing import Any, Final, Literal
 
-from .._hints import hints_of
-from ..errors import InvalidArgument, brief
+from .._core.codec.typed import Policy, build, codec_of, is_union
+from .._refusals import At, refused
+from .._tags import Turn
+from ..errors import InvalidArgument, UnserialisableResult, brief
 from ..schema import LARGEST_EXACT, choice, misfit
 
-__all__ = ["give_default", "is_union", "schema_of", "typed"]
+__all__ = ["give_default", "schema_of", "typed"]
 
 _SCALARS: Final[Mapping[Any, str]] = {
     str: "string",
@@ -26,16 +27,10 @@ _SCALARS: Final[Mapping[Any, str]] = {
     bool: "boolean",
     type(None): "null",
 }
-_NUMBERS: Final = {int, float}
 _ARRAYS: Final = {list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection}
 _MAPPINGS: Final = {dict, abc.Mapping}
 _NAMED: Final = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 _WRAPPERS: Final = {typing.Annotated, typing.Required, typing.NotRequired}
-
-
-def is_union(hint: Any) -> bool:
-    """Whether this is `A | B`, Union or Optional."""
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 def give_default(schema: dict[str, Any], value: Any) -> None:
@@ -176,133 +171,71 @@ def _unfit(hint: Any, where: str) -> InvalidArgument:
 # -- inward
 
 
-def typed(value: Any, hint: Any, path: str = "$") -> Any:
-    """The value of type `hint` that a JSON tree stands for, InvalidArgument where there is none.
+def typed(value: Any, hint: Any, name: str | None = None) -> Any:
+    """Build the value of type `hint` that a JSON tree stands for, as the argument `name` if it is one.
 
     Builds dataclasses, Enums (by value, else by name), tuples and sets; 3.0 is an int where one is wanted, and 3 a
-    float. What it cannot build it leaves as it is, and so what is built already; whether it fits a schema is asked
+    float. What it cannot build it leaves as it is, and so what is built already; whether it fits a schema is checked
     elsewhere.
+
+    Raises:
+        InvalidArgument: No such value can be built.
     """
-    if hint is Any or hint is object or value is None or (type(value) is hint and hint in _SCALARS):
-        return value
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in _WRAPPERS:
-        return typed(value, args[0], path)
+    here = None
+    if name is not None:
+        here = At(None, None)
+        here.step = name
+    try:
+        return build(value, hint, _FROM_JSON, here)
+    except UnserialisableResult as error:
+        raise InvalidArgument(str(error)) from error.__cause__
+
+
+def _special(hint: Any) -> Turn | None:
     if hint is int or hint is float:
-        return _number(value, hint, path)
-    if is_union(hint):
-        return _one_of(value, args, path)
-    if origin is Literal:
-        plain = [each.value if isinstance(each, Enum) else each for each in args]
-        index = choice(value, plain)
-        return value if index is None else args[index]
-    kind = origin or hint
-    if kind in _ARRAYS:
-        return _items(value, kind, args, path)
-    if kind in _MAPPINGS:
-        if not args or not isinstance(value, dict):
-            return value
-        return {name: typed(item, args[1], f"{path}.{name}") for name, item in value.items()}
-    if isinstance(kind, type):
-        return _instance(value, kind, path)
-    alias = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
-    return value if alias is None else typed(value, alias, path)
+        return partial(_number, hint)
+    options = tuple(option for option in typing.get_args(hint) if option is not type(None))
+    if typing.get_origin(hint) is Literal:
+        return partial(_choice, options)
+    return partial(_first_fitting, options) if is_union(hint) and len(options) > 1 else None
 
 
-def _number(value: Any, hint: type, path: str) -> Any:
+_FROM_JSON: Final = Policy(enums_by_value=True, special=_special)
+
+
+def _number(hint: type, value: Any, at: At | None, back: bool) -> Any:
     if hint is int and isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
         return int(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError as error:
-            raise InvalidArgument(f"{path} is larger than any float") from error
+            raise refused(at, "the number is larger than any float") from error
     return value
 
 
-def _one_of(value: Any, options: tuple[Any, ...], path: str) -> Any:
-    options = tuple(option for option in options if option is not type(None))
-    if len(options) == 1:
-        return typed(value, options[0], path)
-    if type(value) in options and type(value) in _NUMBERS:
+def _choice(options: tuple[Any, ...], value: Any, at: At | None, back: bool) -> Any:
+    index = choice(value, [each.value if isinstance(each, Enum) else each for each in options])
+    return value if index is None else options[index]
+
+
+def _first_fitting(options: tuple[Any, ...], value: Any, at: At | None, back: bool) -> Any:
+    if type(value) in (int, float) and type(value) in options:
         return value
-    refusal: InvalidArgument | None = None
+    refusal: UnserialisableResult | None = None
     for option in options:
-        if not _fits(value, option, path):
-            continue
-        try:
-            return typed(value, option, path)
-        except InvalidArgument as error:
-            refusal = refusal or error
+        if _fits(value, option):
+            try:
+                return codec_of(option, _FROM_JSON).convert(value, at, back)
+            except UnserialisableResult as error:
+                refusal = refusal or error
     if refusal is not None:
         raise refusal
     return value
 
 
-def _fits(value: Any, hint: Any, path: str) -> bool:
+def _fits(value: Any, hint: Any) -> bool:
     try:
-        return misfit(value, schema_of(hint, path, ())) is None
-    except InvalidArgument:  # no schema can say this type
+        return misfit(value, schema_of(hint, "$", ())) is None
+    except InvalidArgument:  # no schema can express this type
         return False
-
-
-def _items(value: Any, kind: Any, args: tuple[Any, ...], path: str) -> Any:
-    if not isinstance(value, list):
-        return value
-    fixed = kind is tuple and bool(args) and args[-1] is not Ellipsis
-    hints = args if fixed else args[:1] * len(value)
-    items = [typed(item, hints[i] if i < len(hints) else Any, f"{path}[{i}]") for i, item in enumerate(value)]
-    if kind not in (tuple, set, frozenset):
-        return items
-    try:
-        return kind(items)
-    except TypeError as error:
-        raise InvalidArgument(f"{path}: no {kind.__name__} can hold these: {error}") from error
-
-
-def _instance(value: Any, cls: Any, path: str) -> Any:
-    if typing.is_typeddict(cls) and isinstance(value, dict):
-        fields = _fields(cls)
-        return {name: typed(item, fields.get(name, Any), f"{path}.{name}") for name, item in value.items()}
-    if issubclass(cls, Enum) and not isinstance(value, cls):
-        return _member(value, cls, path)
-    return _built(value, cls, path) if dataclasses.is_dataclass(cls) else value
-
-
-def _member(value: Any, cls: type[Enum], path: str) -> Enum:
-    members = list(cls)
-    index = choice(value, [member.value for member in members])
-    if index is not None:
-        return members[index]
-    if isinstance(value, str) and value in cls.__members__:
-        return cls.__members__[value]
-    raise InvalidArgument(
-        f"{path} is {brief(value)}, {cls.__name__} wants one of {brief([member.value for member in members])}"
-    )
-
-
-def _built(value: Any, cls: Any, path: str) -> Any:
-    if isinstance(value, cls):
-        return value
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"{path} is {type(value).__name__}, {cls.__name__} wants object")
-    hints, given = _fields(cls), {}
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        if field.name in value:
-            given[field.name] = typed(value[field.name], hints.get(field.name, Any), f"{path}.{field.name}")
-        elif field.default is field.default_factory is dataclasses.MISSING:
-            raise InvalidArgument(f"{path} lacks {field.name!r}, which {cls.__name__} needs")
-    try:
-        return cls(**given)
-    except Exception as error:  # the constructor is the user's
-        raise InvalidArgument(f"{path}: {cls.__name__} would not be built: {type(error).__name__}: {error}") from error
-
-
-@lru_cache(maxsize=1024)
-def _fields(cls: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(cls, include_extras=True)
-    except (NameError, TypeError):
-        return {name: Any if hint is None else hint for name, hint in hints_of(cls).items()}

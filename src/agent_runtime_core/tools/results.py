@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._forms import codec_for
-from .._hints import returns_of
+from .._core.codec.type_hints import returns_of
+from .._core.codec.typed import codec_for
 from .._json import MAX_BYTES, decode, encode
 from ..errors import UnserialisableResult
 from .base import ToolResult

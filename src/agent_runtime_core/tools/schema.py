@@ -10,8 +10,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._core.codec.typed import is_union
 from ..errors import InvalidArgument, brief
-from .forms import give_default, is_union, schema_of, typed
+from .forms import give_default, schema_of, typed
 
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 
@@ -97,7 +98,7 @@ class Binder:
         given = dict(arguments)
         for name, value in arguments.items():
             if self._plain.get(name) is not type(value):
-                given[name] = typed(value, self._hint(name), f"$.{name}")
+                given[name] = typed(value, self._hint(name), name)
         if wanted is not None and ctx is not None:
             given[wanted] = ctx
         elif wanted is not None and self._parameters[wanted][0].default is inspect.Parameter.empty:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as _dt
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Final, Self
 
+from .._core.codec.typed import Policy, codec_of
 from .._refusals import meant
-from ..errors import InvalidTurn, brief
+from ..errors import InvalidTurn, UnserialisableResult, brief
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"
 TOPICS = (TURNS, STEPS, RESULTS, AUDIT)
@@ -48,33 +47,13 @@ class Payload:
         return cls(**data)
 
     def __post_init__(self) -> None:
-        for name, kind in _kinds(type(self)).items():
-            value = getattr(self, name)
-            # bool is an int, but nobody means it.
-            if not isinstance(value, kind) or (isinstance(value, bool) and bool not in kind):
-                wanted = " or ".join("null" if each is type(None) else each.__name__ for each in kind)
-                raise InvalidTurn(name, f"is of type {wanted}, not {brief(value)}")
+        try:
+            codec_of(type(self), _CHECKED).convert(self, None, False)
+        except UnserialisableResult as error:
+            raise InvalidTurn(error.path.removeprefix("$."), error.reason) from None
 
 
-_known: dict[type, dict[str, tuple[type, ...]]] = {}
-
-
-def _kinds(cls: type) -> dict[str, tuple[type, ...]]:
-    """The plain types that each field may have."""
-    if cls not in _known:
-        hints = typing.get_type_hints(cls)
-        fields = dataclasses.fields(cast(Any, cls))
-        _known[cls] = {each.name: _plain(hints[each.name]) for each in fields if hints[each.name] is not Any}
-    return _known[cls]
-
-
-def _plain(hint: Any) -> tuple[type, ...]:
-    origin = typing.get_origin(hint)
-    if origin is None:
-        return (float, int) if hint is float else (hint,)
-    if origin not in (types.UnionType, typing.Union):
-        return (origin,)
-    return tuple(kind for each in typing.get_args(hint) for kind in _plain(each))
+_CHECKED: Final = Policy(strict={float: (float, int)})
 
 
 def _named(what: str, value: str | None) -> None:

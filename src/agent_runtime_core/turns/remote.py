@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from .._forms import codec_for
+from .._core.codec.typed import codec_for
 from .._ids import child_run_id, step_id
 from ..context import Context
 from ..errors import InvalidArgument, RunFailed, StepExecutionError, deciding_error

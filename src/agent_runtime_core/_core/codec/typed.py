@@ -1,0 +1,388 @@
+"""Dataclasses, Enums and tuples that an annotation names, as plain JSON and back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as _dt
+import enum
+import types
+import typing
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
+
+from ..._json import MAX_BYTES, MAX_RESULT, decode, encode
+from ..._refusals import At, a_kind, inside, refused, short
+from ..._tags import DICTS, NOT_STORED, REGISTRY, Turn
+from ...errors import InvalidArgument, UnserialisableResult, brief
+from .type_hints import hints_of
+
+_MISSING: Final = dataclasses.MISSING
+_SEQUENCES: Final = {list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable}
+_MAPPINGS: Final = {dict, abc.Mapping, abc.MutableMapping}
+_WRAPPERS: Final = {typing.Annotated, typing.Final, typing.Required, typing.NotRequired}
+_C = TypeVar("_C", bound=type)
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """The differences between the stored and received formats whose values are built by annotation.
+
+    Attributes:
+        enums_by_value: Write an Enum as its value, and read it by value, else by name. If False, write it by name, and
+            read it by name, else by value.
+        restore: Set each field to its stored value, also those that `__init__` does not take and those that
+            `__post_init__` changes. If False, only call the constructor.
+        strict: The types that a value may have where the annotation names the key; another annotated type allows
+            itself. None: a value of another type than a list, dict or scalar annotation names stays as it is.
+        special: Returns the function that converts values of an annotation, or None for the usual one.
+        adapt: Returns the fields to build a dataclass from; the usual one leaves them, and unknown ones are dropped.
+    """
+
+    enums_by_value: bool = False
+    restore: bool = False
+    strict: Mapping[type, tuple[type, ...]] | None = None
+    special: Callable[[Any], Turn | None] = lambda _: None
+    adapt: Callable[[type, dict[str, Any]], dict[str, Any]] = lambda _, tree: tree
+
+
+#: Results of steps, and values of registered types.
+STEP_RESULT: Final = Policy(restore=True)
+
+
+class Codec(NamedTuple):
+    """What an annotation adds to encode() and decode(); `needed` is False where it adds nothing."""
+
+    convert: Turn
+    needed: bool = True
+
+
+def build(value: object, annotation: object, policy: Policy = STEP_RESULT, at: At | None = None) -> object:
+    """Build the dataclasses, Enums and tuples that the annotation names from plain JSON.
+
+    Raises:
+        UnserialisableResult: The value and the annotation do not agree.
+    """
+    return codec_of(annotation, policy).convert(value, at, True)
+
+
+def codec_for(
+    annotation: object | None, max_bytes: int = MAX_RESULT
+) -> tuple[Callable[[object], str], Callable[[str], object]]:
+    """(encode, decode) for results of that annotation and that size; decode() itself where it adds nothing to it."""
+    write: Callable[[object], str] = _ENCODE
+    if max_bytes != MAX_RESULT:
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or not 0 < max_bytes <= MAX_BYTES:
+            raise InvalidArgument(f"max_result_bytes is a number of 1 to {MAX_BYTES:,} bytes, not {brief(max_bytes)}")
+        write = partial(encode, max_bytes=max_bytes, exact=True)
+    if isinstance(annotation, str):
+        raise InvalidArgument(f"the annotation {short(annotation)} is text: pass the type itself")
+    convert, needed = codec_of(annotation)
+    if not needed:
+        return write, decode
+    return lambda value: write(convert(value, None, False)), lambda text: convert(decode(text), None, True)
+
+
+_ENCODE: Final = partial(encode, max_bytes=MAX_RESULT, exact=True)
+
+
+def register_type(cls: _C) -> _C:
+    """Register a dataclass or an Enum, so that results may hold its values anywhere. Also a decorator.
+
+    The class is stored by its name, `module.qualname`. A later definition of the same name replaces it, as when a
+    notebook cell runs again or a module is reloaded; stored values are decoded into the newest definition. A process
+    that reads such a result must have registered the class too: the library imports nothing by name.
+
+    Args:
+        cls: The class.
+
+    Returns:
+        The class.
+
+    Raises:
+        InvalidArgument: It is no dataclass or Enum class, or cannot be rebuilt from its fields.
+    """
+    given: object = cls
+    if not _registrable(given):
+        raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
+    REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}", codec_of(given).convert)
+    return cls
+
+
+def _registrable(given: object) -> TypeGuard[type]:
+    return isinstance(given, type) and (dataclasses.is_dataclass(given) or issubclass(given, enum.Enum))
+
+
+def is_union(annotation: Any) -> bool:
+    """Whether this is `A | B`, Union or Optional."""
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def codec_of(annotation: Any, policy: Policy = STEP_RESULT) -> Codec:
+    # `int | str` equals `str | int` as a key of the cache, but a policy may try the members in order.
+    if policy is STEP_RESULT or isinstance(annotation, type):
+        with contextlib.suppress(TypeError):  # unhashable, as Literal and Annotated may be
+            return _known_codec(annotation, policy)
+    return _codec(annotation, policy)
+
+
+def _codec(annotation: Any, policy: Policy) -> Codec:
+    codec = _unchecked_codec(annotation, policy)
+    if policy.strict is None or object in (kinds := _allowed(annotation, policy.strict)):
+        return codec
+    return Codec(partial(_convert_checked, kinds, codec.convert))
+
+
+_known_codec: Final = lru_cache(maxsize=1024)(_codec)
+
+
+def _allowed(annotation: Any, strict: Mapping[type, tuple[type, ...]]) -> tuple[type, ...]:
+    """The types that a value of that annotation may have."""
+    if is_union(annotation):
+        return tuple(kind for each in typing.get_args(annotation) for kind in _allowed(each, strict))
+    cls = typing.get_origin(annotation) or annotation
+    if cls is Any:
+        return (object,)
+    plain = (dict,) if dataclasses.is_dataclass(cls) else (str,) if issubclass(cls, enum.Enum) else ()
+    return strict.get(cls, (cls, *plain))
+
+
+def _unchecked_codec(annotation: Any, policy: Policy) -> Codec:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if (special := policy.special(annotation)) is not None:
+        return Codec(special)
+    if isinstance(annotation, typing.NewType):
+        return codec_of(annotation.__supertype__, policy)
+    if origin is None and hasattr(annotation, "__value__") and hasattr(annotation, "__type_params__"):
+        return Codec(partial(_convert_alias, annotation, policy))
+    if origin in _WRAPPERS:
+        return codec_of(args[0], policy)
+    if is_union(annotation):
+        return _union([arg for arg in args if arg is not type(None)], policy)
+    cls = annotation if origin is None else origin
+    if not isinstance(cls, type):
+        return _LEAF
+    if typing.is_typeddict(cls):
+        return Codec(partial(_convert_dict, cls, policy, _same))
+    if dataclasses.is_dataclass(cls):
+        if policy.restore:
+            _require_restorable(cls)
+        return Codec(partial(_convert_dataclass, cls, policy))
+    if issubclass(cls, enum.Enum):
+        return Codec(partial(_convert_enum, cls, policy.enums_by_value))
+    return _container(cls, args, policy)
+
+
+def _union(members: list[Any], policy: Policy) -> Codec:
+    # A strict policy checks the union as a whole.
+    codecs = [(codec_of if policy.strict is None else _unchecked_codec)(member, policy) for member in members]
+    if len(codecs) == 1 or not any(codec.needed for codec in codecs):
+        return codecs[0] if len(codecs) == 1 else _LEAF
+    said = " | ".join(getattr(member, "__name__", str(member)) for member in members)
+    named = [f"register_type({member.__name__})" for member in members if _registrable(member)]
+    out = f"annotate Any, and {' and '.join(named) or 'register_type the dataclasses and Enums in it'}"
+    return Codec(partial(_convert_union, [codec.convert for codec in codecs], said, out))
+
+
+def _container(cls: type, args: tuple[Any, ...], policy: Policy) -> Codec:
+    fixed = cls is tuple and len(args) > 0 and args[-1] is not ...
+    item = codec_of(args[-1 if cls in _MAPPINGS else 0], policy) if args and not fixed else _LEAF
+    if cls in _MAPPINGS and item is not _LEAF:
+        return Codec(partial(_convert_dict, None, policy, item.convert), item.needed)
+    if cls in _SEQUENCES and item is not _LEAF:
+        return Codec(partial(_convert_items, list, [], item.convert), item.needed)
+    if cls in (tuple, set, frozenset):
+        codecs = [codec_of(arg, policy) for arg in args] if fixed else []
+        first = [codec.convert for codec in codecs]
+        return Codec(partial(_convert_items, cls, first, item.convert), any(each.needed for each in (*codecs, item)))
+    return _LEAF
+
+
+@lru_cache(maxsize=1024)
+def _converters(cls: Any, policy: Policy) -> dict[str, Turn]:
+    # On first use: a class may name itself in what it holds.
+    hints = hints_of(cls)
+    names = [*hints]
+    if dataclasses.is_dataclass(cls):
+        names = [field.name for field in dataclasses.fields(cls) if NOT_STORED not in field.metadata]
+    return {name: codec_of(hints.get(name), policy).convert for name in names}
+
+
+def _require_restorable(cls: type) -> None:
+    if issubclass(cls, str | int | float | bytes | dict | list | tuple | set | frozenset):
+        raise InvalidArgument(f"{cls.__name__} holds more than its fields: let it hold the builtin value in a field")
+    # dataclasses.fields() leaves InitVar out, and their values are gone once __init__ has run.
+    for field in getattr(cls, "__dataclass_fields__", {}).values():
+        bare = field.default is field.default_factory is _MISSING
+        if bare and getattr(getattr(field, "_field_type", None), "name", "") == "_FIELD_INITVAR":
+            raise InvalidArgument(f"{cls.__name__}.{field.name} is an InitVar, which is not kept: give it a default")
+
+
+def _mismatch(at: At | None, said: str, value: object) -> UnserialisableResult:
+    if type(value).__name__ == said:
+        why = f"the annotation names another definition of {said}, got one that was defined later or elsewhere"
+        return refused(at, f"{why}. Define the annotated function again, or register_type({said}).")
+    return refused(at, f"the annotation says {said}, this is {a_kind(type(value))}: make the two agree")
+
+
+def _passes(value: object) -> bool:
+    """Whether the value stays as it is under every annotation: a registered type has a tag of its own."""
+    return value is None or REGISTRY.tag_of(type(value)) is not None
+
+
+# The conversions. `back` is from plain JSON; both ways return the value itself where nothing changes.
+
+
+def _same(value: Any, at: At | None, back: bool) -> Any:
+    return value
+
+
+_LEAF: Final = Codec(_same, needed=False)
+
+
+def convert_time(value: Any, at: At | None, back: bool) -> Any:
+    """A datetime as a string in ISO 8601, for formats without tags."""
+    if back:
+        return _dt.datetime.fromisoformat(value) if isinstance(value, str) else value
+    return value.isoformat() if isinstance(value, _dt.datetime) else value
+
+
+def _convert_checked(kinds: tuple[type, ...], convert: Turn, value: Any, at: At | None, back: bool) -> Any:
+    # True is an int, and rarely meant as one.
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise refused(at, f"must be {wanted}, got {brief(value)}")
+    return convert(value, at, back)
+
+
+def _convert_alias(annotation: Any, policy: Policy, value: Any, at: At | None, back: bool) -> Any:
+    # A `type` alias may name itself: looked into on use.
+    return codec_of(annotation.__value__, policy).convert(value, at, back)
+
+
+def _convert_items(kind: Any, first: list[Turn], rest: Turn, value: Any, at: At | None, back: bool) -> Any:
+    """Lists, tuples and sets, item by item. A tuple or a set is a list in plain JSON, so a list in its place is
+    refused; under `list`, a tuple stays one.
+    """
+    is_list, given = kind is list, type(value)
+    if given is list and not is_list and not back:
+        raise _mismatch(at, kind.__name__, value)
+    if given is not kind and given is not list and not (is_list and given is tuple):
+        return value
+    here, converted = inside(at, value), []
+    for index, item in enumerate(value):
+        here.step = None if given in (set, frozenset) else index
+        converted.append((first[index] if index < len(first) else rest)(item, here, back))
+    if kind is tuple and not back:
+        return converted
+    if (is_list or given is kind) and all(a is b for a, b in zip(value, converted, strict=True)):
+        return value
+    if not is_list and not back:
+        return converted
+    try:
+        return (given if is_list else kind)(converted)
+    except TypeError as error:
+        raise refused(at, f"no {kind.__name__} can hold these: {error}") from error
+
+
+def _convert_dict(cls: Any, policy: Policy, rest: Turn, value: Any, at: At | None, back: bool) -> Any:
+    """A dict, value by value; with `cls`, a TypedDict, each by its own annotation."""
+    if type(value) not in DICTS:
+        return value
+    named = _converters(cls, policy) if cls else {}
+    here, converted = inside(at, value), {}
+    for key, item in value.items():
+        here.step = key
+        converted[key] = named.get(key, rest)(item, here, back)
+    return converted if any(converted[key] is not item for key, item in value.items()) else value
+
+
+def _convert_enum(cls: type[enum.Enum], by_value: bool, value: Any, at: At | None, back: bool) -> Any:
+    """An Enum, written by value or by the name of its member; a Flag by its number, for sets of flags have no name."""
+    if type(value) is cls:
+        is_flag = isinstance(value, enum.Flag)
+        if not is_flag and cls.__members__.get(value.name) is not value:
+            raise refused(at, f"{value!r} is no member of {cls.__name__}: return one")
+        return value if back else value.value if by_value or is_flag else value.name
+    if _passes(value):
+        return value
+    if not back:
+        raise _mismatch(at, cls.__name__, value)
+    member = cls.__members__.get(value) if type(value) is str else None
+    if by_value or member is None:
+        with contextlib.suppress(ValueError):
+            member = cls(value)
+    # True equals 1, and is another value.
+    if member is None or (type(value) is not str and isinstance(value, bool) is not isinstance(member.value, bool)):
+        known = brief([each.value if by_value else each.name for each in cls])
+        raise refused(at, f"{short(value)} is not a member of {cls.__name__}, which has {known}")
+    return member
+
+
+def _convert_dataclass(cls: type, policy: Policy, value: Any, at: At | None, back: bool) -> Any:
+    """A dataclass, written as a dict of its fields and built by its own constructor."""
+    kind: type = type(value)
+    if back and kind is dict:
+        return _built(cls, policy, value, at)
+    if kind is not cls and not (back and isinstance(value, cls)):
+        if _passes(value):
+            return value
+        raise _mismatch(at, cls.__name__, value)
+    if back:
+        return value
+    here, tree = inside(at, value), {}
+    for name, convert in _converters(cls, policy).items():
+        item = getattr(value, name, _MISSING)
+        if item is not _MISSING:
+            here.step = name
+            tree[name] = convert(item, here, back)
+    return tree
+
+
+def _built(cls: Any, policy: Policy, tree: dict[str, Any], at: At | None) -> Any:
+    here, converters = inside(at, tree), _converters(cls, policy)
+    tree, values, arguments = policy.adapt(cls, tree), {}, {}
+    for field in dataclasses.fields(cls):
+        here.step = name = field.name
+        if name in tree and name in converters and (field.init or policy.restore):
+            values[name] = converters[name](tree[name], here, True)
+            if field.init:
+                arguments[name] = values[name]
+        elif field.init and field.default is field.default_factory is _MISSING:
+            raise refused(at, f"{cls.__name__} needs {name!r}, which is missing: add it, or give the field a default")
+    try:
+        record = cls(**arguments)
+    except Exception as error:  # the constructor is the user's
+        raise refused(at, f"{cls.__name__} would not be built: {type(error).__name__}: {error}") from error
+    for name, item in values.items() if policy.restore else ():
+        # What __post_init__ changes was changed before it was written, and a second time would show.
+        if getattr(record, name, _MISSING) is not item:
+            object.__setattr__(record, name, item)
+    return record
+
+
+def _convert_union(members: list[Turn], said: str, out: str, value: Any, at: At | None, back: bool) -> Any:
+    """What the one member makes of it that changes it; written only where it alone would read it back."""
+    if _passes(value):
+        return value
+    made = _changed(members, said, value, at, back)
+    read = made if back else _changed(members, said, made[0] if made else value, at, True)
+    if len(made) > 1 or len(read) != len(made):
+        kind = type(value)
+        way = f"register_type({kind.__name__})" if _registrable(kind) else out
+        raise refused(at, f"the JSON of {a_kind(kind)} fits more than one of {said}: {way}")
+    return made[0] if made else value
+
+
+def _changed(members: list[Turn], said: str, value: Any, at: At | None, back: bool) -> list[Any]:
+    """What the members make of the value, without those that refuse it or leave it as it is."""
+    results = []
+    for convert in members:
+        with contextlib.suppress(UnserialisableResult):
+            results.append(convert(value, at, back))
+    if not results:
+        raise _mismatch(at, said, value)
+    return [result for result in results if result is not value]
