@@ -83,38 +83,35 @@ class _Registry:
     def __init__(self) -> None:
         #: Weak, because a notebook cell that runs again defines its classes again and again.
         self.names: WeakKeyDictionary[type, str] = WeakKeyDictionary()
-        self.turns: dict[str, Turn] = {}
-        self._newest: dict[str, type] = {}
+        self.types: dict[str, type] = {}
 
     def tag_of(self, cls: type) -> str | None:
         if cls not in self.names:
             self._meet(f"{cls.__module__}.{cls.__qualname__}")
         return self.names.get(cls)
 
-    def turn_of(self, tag: str) -> Turn | None:
-        if tag not in self.turns:
+    def type_of(self, tag: str) -> type | None:
+        if tag not in self.types:
             self._meet(tag)
-        return self.turns.get(tag)
+        return self.types.get(tag)
 
     def _meet(self, tag: str) -> None:
         if tag in OWN:
             module, _, name = tag.rpartition(".")
-            register = cast("Callable[[object], object]", load("._core.codec.typed:register_type", package=__package__))
-            register(load(f"{module}:{name}"))
+            self.add(cast("type", load(f"{module}:{name}")), tag)
 
-    def encoder_of(self, cls: type, tag: str) -> Turn:
-        """The turn for values of `cls`, which may be an earlier definition of the class that has the tag now."""
-        if self._newest[tag] is cls:
-            return self.turns[tag]
-        codec_of = cast("Callable[[object], Any]", load("._core.codec.typed:codec_of", package=__package__))
-        return cast("Turn", codec_of(cls).convert)
-
-    def add(self, cls: type, name: str, turn: Turn) -> None:
+    def add(self, cls: type, name: str) -> None:
         """Register a class; it replaces an earlier definition, as of a notebook cell that ran before or a reload."""
-        self.names[cls], self.turns[name], self._newest[name] = name, turn, cls
+        self.names[cls], self.types[name] = name, cls
 
 
 REGISTRY: Final = _Registry()
+
+
+@functools.cache
+def _codecs() -> Callable[[type], Any]:
+    # The module of the codecs imports this one.
+    return cast("Callable[[type], Any]", load("._core.codec.typed:codec_of", package=__package__))
 
 
 def allowance(max_bytes: int) -> int:
@@ -215,7 +212,7 @@ class Tagging:
             return self.of(bare, at)
         if tag is None:
             raise refused(at, foreign(value))
-        plain = REGISTRY.encoder_of(type(value), tag)(value, at, False)
+        plain = _codecs()(type(value)).convert(value, at, False)
         if type(plain) is dict:
             plain = self.of_dict(plain, inside(at, value))
         return {TAG: tag, "v": plain}
@@ -296,8 +293,8 @@ def revived(value: Any, at: At | None) -> Any:
     if tag == "dict" and type(form) is dict:
         return _revived_inside(form, form.items(), at)
     revive = REVIVE.get(tag)
-    if revive is None and (turn := REGISTRY.turn_of(tag)) is not None:
-        return turn(_revived_inside(form, form.items(), at) if type(form) is dict else form, at, True)
+    if revive is None and (cls := REGISTRY.type_of(tag)) is not None:
+        return _codecs()(cls).convert(_revived_inside(form, form.items(), at) if type(form) is dict else form, at, True)
     if revive is None:
         way = f"register_type({tag.rsplit('.', 1)[-1]}) before reading it"
         out = way if "." in tag else "a later version wrote it"

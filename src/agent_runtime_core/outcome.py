@@ -25,15 +25,7 @@ class Before(NamedTuple):
 
 
 def error_payload(error: ErrorInfo | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {
-        "type": error.type,
-        "message": error.message,
-        "stack": error.stack,
-        "retriable": error.retriable,
-        "details": error.details,
-    }
+    return None if error is None else {name: getattr(error, name) for name in _ERROR}
 
 
 def error_in(text: str) -> ErrorInfo | None:

@@ -20,7 +20,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "array": list,
     "object": dict,
 }
-_PLAIN: Final[Mapping[Any, str]] = {str: "string", int: "integer", bool: "boolean", float: "number"}
+SCALARS: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _ABOUT_PLAIN: Final = frozenset({"type", "description", "title", "default"})
 _ABOUT_PLAIN_OBJECT: Final = frozenset(
     {"type", "description", "title", "properties", "required", "additionalProperties"}
@@ -54,7 +54,7 @@ def fits_plainly(value: Any, schema: Mapping[str, Any]) -> bool:
         return False
     for name, item in value.items():
         each = properties.get(name)
-        if type(each) is not dict or not _ABOUT_PLAIN.issuperset(each) or each.get("type") != _PLAIN.get(type(item)):
+        if type(each) is not dict or not _ABOUT_PLAIN.issuperset(each) or each.get("type") != SCALARS.get(type(item)):
             return False
     for name in schema.get("required", ()):  # noqa: SIM110 - all() of a generator takes as long as all of the above
         if name not in value:

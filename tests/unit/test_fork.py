@@ -123,7 +123,7 @@ async def test_who_forks_a_run_need_not_know_its_types(place: Path | None, monke
         first = await rig.runner.submit("script")
         await worked(rig, first)
         with monkeypatch.context() as elsewhere:
-            elsewhere.delitem(REGISTRY.turns, f"{__name__}.Odd")
+            elsewhere.delitem(REGISTRY.types, f"{__name__}.Odd")
             forked = await rig.runner.fork(first, after_step="a")
         kept = (await rig.runner.state_store.state(str(forked))).checkpoint
         assert kept is not None

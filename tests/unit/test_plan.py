@@ -88,10 +88,11 @@ def test_what_is_left_out_takes_its_default() -> None:
         ({"steps": [{"step_number": True}]}, "step_number is an integer, not True"),
         ({"steps": [{"step_number": 1, "kind": "think"}]}, "step 1: kind is one of .*, not 'think'"),
         ({"steps": [{"step_number": 1, "kind": ["x"]}]}, "step 1: kind is one of"),
-        ({"steps": [{"step_number": 1, "depends_on": 3}]}, "step 1: depends_on is a list of step numbers, not 3"),
-        ({"steps": [{"step_number": 1, "depends_on": ["a"]}]}, "step 1: depends_on is a list"),
-        ({"steps": [{"step_number": 1, "tool_input": "x"}]}, "step 1: tool_input is an object, not 'x'"),
-        ({"steps": [{"step_number": 1, "tool_name": 3}]}, "step 1: tool_name is a text, not 3"),
+        ({"steps": [{"step_number": 1, "depends_on": 3}]}, "step 1: depends_on must be list or tuple, got 3"),
+        ({"steps": [{"step_number": 1, "depends_on": ["a"]}]}, r"step 1: depends_on\[0\] must be int, got 'a'"),
+        ({"steps": [{"step_number": 1, "depends_on": "12"}]}, "step 1: depends_on must be list or tuple, got '12'"),
+        ({"steps": [{"step_number": 1, "tool_input": "x"}]}, "step 1: tool_input must be Mapping, got 'x'"),
+        ({"steps": [{"step_number": 1, "tool_name": 3}]}, "step 1: tool_name must be str, got 3"),
     ],
 )
 def test_what_is_no_plan_is_named(data: dict[str, Any], message: str) -> None:

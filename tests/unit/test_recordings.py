@@ -164,7 +164,7 @@ async def test_who_records_a_run_need_not_know_what_its_tools_returned(monkeypat
         done = await runner.execute(agent, "typed", HELLO)
         assert done.status is RunStatus.SUCCEEDED, done.error
         with monkeypatch.context() as elsewhere:
-            elsewhere.delitem(REGISTRY.turns, f"{__name__}.Weather")
+            elsewhere.delitem(REGISTRY.types, f"{__name__}.Weather")
             cassette = await record(runner, "typed")
     assert [each.request["messages"] for each in cassette.exchanges] == scripted.asked
 

@@ -568,7 +568,7 @@ class Money:
 def unknown_here() -> Iterator[None]:
     """`Money` is a type that only other workers have registered."""
     with pytest.MonkeyPatch.context() as elsewhere:
-        elsewhere.delitem(REGISTRY.turns, f"{__name__}.Money")
+        elsewhere.delitem(REGISTRY.types, f"{__name__}.Money")
         yield
 
 

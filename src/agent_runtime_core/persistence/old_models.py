@@ -7,8 +7,7 @@ import datetime as _dt
 from typing import Any, Final, cast
 from uuid import UUID, uuid5
 
-from .._core.codec.typed import Policy, build, convert_time
-from .._tags import Turn
+from .._core.codec.typed import Policy, as_text, build
 from ..errors import InvalidArgument, brief
 from .document_stores.task_validation import check_list, check_task
 from .models import Conversation, Task, TaskList
@@ -63,14 +62,8 @@ def _known(cls: type, tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _special(annotation: Any) -> Turn | None:
-    if annotation is UUID:
-        return lambda value, at, back: UUID(value) if isinstance(value, str) else value
-    return convert_time if annotation is _dt.datetime else None
-
-
 #: Ids, times and enumerations are strings. A priority may have a fraction, as in `save`.
 _OLD: Final = Policy(
-    enums_by_value=True, special=_special, adapt=_known,
+    enums_by_value=True, special=as_text, adapt=_known,
     strict={UUID: (UUID, str), _dt.datetime: (_dt.datetime, str), int: (int, float)},
 )  # fmt: skip

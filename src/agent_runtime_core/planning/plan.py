@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
-from ..errors import BadArguments, InvalidArgument, PlanningError, brief
+from .._core.codec.typed import Policy, to_plain
+from ..errors import BadArguments, InvalidArgument, PlanningError, UnserialisableResult, brief
 from ..tools.arguments import check_arguments, read_arguments
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
@@ -29,6 +30,7 @@ class StepKind(str, Enum):  # noqa: UP042 (as the other enums of the public face
 
 
 _KINDS = [each.value for each in StepKind]
+_CHECKED: Final = Policy(strict={dict: (Mapping,), list: (list, tuple)})
 
 
 @dataclass
@@ -69,20 +71,15 @@ class PlanStep:
         number = data.get("step_number")
         if isinstance(number, bool) or not isinstance(number, int):
             raise InvalidArgument(f"a step's step_number is an integer, not {brief(number)}")
-        where = f"step {number}"
-        depends_on = data.get("depends_on") or []
-        if not isinstance(depends_on, Sequence) or not all(type(each) is int for each in depends_on):
-            raise InvalidArgument(f"{where}: depends_on is a list of step numbers, not {brief(depends_on)}")
-        given = data.get("tool_input") or {}
-        if not isinstance(given, Mapping):
-            raise InvalidArgument(f"{where}: tool_input is an object, not {brief(given)}")
-        for name in ("tool_name", "reasoning"):
-            if not isinstance(data.get(name) or "", str):
-                raise InvalidArgument(f"{where}: {name} is a text, not {brief(data[name])}")
-        return cls(
-            number, data.get("tool_name") or "", dict(given), data.get("reasoning") or "",
-            kind=data.get("kind", StepKind.TOOL_CALL), depends_on=list(depends_on),
-        )  # fmt: skip
+        kind = data.get("kind", StepKind.TOOL_CALL)
+        names = ("tool_name", "tool_input", "reasoning", "depends_on")
+        step = cls(number, **{name: data[name] for name in names if data.get(name)}, kind=kind)
+        try:
+            to_plain(step, cls, _CHECKED)
+        except UnserialisableResult as error:
+            raise InvalidArgument(f"step {number}: {error.path.removeprefix('$.')} {error.reason}") from None
+        step.tool_input, step.depends_on = dict(step.tool_input), list(step.depends_on)
+        return step
 
 
 @dataclass

@@ -70,22 +70,13 @@ def _read(text: str) -> Any:
     if size > MAX_PARSED:
         raise BadArguments(f"the arguments have {size} bytes, {MAX_PARSED} are the most: send less")
     try:
-        return _decoded(text)
+        return _STRICT.decode(text)
     except BadArguments:
         raise
     except RecursionError:
         raise BadArguments(f"$ is nested deeper than {_DEEPEST} levels") from None
     except ValueError as error:
         raise BadArguments(f"the arguments are no JSON: {error}; their text ends with {text[-40:]!r}") from error
-
-
-def _decoded(text: str) -> Any:
-    # Called directly: the method around it looks for space twice, which takes as long as a small object.
-    try:
-        tree, end = _SCAN(text, 0)
-    except (StopIteration, json.JSONDecodeError):
-        end = -1
-    return tree if end == len(text) else _STRICT.decode(text)  # which knows of space, and says what is wrong
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,4 +142,3 @@ def _is_text(value: str) -> bool:
 _STRICT: Final = json.JSONDecoder(
     object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite, parse_int=_whole
 )
-_SCAN: Final = _STRICT.scan_once  # type: ignore[attr-defined]

@@ -7,26 +7,19 @@ import inspect
 import math
 import typing
 from collections import abc
-from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, Final, Literal
 
+from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import Policy, build, codec_of, is_union
 from .._refusals import At, refused
 from .._tags import Turn
 from ..errors import InvalidArgument, UnserialisableResult, brief
-from ..schema import LARGEST_EXACT, choice, misfit
+from ..schema import LARGEST_EXACT, SCALARS, choice, misfit
 
 __all__ = ["give_default", "schema_of", "typed"]
 
-_SCALARS: Final[Mapping[Any, str]] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    type(None): "null",
-}
 _ARRAYS: Final = {list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection}
 _MAPPINGS: Final = {dict, abc.Mapping}
 _NAMED: Final = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
@@ -53,8 +46,8 @@ def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
         return schema_of(args[0], where, outer) | ({"description": texts[0]} if texts else {})
     if origin in _WRAPPERS:
         return schema_of(args[0], where, outer)
-    if hint in _SCALARS:
-        return {"type": _SCALARS[hint]}
+    if hint in SCALARS:
+        return {"type": SCALARS[hint]}
     if is_union(hint):
         return {"anyOf": [schema_of(option, where, outer) for option in args]}
     if origin is Literal:
@@ -128,10 +121,7 @@ def _hints(hint: type, where: str) -> dict[str, Any]:
     try:
         return typing.get_type_hints(hint, include_extras=True)
     except NameError as error:
-        raise InvalidArgument(
-            f"{where}: a type hint of {hint.__name__} cannot be resolved ({error}): "
-            f"define {error.name!r} at the top of its module"
-        ) from error
+        raise unresolved(f"{where}: a type hint of {hint.__name__}", error) from error
 
 
 def _is_required(hint: Any, name: str, field: Any) -> bool:
@@ -147,9 +137,9 @@ def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
 def _choices(values: tuple[Any, ...], where: str) -> dict[str, Any]:
     values = tuple(value.value if isinstance(value, Enum) else value for value in values)
     for value in values:
-        if type(value) not in _SCALARS:
+        if type(value) not in SCALARS:
             raise InvalidArgument(f"{where}: the choice {brief(value)} has no JSON form")
-    kinds = {_SCALARS[type(value)] for value in values}
+    kinds = {SCALARS[type(value)] for value in values}
     return {"enum": list(values)} | ({"type": kinds.pop()} if len(kinds) == 1 else {})
 
 
@@ -158,7 +148,7 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
-    return type(value) in _SCALARS and (not isinstance(value, float) or math.isfinite(value))
+    return type(value) in SCALARS and (not isinstance(value, float) or math.isfinite(value))
 
 
 def _unfit(hint: Any, where: str) -> InvalidArgument:

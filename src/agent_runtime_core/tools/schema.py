@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
 from ..errors import InvalidArgument, brief
 from .forms import give_default, schema_of, typed
@@ -208,9 +209,7 @@ def _resolved(fn: Callable[..., Any], annotations: Mapping[str, Any], strict: bo
     except NameError as error:
         if not strict:
             return dict.fromkeys(annotations, Any)
-        raise InvalidArgument(
-            f"a type hint of {_name(fn)} cannot be resolved ({error}): define {error.name!r} at the top of its module"
-        ) from error
+        raise unresolved(f"a type hint of {_name(fn)}", error) from error
     return {name: _CONTEXT if _is_context(hint) else hint for name, hint in hints.items()}
 
 

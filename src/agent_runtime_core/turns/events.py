@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as _dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
-from .._core.codec.typed import Policy, codec_of
+from .._core.codec.typed import Policy, to_plain
 from .._refusals import meant
 from ..errors import InvalidTurn, UnserialisableResult, brief
 
@@ -35,12 +35,8 @@ class Payload:
     @classmethod
     def from_dict(cls, data: Any) -> Self:
         """The payload that `to_dict` wrote, or one written by hand."""
-        if not isinstance(data, Mapping):
-            raise InvalidTurn("payload", f"{cls.type} is an object, not {brief(data)}")
         known = {each.name: each for each in dataclasses.fields(cls)}
-        for name in data:
-            if name not in known:
-                raise InvalidTurn(str(name)[:80], f"{cls.type} has no such field: {meant(name, known)}")
+        _check_names("payload", cls.type, data, known)
         for name, each in known.items():
             if name not in data and each.default is each.default_factory is dataclasses.MISSING:
                 raise InvalidTurn(name, f"{cls.type} needs it")
@@ -48,7 +44,7 @@ class Payload:
 
     def __post_init__(self) -> None:
         try:
-            codec_of(type(self), _CHECKED).convert(self, None, False)
+            to_plain(self, type(self), _CHECKED)
         except UnserialisableResult as error:
             raise InvalidTurn(error.path.removeprefix("$."), error.reason) from None
 
@@ -56,9 +52,19 @@ class Payload:
 _CHECKED: Final = Policy(strict={float: (float, int)})
 
 
-def _named(what: str, value: str | None) -> None:
-    if value is not None and (not 0 < len(value) <= _LONGEST_ID or not value.isprintable()):
-        raise InvalidTurn(what, f"is 1 to {_LONGEST_ID} printable characters, not {brief(value)}")
+def _check_names(field_: str, what: str, data: Any, known: Collection[str]) -> None:
+    if not isinstance(data, Mapping):
+        raise InvalidTurn(field_, f"{what} must be an object, got {brief(data)}")
+    for name in data:
+        if name not in known:
+            raise InvalidTurn(str(name)[:80], f"{what} has no such field: {meant(name, known)}")
+
+
+def _named(what: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_ID or not value.isprintable():
+        raise InvalidTurn(what, f"must be 1 to {_LONGEST_ID} printable characters, got {brief(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,20 +236,14 @@ class EventEnvelope:
     @classmethod
     def from_dict(cls, data: Any, offset: int | None = None) -> EventEnvelope:
         """The envelope that `to_dict` wrote; InvalidTurn names the field that does not fit."""
-        if not isinstance(data, Mapping):
-            raise InvalidTurn("envelope", f"is an object, not {brief(data)}")
         known = [each.name for each in dataclasses.fields(cls) if each.name != "offset"]
-        for name in data:
-            if name not in known:
-                raise InvalidTurn(str(name)[:80], f"an envelope has no such field: it has {', '.join(known)}")
+        _check_names("envelope", "an envelope", data, known)
         if data.get("version", VERSION) != VERSION:
             raise InvalidTurn("version", f"is {VERSION}, not {brief(data['version'])}: a later release wrote this")
         _one_of("topic", data.get("topic"), TOPICS)
         _one_of("type", data.get("type"), tuple(PAYLOADS))
         ids: dict[str, Any] = {name: data.get(name) for name in ("trace_id", "turn_id", "step_id")}
         for name, value in {**ids, "event_id": data.get("event_id") or ""}.items():
-            if value is not None and not isinstance(value, str):
-                raise InvalidTurn(name, f"is a text, not {brief(value)}")
             _named(name, value)
         return cls(
             topic=data["topic"], event_id=data["event_id"], type=data["type"], timestamp=_when(data.get("timestamp")),

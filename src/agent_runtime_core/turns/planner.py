@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from .._core.codec.typed import PLAIN, build, to_plain
 from ..errors import PlanningError, ProviderError, deciding_error
 from ..interfaces import LLMClient
 from ..planning.base import BasePlanner, plan_of
@@ -31,13 +32,11 @@ class Planned:
     direct: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        left_out = [[step.to_dict(), why] for step, why in self.skipped]
-        return {"plan": self.plan.to_dict(), "skipped": left_out, "direct": self.direct}
+        return cast("dict[str, Any]", to_plain(self, Planned, PLAIN))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Planned:
-        skipped = [(PlanStep.from_dict(step), why) for step, why in data["skipped"]]
-        return cls(Plan.from_dict(data["plan"]), skipped, data["direct"])
+        return cast(Planned, build(dict(data), cls, PLAIN))
 
 
 class PlanExecutor:

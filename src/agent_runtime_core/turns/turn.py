@@ -6,8 +6,9 @@ import dataclasses
 import datetime as _dt
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from .._core.codec.typed import PLAIN, build, to_plain
 from ..planning.plan import Plan, StepKind
 from ..status import RunStatus, StepStatus
 
@@ -62,13 +63,13 @@ class StepState:
         return self.status not in (StepStatus.PENDING, StepStatus.RUNNING)
 
     def to_dict(self) -> dict[str, Any]:
-        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "apart"}
-        return plain | {"kind": self.kind.value, "status": self.status.value, "metrics": self.metrics.to_dict()}
+        plain: dict[str, Any] = to_plain(self, StepState, PLAIN)
+        del plain["apart"]
+        return plain
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepState:
-        kept = {**data, "kind": StepKind(data["kind"]), "status": StepStatus(data["status"])}
-        return cls(**{**kept, "metrics": StepMetrics.from_dict(data["metrics"])})
+        return cast(StepState, build(dict(data), cls, PLAIN))
 
 
 @dataclass
@@ -103,35 +104,17 @@ class Turn:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, except for results, which keep their types; `metrics` is told, and not read back."""
-        plain = {each.name: getattr(self, each.name) for each in dataclasses.fields(self) if each.name != "stale"}
-        return plain | {
-            "status": self.status.value,
-            "plan": None if self.plan is None else self.plan.to_dict(),
-            "steps": [step.to_dict() for step in self.steps],
-            "planning": self.planning.to_dict(),
-            "metrics": self.metrics.to_dict(),
-            "created_at": None if self.created_at is None else self.created_at.isoformat(),
-            "updated_at": None if self.updated_at is None else self.updated_at.isoformat(),
-        }
+        plain: dict[str, Any] = to_plain(self, Turn, PLAIN)
+        del plain["stale"]
+        for step in plain["steps"]:
+            del step["apart"]
+        return plain | {"metrics": self.metrics.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Turn:
         """The turn that `to_dict` wrote."""
-        kept = {name: value for name, value in data.items() if name != "metrics"}
-        return cls(**{
-            **kept,
-            "status": RunStatus(data["status"]),
-            "plan": None if data["plan"] is None else Plan.from_dict(data["plan"]),
-            "steps": [StepState.from_dict(each) for each in data["steps"]],
-            "planning": StepMetrics.from_dict(data["planning"]),
-            "created_at": _when(data["created_at"]),
-            "updated_at": _when(data["updated_at"]),
-        })  # fmt: skip
+        return cast(Turn, build(dict(data), cls, PLAIN))
 
 
 def summed(metrics: Iterable[StepMetrics]) -> StepMetrics:
     return sum(metrics, StepMetrics())
-
-
-def _when(text: str | None) -> _dt.datetime | None:
-    return None if text is None else _dt.datetime.fromisoformat(text)

@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+from ...errors import InvalidArgument
+
 
 def returns_of(fn: Callable[..., object]) -> object | None:
     """What the function gives once awaited, by its annotation; None where there is none that can be read here."""
@@ -48,6 +50,10 @@ def _hint(annotation: Any, space: dict[str, Any], local: dict[str, Any]) -> Any:
         return typing.get_type_hints(holder, space, local)["value"]
     except (NameError, TypeError, AttributeError, SyntaxError):
         return None
+
+
+def unresolved(where: str, error: NameError) -> InvalidArgument:
+    return InvalidArgument(f"{where} cannot be resolved ({error}): define {error.name!r} at the top of its module")
 
 
 def _enclosing(fn: Any) -> dict[str, Any]:

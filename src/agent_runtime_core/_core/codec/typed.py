@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
+from uuid import UUID
 
 from ..._json import MAX_BYTES, MAX_RESULT, decode, encode
 from ..._refusals import At, a_kind, inside, refused, short
@@ -49,8 +50,27 @@ class Policy:
     adapt: Callable[[type, dict[str, Any]], dict[str, Any]] = lambda _, tree: tree
 
 
+def as_text(annotation: Any) -> Turn | None:
+    """For `Policy.special`, where values have no tags: UUIDs and datetimes are strings."""
+    if annotation is UUID:
+        return partial(_convert_text, UUID, UUID, str)
+    if annotation is _dt.datetime:
+        return partial(_convert_text, _dt.datetime, _dt.datetime.fromisoformat, _dt.datetime.isoformat)
+    return None
+
+
+def _convert_text(
+    kind: type, read: Callable[[str], Any], write: Callable[[Any], str], value: Any, at: At | None, back: bool
+) -> Any:
+    if back:
+        return read(value) if isinstance(value, str) else value
+    return write(value) if isinstance(value, kind) else value
+
+
 #: Results of steps, and values of registered types.
 STEP_RESULT: Final = Policy(restore=True)
+#: Formats that any JSON parser reads.
+PLAIN: Final = Policy(enums_by_value=True, special=as_text)
 
 
 class Codec(NamedTuple):
@@ -67,6 +87,15 @@ def build(value: object, annotation: object, policy: Policy = STEP_RESULT, at: A
         UnserialisableResult: The value and the annotation do not agree.
     """
     return codec_of(annotation, policy).convert(value, at, True)
+
+
+def to_plain(value: object, annotation: object, policy: Policy) -> Any:
+    """Return plain JSON from which `build` makes an equal value.
+
+    Raises:
+        UnserialisableResult: The value and the annotation do not agree.
+    """
+    return codec_of(annotation, policy).convert(value, None, False)
 
 
 def codec_for(
@@ -108,7 +137,8 @@ def register_type(cls: _C) -> _C:
     given: object = cls
     if not _registrable(given):
         raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
-    REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}", codec_of(given).convert)
+    codec_of(given)
+    REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}")
     return cls
 
 
@@ -124,8 +154,10 @@ def is_union(annotation: Any) -> bool:
 def codec_of(annotation: Any, policy: Policy = STEP_RESULT) -> Codec:
     # `int | str` equals `str | int` as a key of the cache, but a policy may try the members in order.
     if policy is STEP_RESULT or isinstance(annotation, type):
-        with contextlib.suppress(TypeError):  # unhashable, as Literal and Annotated may be
+        try:
             return _known_codec(annotation, policy)
+        except TypeError:  # unhashable, as Literal and Annotated may be
+            pass
     return _codec(annotation, policy)
 
 
@@ -241,13 +273,6 @@ def _same(value: Any, at: At | None, back: bool) -> Any:
 
 
 _LEAF: Final = Codec(_same, needed=False)
-
-
-def convert_time(value: Any, at: At | None, back: bool) -> Any:
-    """A datetime as a string in ISO 8601, for formats without tags."""
-    if back:
-        return _dt.datetime.fromisoformat(value) if isinstance(value, str) else value
-    return value.isoformat() if isinstance(value, _dt.datetime) else value
 
 
 def _convert_checked(kinds: tuple[type, ...], convert: Turn, value: Any, at: At | None, back: bool) -> Any:
