@@ -82,7 +82,7 @@ def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
     if book.ledger.refusal is not None:
         raise book.ledger.refusal(work.name)
     start = book.begun.pop((work.name, work.key), None) if book.begun and not work.begun else None
-    if work.policy.on_in_doubt != "retry":
+    if work.policy.on_in_doubt != "retry" and book.ledger.has_journal:
         return _guarded(book, work, seal, start)
     return _tried(book, work, seal, start is not None)
 
@@ -258,7 +258,8 @@ async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> Non
     about = told_of(cause)
     if isinstance(cause, LeaseLost):
         raise error
-    postponed = cause.after if isinstance(cause, Postponed) else None
+    # Without a journal, no runner resumes the run later.
+    postponed = cause.after if isinstance(cause, Postponed) and book.ledger.has_journal else None
     if delay is not None or postponed is not None:
         about["retry_delay"] = delay if postponed is None else postponed
     ends = delay is None and (postponed is None or work.bare)  # of a bare one, the code may go on without it

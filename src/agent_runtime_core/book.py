@@ -175,6 +175,8 @@ class Book(Recorded):
         Where there was no answer it is a question, and the next use of their names is theirs. What was refused has not
         ended, and what had waited for it waits for another one.
         """
+        if not self.ledger.has_journal:
+            raise error
         if isinstance(error, StorageBusy) and error.tries == 1 and self.ledger.is_newest(records):
             try:
                 await self.ledger.append(*records)

@@ -5,7 +5,6 @@ They tell no STEP_* events, and their errors come as they are.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Awaitable, Callable
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
@@ -13,24 +12,29 @@ from typing import Any
 from ._ids import step_id
 from ._json import decode
 from .attempts import Work, perform
+from .book import Book
 from .context import Context
 from .errors import StepCancelledError
 from .event_types import EventType
 from .failures import as_raised
 from .journal.record import Record, is_copied
+from .place import Place
 from .policy import PLAIN_POLICY, Policy
 from .recorded import BESIDE
+from .steps.checkpoint_only import unsaved_steps
 
 #: Told apart from None, which is a result.
 UNRECORDED: object = object()
 
 
 class KeyedSteps:
-    """Those of one run."""
+    """Those of one run, or of one agent loop where the context has no journal: there each step is just performed."""
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
-        self._book = ctx.book
+        ours = isinstance(ctx, Context)
+        self._book: Book = ctx.book if ours else unsaved_steps(ctx)
+        self._place: Place = ctx.place if ours else Place()
 
     def recorded(self, name: str, key: str) -> Any:
         """The result of that step, which the run comes to with this; `UNRECORDED` if it has none."""
@@ -56,6 +60,8 @@ class KeyedSteps:
 
     def named(self, name: str, key: str) -> dict[str, str]:
         """What each event of that step says of it, for those that are told outside of it."""
+        if not self._book.ledger.has_journal:
+            return {}
         return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
 
     def copied(self, name: str, key: str) -> bool:
@@ -87,7 +93,7 @@ class KeyedSteps:
         `effect` is the key under which forks know a guarded call.
         `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
-        book, place = self._book, self._ctx.place
+        book, place = self._book, self._place
         if place.sealed:
             await place.refuse()
         if place.cancelled:
@@ -113,55 +119,6 @@ class KeyedSteps:
         value = await perform(book, work, book.seal)
         book.passed()
         return value
-
-
-class UnjournaledSteps:
-    """The same over a context that has no journal: each step is just performed."""
-
-    def __init__(self, ctx: Any) -> None:
-        self._ctx = ctx
-
-    def recorded(self, name: str, key: str) -> Any:
-        return UNRECORDED
-
-    def ahead(self, name: str, key: str) -> Any:
-        return UNRECORDED
-
-    def took(self, name: str, key: str) -> float:
-        return 0.0
-
-    def named(self, name: str, key: str) -> dict[str, str]:
-        return {}
-
-    def copied(self, name: str, key: str) -> bool:
-        return False
-
-    def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
-        return None
-
-    async def streamed(self, name: str, key: str) -> int:
-        return 0
-
-    async def perform(
-        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], *, policy: Policy = PLAIN_POLICY,
-        tool: dict[str, Any] | None = None, effect: str | None = None, reserve: dict[str, Any] | None = None,
-        lazy: bool = False,
-    ) -> Any:  # fmt: skip
-        if tool is None:
-            return await call(1)
-        told = {"tool_name": tool["name"], "tool_call_id": tool["id"]}
-        # Of its own: the tool may change what it is given.
-        await self._ctx.emit(EventType.TOOL_CALL, {**told, "tool_args": copy.deepcopy(tool["args"])})
-        answer = await call(1)
-        failed = {} if answer.get("ok", True) else {"error": answer["content"]}
-        result = answer.get("result", answer["content"])
-        await self._ctx.emit(EventType.TOOL_RESULT, {**told, "result": result, **failed})
-        return answer
-
-
-def keyed_steps(ctx: Any) -> KeyedSteps | UnjournaledSteps:
-    """Those of the run that the context is of."""
-    return KeyedSteps(ctx) if isinstance(ctx, Context) else UnjournaledSteps(ctx)
 
 
 def _answered(result: Any) -> dict[str, Any]:

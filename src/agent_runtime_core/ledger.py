@@ -87,6 +87,9 @@ def _placed(ops: Sequence[Op]) -> list[Record]:
 class Ledger(Notes):
     """What a claim writes, guarded by it everywhere; `open` before the first read."""
 
+    #: Whether the starts of steps are stored.
+    has_journal: Final = True
+
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
         self.queue: RunQueue = queue
         self.bus: EventBus = bus
@@ -229,6 +232,10 @@ class Ledger(Notes):
                     events = events[1 if record.kind == ENDED else start_events(record.total) :]
                 for kind, payload in events:
                     self.told(kind, payload)
+
+    def watched(self, call: Callable[[int], Awaitable[Any]]) -> Callable[[int], Awaitable[Any]]:
+        """The call of a step, as it is: a runner cancels the task of a cancelled run."""
+        return call
 
     def record(self, records: Sequence[Record]) -> Awaitable[Any]:
         """Make ends of steps durable: what to await, which each step does. Where it is one commit and no more, it is

@@ -12,7 +12,7 @@ from agent_runtime_core.errors import (
     JournalMismatch,
     StepExecutionError,
 )
-from agent_runtime_core.keyed import keyed_steps
+from agent_runtime_core.keyed import KeyedSteps
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.unit.rig import Rig, Script, twice
 
@@ -270,7 +270,7 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
             case "call":
                 return await ctx.call(Script(body_of_child, "child"), {})
             case _:
-                return await keyed_steps(ctx).perform("model", "turn", lambda attempt: one())
+                return await KeyedSteps(ctx).perform("model", "turn", lambda attempt: one())
 
     async def body_of_child(ctx: Any) -> Any:
         return 1
@@ -287,7 +287,7 @@ async def test_a_step_that_failed_is_tried_afresh_whatever_comes_beside_it(place
         async def follows() -> Any:
             await failed.wait()
             return (
-                keyed_steps(ctx).recorded("model", "turn") if len(tries) > 1 and beside == "model" else await other(ctx)
+                KeyedSteps(ctx).recorded("model", "turn") if len(tries) > 1 and beside == "model" else await other(ctx)
             )
 
         value, _ = await asyncio.gather(fails(), follows())

@@ -40,7 +40,7 @@ from agent_runtime_core.errors import (
     text_of,
 )
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.keyed import keyed_steps
+from agent_runtime_core.keyed import KeyedSteps
 from agent_runtime_core.llm._breaker import Breakers
 from agent_runtime_core.planning.executing import AS_THEY_ARE, _may_help
 from agent_runtime_core.policy import NEVER_RETRIED
@@ -510,7 +510,7 @@ async def test_a_recorded_deferral_in_a_group_is_one_when_it_is_read(tmp_path: P
 
     async def body(ctx: Any) -> None:
         try:
-            await keyed_steps(ctx).perform("model", "0", lambda attempt: in_task_group(CircuitOpen("down", after=1.0)))
+            await KeyedSteps(ctx).perform("model", "0", lambda attempt: in_task_group(CircuitOpen("down", after=1.0)))
         except Exception as error:  # noqa: BLE001 - of either kind
             raised.append(error)
         await ctx.step("after", lambda: 1)

@@ -22,7 +22,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.failures import as_raised, failed_again
 from agent_runtime_core.journal.record import FAILED, Record
-from agent_runtime_core.keyed import keyed_steps
+from agent_runtime_core.keyed import KeyedSteps
 from tests.unit.rig import Rig, twice
 
 
@@ -118,9 +118,9 @@ async def test_a_step_of_the_library_itself_raises_the_error_as_it_was(
 
     async def body(ctx: Any) -> Any:
         try:
-            await keyed_steps(ctx).perform("model", "0", fails)
+            await KeyedSteps(ctx).perform("model", "0", fails)
         except Exception as error:  # noqa: BLE001 - whatever it is
-            await keyed_steps(ctx).perform("model", "1", succeeds)
+            await KeyedSteps(ctx).perform("model", "1", succeeds)
             return [type(error).__name__, text_of(error)]
 
     async def succeeds(attempt: int) -> None: ...

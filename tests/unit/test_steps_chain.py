@@ -997,7 +997,7 @@ async def test_a_thread_that_goes_on_is_named_without_a_journal_too(
         await StepExecutor(MockRunContext()).run([Step("mole", digs, timeout=0.01)])
     await soon(lambda: bool(caplog.messages))
     gate.set()
-    assert "digs() did not stop within 0.01 s of being cancelled: it runs on in its thread" in caplog.text
+    assert "step 'mole' did not stop within 0.01 s of being cancelled: it runs on in its thread" in caplog.text
 
 
 async def test_backoff_takes_the_place_of_the_fixed_delay() -> None:

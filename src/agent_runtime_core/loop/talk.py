@@ -12,7 +12,7 @@ from .._contexts import start_helper, start_soon
 from ..context import Context
 from ..errors import LimitExceeded, StepCancelledError
 from ..interfaces import LLMClient
-from ..keyed import KeyedSteps, UnjournaledSteps, keyed_steps
+from ..keyed import KeyedSteps
 from ..limits import Budget, RunLimits
 from ..tools.registry import ToolRegistry
 from .state import CancellationToken, Hooks, TurnState
@@ -39,7 +39,7 @@ class Talk:
         #: Of them, those since the last call of the model that are no answers to it.
         self.said: list[dict[str, Any]] = messages
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
-        self.steps: KeyedSteps | UnjournaledSteps = keyed_steps(ctx)
+        self.steps: KeyedSteps = KeyedSteps(ctx)
         #: What tells this loop's steps from those of another one in the run.
         self.name: str = ctx.book.occurrence("l", "loop") if isinstance(ctx, Context) else ""
         #: Whether the last answer of the model was paid for by the run that this one was forked from.

@@ -8,7 +8,7 @@ from typing import Any
 from ..config import get_config
 from ..errors import NotSupported, UnknownPrice
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..keyed import UNRECORDED, keyed_steps
+from ..keyed import UNRECORDED, KeyedSteps
 from ..limits import UNSEEN_TOKENS, Budget
 from ..llm._prices import cost_usd, price_of
 
@@ -27,7 +27,7 @@ class RecordedClient(LLMClient):
         self.client = client
         self.name = name
         self.budget = budget
-        self._steps = keyed_steps(ctx)
+        self._steps = KeyedSteps(ctx)
         self._calls = 0
 
     async def generate(
@@ -130,7 +130,7 @@ class RecordedClient(LLMClient):
 
 def count_recorded(ctx: Any, name: str, budget: Budget) -> None:
     """Count what earlier lives of the run used for the calls of that name, and nothing that it was forked with."""
-    steps, calls = keyed_steps(ctx), 0
+    steps, calls = KeyedSteps(ctx), 0
     while (told := steps.ahead("model", key := f"{name}:{calls}")) is not UNRECORDED:
         calls += 1
         if not steps.copied("model", key):

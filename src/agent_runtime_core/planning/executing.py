@@ -37,11 +37,11 @@ from ..interfaces import LLMClient
 from ..limits import Budget, RunLimits
 from ..policy import InDoubt
 from ..retry import Backoff
+from ..steps.checkpoint_only import labels_of
 from ..steps.dag import Dag
 from ..steps.executor import StepExecutor
 from ..steps.graph import Graph
 from ..steps.model import Step
-from ..steps.plain import PlainDag
 from ..tools.registry import ToolRegistry
 from ..tools.results import in_json
 from ..tools.tool import Tool
@@ -233,13 +233,11 @@ class _Execution:
         here = {step.step_number for step in planned}
         steps = [self._as_step(step, here) for step in planned]
         try:
-            if self.book is None:
-                done = await PlainDag(self.executor).run(Graph(steps), None, True)
-            else:
-                dag = Dag(self.executor, self.book, self.scope)
-                done = await dag.run(Graph(steps), None, True)
-                for each in planned:
-                    self.attempts[each.step_number] = self.book.done[step_name(each), dag.key].attempt
+            book, scope = await self.executor.open_journal(lambda: labels_of(steps))
+            dag = Dag(self.executor, book, scope)
+            done = await dag.run(Graph(steps), None, True)
+            for each in planned:
+                self.attempts[each.step_number] = book.done[step_name(each), dag.key].attempt
         except StepExecutionError as error:
             if error.__cause__ is not None and holds(error.__cause__, AS_THEY_ARE):
                 raise error.__cause__ from None

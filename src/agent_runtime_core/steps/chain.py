@@ -57,7 +57,13 @@ class Chain(Listed):
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
         self.work: Work = Work(
-            "", self.key, self._try, PLAIN_POLICY, total=self.total, digest=self.number, info=self.info
+            "",
+            self.key,
+            self.book.ledger.watched(self._try),
+            PLAIN_POLICY,
+            total=self.total,
+            digest=self.number,
+            info=self.info,
         )
         head = self._head()
         self._load(initial_state)
@@ -162,7 +168,7 @@ class Chain(Listed):
         """The next step's start, for this step's record to carry."""
         book = self.book
         self.carried = None
-        if index >= self.total or self.ctx.place.cancelled:
+        if index >= self.total or not book.ledger.has_journal or self.ctx.place.cancelled:
             return None
         step = self.steps[index]
         name = book.former(step.name, self.key) if book.renames else step.name

@@ -83,7 +83,7 @@ class Dag(Listed):
             self.progress["completed"] += 1
             # Not durable yet: only what begins in the same commit may count on it.
             after, first = None, None if self.crew.stopped else graph.take_after(place)
-            if first is not None and step.checkpoint and not self.ctx.cancelled():
+            if first is not None and step.checkpoint and book.ledger.has_journal and not self.ctx.cancelled():
                 after = self._start_of(first)
             following = (first, after is not None)
             record = book.finished(work, text, attempt, ms, state=work.state, next=after)
@@ -92,9 +92,9 @@ class Dag(Listed):
             return self._sealed(step, record)
 
         work = Work(
-            book.former(step.name, self.key), self.key, lambda attempt: self._try(place), step.policy(),
-            encode=how.encode, decode=how.decode, pos=place, total=self.total, description=step.description,
-            digest=self.number, info=self.info, begun=begun, started=self.progress,
+            book.former(step.name, self.key), self.key, book.ledger.watched(lambda attempt: self._try(place)),
+            step.policy(), encode=how.encode, decode=how.decode, pos=place, total=self.total,
+            description=step.description, digest=self.number, info=self.info, begun=begun, started=self.progress,
         )  # fmt: skip
         if self.untold:
             work.state = self.state_text

@@ -13,12 +13,13 @@ from ..book import Book
 from ..errors import InvalidArgument, brief
 from ..policy import InDoubt, Policy, RetryOn
 from ..retry import Delay
+from ..uses import Identity
 from .chain import Chain
+from .checkpoint_only import labels_of, open_checkpoint
 from .dag import Dag
 from .fanout import FanOut
 from .graph import Graph, is_graph
 from .model import ExecutionState, Step, name_of, unique
-from .plain import PlainChain, PlainDag, PlainFanOut
 
 DEFAULT_KEY = "_step_executor_state"
 
@@ -71,17 +72,19 @@ class StepExecutor:
         self._state.custom_state.update(values)
         self.added.update(values)
 
-    async def _open_book(self) -> Book | None:
-        """That of the run, where the context is ours; nothing runs on one whose run has ended here."""
-        book = getattr(self.ctx, "book", None)
-        if not isinstance(book, Book):
-            return None
-        await self.ctx.place.unsealed()
-        return book
+    async def open_journal(self, labels: Callable[[], Mapping[Identity, str]], resume: bool = True) -> tuple[Book, str]:
+        """Open the journal for the steps of a list or a map. Returns it with the scope of their keys.
 
-    @property
-    def _scope(self) -> str:
-        return "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
+        Where the context has no journal, its checkpoint has the results under these labels.
+        """
+        book = getattr(self.ctx, "book", None)
+        if isinstance(book, Book):
+            await self.ctx.place.unsealed()
+            return book, "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
+        book, self._state = await open_checkpoint(
+            self.ctx, self.checkpoint_key, self.cancel_check_interval, labels(), self._state, resume
+        )
+        return book, ""
 
     async def run(
         self, steps: Iterable[Step], *, initial_state: Mapping[str, Any] | None = None, resume: bool = True
@@ -102,18 +105,13 @@ class StepExecutor:
             raise InvalidArgument(
                 f"initial_state is a dict, not {type(initial_state).__name__}: {brief(initial_state)}"
             )
-        book = await self._open_book()
         graph = Graph(steps) if is_graph(steps) else None
-        if book is None:
-            if graph is not None:
-                return await PlainDag(self).run(graph, initial_state, resume)
-            return await PlainChain(self).run(steps, initial_state, resume)
+        book, scope = await self.open_journal(lambda: labels_of(steps), resume)
         around = book.within()
-        key = f"x:{self._scope}{around}"
-        async with book.only("\0".join(map(name_of, steps)), key) if around else nullcontext():
+        async with book.only("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext():
             if graph is not None:
-                return await Dag(self, book, self._scope).run(graph, initial_state, resume)
-            return await Chain(self, book, self._scope).run(steps, initial_state, resume)
+                return await Dag(self, book, scope).run(graph, initial_state, resume)
+            return await Chain(self, book, scope).run(steps, initial_state, resume)
 
     async def map(
         self,
@@ -153,8 +151,7 @@ class StepExecutor:
         if len(set(keys)) != len(keys):
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
-        book = await self._open_book()
-        if book is None:
-            return await PlainFanOut(self).run(name, fn, listed, keys, policy, returns, max_result_bytes)
-        fan_out = FanOut(self, book, self._scope)
-        return await fan_out.run(name, fn, listed, keys, policy, returns, max_result_bytes, key is None)
+        book, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
+        return await FanOut(self, book, scope).run(
+            name, fn, listed, keys, policy, returns, max_result_bytes, key is None
+        )

@@ -130,7 +130,8 @@ class FanOut:
             return (book.finished(work, text, attempt, ms, next=after),)
 
         work = Work(
-            book.former(self.name, key), key, lambda attempt: call(self.fn, self.how, (item,), ctx), self.policy,
+            book.former(self.name, key), key,
+            book.ledger.watched(lambda attempt: call(self.fn, self.how, (item,), ctx)), self.policy,
             encode=self.how.encode, decode=self.how.decode, pos=index, total=len(self.items),
             digest=self.digests[index], info=self.info, begun=begun and self.policy.on_in_doubt == "retry",
         )  # fmt: skip
@@ -149,7 +150,7 @@ class FanOut:
         name = book.former(self.name, key)
         if (name, key) in book.begun or (self.name, key) in book.carried or not book.is_free(self.name, key):
             return None
-        if self.policy.on_in_doubt != "retry":
+        if self.policy.on_in_doubt != "retry" or not book.ledger.has_journal:
             return None  # where another item fails, this one is never begun: no doubt may be left about it
         book.carried.add((self.name, key))
         return encode({"name": name, "key": key, "pos": index, "tries": self.policy.retries + 1})

@@ -10,7 +10,7 @@ from .._ids import child_run_id, step_id
 from ..context import Context
 from ..errors import InvalidArgument, RunFailed, StepExecutionError, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
-from ..keyed import UNRECORDED, keyed_steps
+from ..keyed import UNRECORDED, KeyedSteps
 from ..limits import Budget, RunLimits
 from ..planning.asking import RecordedClient
 from ..planning.executing import execute_plan, request_of, step_input, step_name
@@ -87,7 +87,7 @@ async def execute_elsewhere(
 
 def _count_recorded(ctx: Context, parts: Parts, planned: PlanStep, budget: Budget) -> bool:
     """Whether the step ended in an earlier life of the turn; what it used then is counted."""
-    steps, step = keyed_steps(ctx), (f"call:{parts.step_key}", _key(planned))
+    steps, step = KeyedSteps(ctx), (f"call:{parts.step_key}", _key(planned))
     told = steps.ahead(*step)
     if told is UNRECORDED:
         return False
