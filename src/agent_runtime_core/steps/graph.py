@@ -32,8 +32,6 @@ class Graph:
             for other in needs:
                 self.users[other].append(place)
         self.order: list[int] = self._order()
-        self._left: list[int] = [len(needs) for needs in self.needs]
-        self._ready: list[int] = []
         self._before: list[int] = []  # for each place, the bits of those it depends on
 
     def _needs(self, step: Step) -> list[int]:
@@ -48,19 +46,14 @@ class Graph:
 
     def _order(self) -> list[int]:
         """All places, each behind those it depends on; of those that could be next, the first in the list."""
-        left = [len(needs) for needs in self.needs]
-        ready = [place for place, count in enumerate(left) if not count]
+        self.begin(set())
         order = []
-        while ready:
-            order.append(place := heappop(ready))
-            for user in self.users[place]:
-                left[user] -= 1
-                if not left[user]:
-                    heappush(ready, user)
-        if len(order) < len(left):
-            raise InvalidArgument(
-                f"steps wait for each other: {' -> '.join(self._circle(left))}: take one of these out"
-            )
+        while (place := self.take()) is not None:
+            order.append(place)
+            self.finished(place)
+        if len(order) < len(self.steps):
+            circle = " -> ".join(self._circle(self._left))
+            raise InvalidArgument(f"steps wait for each other: {circle}: take one of these out")
         return order
 
     def _circle(self, left: Sequence[int]) -> list[str]:
@@ -101,10 +94,10 @@ class Graph:
     def begin(self, done: set[int]) -> None:
         """Nothing is taken yet, and these have their results."""
         # One that is done never comes to 0, also where it depends on others by now.
-        self._left = [
+        self._left: list[int] = [
             -1 if place in done else sum(other not in done for other in needs) for place, needs in enumerate(self.needs)
         ]
-        self._ready = [place for place, count in enumerate(self._left) if not count]
+        self._ready: list[int] = [place for place, count in enumerate(self._left) if not count]
 
     def take(self) -> int | None:
         """The first place in the list that can begin, if there is one."""
