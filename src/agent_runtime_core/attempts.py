@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from ._contexts import restore
@@ -32,42 +33,32 @@ from .tools.deadline import limited
 from .uses import FRAME, Frame
 
 
+@dataclass(repr=False, eq=False, slots=True)
 class Work:
     """What `perform` needs to know of a step; `call(attempt)` is one try."""
 
-    __slots__ = (
-        "bare", "begun", "call", "decode", "description", "digest", "encode", "info", "key", "lazy", "name", "noted",
-        "policy", "pos", "quiet", "settled", "started", "state", "total",
-    )  # fmt: skip
-
-    def __init__(
-        self, name: str, key: str, call: Callable[[int], Awaitable[Any]], policy: Policy, *,
-        encode: Callable[[object], str] = encode, decode: Callable[[str], object] = decode, pos: int = 0,
-        total: int = 0, description: str | None = None, digest: str | None = None, info: str | None = None,
-        begun: bool = False, quiet: bool = False, started: dict[str, Any] | None = None, bare: bool = False,
-        lazy: bool = False, settled: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
-        self.name: str = name
-        self.key: str = key
-        self.call: Callable[[int], Awaitable[Any]] = call
-        self.policy: Policy = policy
-        self.encode: Callable[[object], str] = encode
-        self.decode: Callable[[str], object] = decode
-        self.pos: int = pos
-        self.total: int = total
-        self.description: str | None = description
-        self.digest: str | None = digest
-        self.info: str | None = info
-        self.begun: bool = begun  # an earlier record of this claim carries its start
-        self.quiet: bool = quiet
-        self.noted: Record | None = None  # the record of its start, while that may still wait to be written
-        self.started: dict[str, Any] | None = started  # what its STARTED records tell besides
-        self.bare: bool = bare  # its last error is raised as it is
-        #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
-        self.lazy: bool = lazy
-        self.state: str | None = None  # what the list begins with whose first step it is, where that has to be told
-        #: Makes the result of what somebody says of it when it is in doubt.
-        self.settled: Callable[[Any], Any] | None = settled
+    name: str
+    key: str
+    call: Callable[[int], Awaitable[Any]]
+    policy: Policy
+    _: KW_ONLY
+    encode: Callable[[object], str] = encode
+    decode: Callable[[str], object] = decode
+    pos: int = 0
+    total: int = 0
+    description: str | None = None
+    digest: str | None = None
+    info: str | None = None
+    begun: bool = False  # an earlier record of this claim carries its start
+    quiet: bool = False
+    started: dict[str, Any] | None = None  # what its STARTED records tell besides
+    bare: bool = False  # its last error is raised as it is
+    #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
+    lazy: bool = False
+    #: Makes the result of what somebody says of it when it is in doubt.
+    settled: Callable[[Any], Any] | None = None
+    noted: Record | None = None  # the record of its start, while that may still wait to be written
+    state: str | None = None  # what the list begins with whose first step it is, where that has to be told
 
 
 #: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
