@@ -54,6 +54,7 @@ class Chain(Listed):
     ) -> Mapping[int, Record]:
         """Know the list, and its state; the records of its first steps."""
         await self.open(steps, resume)
+        self.carries: bool = self.book.ledger.has_journal
         self.carried: str | None = None  # the step whose start the last record carries
         # One for all steps, which come one after the other.
         self.work: Work = Work(
@@ -168,7 +169,7 @@ class Chain(Listed):
         """The next step's start, for this step's record to carry."""
         book = self.book
         self.carried = None
-        if index >= self.total or not book.ledger.has_journal or self.ctx.place.cancelled:
+        if index >= self.total or not self.carries or self.ctx.place.cancelled:
             return None
         step = self.steps[index]
         name = book.former(step.name, self.key) if book.renames else step.name
