@@ -33,7 +33,7 @@ class KeyedSteps:
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
         ours = isinstance(ctx, Context)
-        self._book: Book = ctx.book if ours else unsaved_steps(ctx)
+        self.book: Book = ctx.book if ours else unsaved_steps(ctx)
         self._place: Place = ctx.place if ours else Place()
 
     def recorded(self, name: str, key: str) -> Any:
@@ -41,8 +41,8 @@ class KeyedSteps:
         record = self._recorded(name, key)
         if record is None:
             return UNRECORDED
-        self._book.passed(record)
-        self._book.pos = max(self._book.pos, record.pos)
+        self.book.passed(record)
+        self.book.pos = max(self.book.pos, record.pos)
         return None if record.result is None else decode(record.result)
 
     def ahead(self, name: str, key: str) -> Any:
@@ -51,33 +51,33 @@ class KeyedSteps:
         return UNRECORDED if record is None or record.result is None else decode(record.result)
 
     def _recorded(self, name: str, key: str) -> Record | None:
-        return self._book.recorded(name, f"k:{key}")
+        return self.book.recorded(name, f"k:{key}")
 
     def took(self, name: str, key: str) -> float:
         """Seconds that the recorded step took this run; none where another run's was copied."""
-        record = self._book.recorded(name, f"k:{key}")
+        record = self.book.recorded(name, f"k:{key}")
         return 0.0 if record is None or is_copied(record) else record.ms / 1000
 
     def named(self, name: str, key: str) -> dict[str, str]:
         """What each event of that step says of it, for those that are told outside of it."""
-        if not self._book.ledger.has_journal:
+        if not self.book.ledger.has_journal:
             return {}
         return {"step_id": step_id(str(self._ctx.run_id), name, f"k:{key}"), "trace_id": self._ctx.trace_id}
 
     def copied(self, name: str, key: str) -> bool:
         """Whether that step is recorded, and was paid for by the run that this one was forked from."""
-        record = self._book.recorded(name, f"k:{key}")
+        record = self.book.recorded(name, f"k:{key}")
         return record is not None and is_copied(record)
 
     def in_doubt(self, name: str, key: str) -> dict[str, Any] | None:
         """What an earlier life of the run reserved for that step, if it began it and nobody knows how it ended."""
-        identity, book = (name, f"k:{key}"), self._book
+        identity, book = (name, f"k:{key}"), self.book
         return book.doubted(identity) if identity in book.begun or identity in book.lost else None
 
     async def streamed(self, name: str, key: str) -> int:
         """Return how many characters of its answer that step published as ASSISTANT_DELTA events."""
         step = step_id(str(self._ctx.run_id), name, f"k:{key}")
-        ledger = self._book.ledger
+        ledger = self.book.ledger
         events = await ledger.bus.get_events(ledger.run_id)
         deltas = (event.payload for event in events if event.event_type == EventType.ASSISTANT_DELTA.value)
         return sum(len(each["delta"]) for each in deltas if each.get("step_id") == step)
@@ -93,7 +93,7 @@ class KeyedSteps:
         `effect` is the key under which forks know a guarded call.
         `reserve` is kept with its start. The record of a `lazy` one is written together with the next that is not.
         """
-        book, place = self._book, self._place
+        book, place = self.book, self._place
         if place.sealed:
             await place.refuse()
         if place.cancelled:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from .._contexts import start_soon
 from .._json import MAX_PARSED, arguments_digest, encode, strictly
-from ..context import Context
 from ..errors import InvalidArgument, LimitExceeded, RunFailed, UnknownAgent, UnserialisableResult, brief
 from ..event_types import EventType
 from ..interfaces import RunResult, ToolCallDict
@@ -183,8 +182,7 @@ class Calling:
         talk.state(TurnState.WAITING)
         details = {"tool_name": call.name, "tool_args": _args(call), "tool_call_id": call.id}
         talk.pause()
-        known_by = {"key": key} if isinstance(talk.ctx, Context) else {}
-        answer = await talk.unless_cancelled(talk.ctx.approve(f"tool:{call.name}", details, **known_by))
+        answer = await talk.unless_cancelled(talk.ctx.approve(f"tool:{call.name}", details, key=key))
         talk.go_on()
         talk.state(TurnState.TOOL_EXECUTION)
         if isinstance(answer, Mapping):
@@ -231,7 +229,7 @@ class Calling:
         failure: Exception | None = None
         with talk.budget.at_work():
             try:
-                result = await self._child(agent, input_, f"{key}:child")
+                result = await talk.ctx.call(agent, input_, key=f"{key}:child")
             except (RunFailed, UnknownAgent) as error:
                 ended = getattr(error, "result", None)
                 failure, result = error, ended if isinstance(ended, RunResult) else RunResult()
@@ -286,12 +284,6 @@ class Calling:
         if recorded is UNRECORDED:
             recorded = await self.talk.steps.perform("hook", key, hook)
         return cast("dict[str, Any]", recorded)
-
-    async def _child(self, agent: Any, input_: dict[str, Any], key: str) -> RunResult:
-        talk = self.talk
-        if isinstance(talk.ctx, Context):
-            return await talk.ctx.call(agent, input_, key=key)
-        return cast(RunResult, await talk.ctx.call(agent, input_))
 
     def _count_malformed(self, answers: Mapping[int, Mapping[str, Any]]) -> None:
         for answer in answers.values():

@@ -9,7 +9,6 @@ from typing import Any
 
 from .._clock import SYSTEM, Clock
 from .._contexts import start_helper, start_soon
-from ..context import Context
 from ..errors import LimitExceeded, StepCancelledError
 from ..interfaces import LLMClient
 from ..keyed import KeyedSteps
@@ -41,7 +40,7 @@ class Talk:
         self.clock: Clock = getattr(ctx, "clock", SYSTEM)
         self.steps: KeyedSteps = KeyedSteps(ctx)
         #: What tells this loop's steps from those of another one in the run.
-        self.name: str = ctx.book.occurrence("l", "loop") if isinstance(ctx, Context) else ""
+        self.name: str = self.steps.book.occurrence("l", "loop")
         #: Whether the last answer of the model was paid for by the run that this one was forked from.
         self.copied: bool = False
         self._since = 0.0  # when this stretch of work began

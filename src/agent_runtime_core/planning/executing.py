@@ -218,8 +218,7 @@ class _Execution:
         """The input a person approved of, which may be another one."""
         given = step_input(step, self.results, self.tools)
         details = {"tool_name": step.tool_name, "tool_args": given, "tool_call_id": step_name(step)}
-        known_by = {} if self.book is None else {"key": self._key(step)}
-        answer = await self.ctx.approve(f"tool:{step.tool_name}", details, **known_by)
+        answer = await self.ctx.approve(f"tool:{step.tool_name}", details, key=self._key(step))
         if answer is True or (isinstance(answer, Mapping) and answer.get("approved") is True):
             return approved_input(answer, given)
         reason = answer.get("reason") if isinstance(answer, Mapping) else answer if isinstance(answer, str) else None
