@@ -89,6 +89,8 @@ class Ledger(Notes):
 
     #: Whether the starts of steps are stored.
     has_journal: Final = True
+    #: Results of other lists that the steps of a list can read.
+    earlier: Final[dict[str, Any]] = {}
 
     def __init__(self, row: RunRow, queue: RunQueue, bus: EventBus, state: StateStore, clock: Clock) -> None:
         self.queue: RunQueue = queue

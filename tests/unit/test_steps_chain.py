@@ -1352,3 +1352,23 @@ async def test_inside_a_step_a_list_may_take_the_place_of_one_that_failed(place:
         await rig.cut(body, lists.inside)
         assert await rig.value(body) == [{"load": "load", "write": "write"}, {"keep": "keep", "tell": "tell"}]
     assert lists.ran == ["load", "write", "instead", "hang", "write", "keep", "tell"]
+
+
+async def test_a_list_over_a_context_without_a_journal_reads_results_of_earlier_lists() -> None:
+    async def first(ctx: Any, state: State) -> int:
+        return 1
+
+    async def second(ctx: Any, state: State) -> Any:
+        return dict(state.results)
+
+    ctx = MockRunContext()
+    await StepExecutor(ctx).run([Step("a", first)])
+    assert await StepExecutor(ctx).run([Step("b", second)]) == {"b": {"a": 1}}
+
+
+async def test_a_context_without_a_journal_gets_the_end_of_a_step_without_a_checkpoint_at_once() -> None:
+    calls, ctx = Calls(), MockRunContext()
+    with pytest.raises(StepExecutionError):
+        await StepExecutor(ctx).run([calls.step("a", checkpoint=False), calls.bad("b")])
+    assert [payload["step_name"] for _, payload in ctx.get_events("step.completed")] == ["a"]
+    assert ctx.get_checkpoints() == []

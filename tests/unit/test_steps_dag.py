@@ -879,3 +879,12 @@ async def test_a_graph_that_outlives_its_run_is_collected_without_a_word(monkeyp
         await rig.value(body)
         gc.collect()
     assert said == []
+
+
+async def test_a_plain_context_saves_the_initial_state_of_a_graph_whose_first_step_fails() -> None:
+    work, ctx = Work(), MockRunContext()
+    work.broken = {"a"}
+    with pytest.raises(StepExecutionError):
+        await StepExecutor(ctx).run([work.step("a"), work.step("b"), work.step("c", ["a"])], initial_state={"n": 1})
+    saved = ctx.get_checkpoints()[-1]["_step_executor_state"]
+    assert (saved["completed_steps"], saved["custom_state"]) == (["b"], {"n": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Awaitable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii as quote
@@ -107,7 +108,9 @@ class Chain(Listed):
 
     def _load(self, initial_state: Mapping[str, Any] | None) -> None:
         self._begin_state(initial_state)
-        self.read: Results = Results(self.results)  # as its steps may read them
+        earlier = self.book.ledger.earlier
+        # As its steps may read them.
+        self.read: Results = Results(ChainMap(self.results, earlier) if earlier else self.results)
         self._new_state()
 
     def _new_state(self) -> None:
@@ -161,8 +164,7 @@ class Chain(Listed):
         after = self._after(work.pos + 1)
         self.sealed: Record = self.book.finished(work, text, attempt, ms, state=self.changed, next=after)
         if not self.step.checkpoint:
-            self.deferred.append(self.sealed)
-            return ()
+            return self._defer(self.sealed)
         return self._with_deferred(self.sealed) if self.deferred else (self.sealed,)
 
     def _after(self, index: int) -> str | None:

@@ -45,7 +45,8 @@ class CheckpointLedger:
         self.questions: list[Question] = []
         self.next_seq = count().__next__
         self.state: ExecutionState = ExecutionState()
-        self.results: dict[str, str] = {}
+        self.results: dict[str, str] = {}  # JSON texts by label
+        self.earlier: dict[str, Any] = {}  # the loaded ones, which steps of a list can read
         self.custom_state: str = "{}"
         self._ctx, self._key, self._poll_interval = ctx, key, poll_interval
         self._labels: Mapping[Identity, str] = labels or {}
@@ -64,6 +65,7 @@ class CheckpointLedger:
         # A state that was written by hand may name its completed steps without results.
         results = dict.fromkeys(state.completed_steps) | state.step_results
         self.results = {label: _as_text(value) for label, value in results.items()}
+        self.earlier = {label: decode(text) for label, text in self.results.items()}
         self.custom_state = _as_text(state.custom_state)
         return saved is not None
 
@@ -80,6 +82,8 @@ class CheckpointLedger:
         kept = False
         for record in records:
             await self._emit(record)
+            if record.state is not None:  # of a start too: in a graph, only the first one has it
+                self.custom_state = record.state
             if record.kind == DONE and (label := self._labels.get((record.name, record.key))) is not None:
                 self._keep(label, record)
                 kept = True
@@ -105,8 +109,6 @@ class CheckpointLedger:
     def _keep(self, label: str, record: Record) -> None:
         self.results[label] = record.result or "null"
         self.state.completed_steps.append(label)
-        if record.state is not None:
-            self.custom_state = record.state
         if record.key == LIST_KEY:
             self.state.current_step_index = sum(each in self.results for each in self._labels.values())
 

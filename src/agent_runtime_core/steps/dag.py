@@ -117,9 +117,8 @@ class Dag(Listed):
 
     def _sealed(self, step: Step, record: Record) -> Sequence[Record]:
         if not step.checkpoint:
-            self.deferred.append(record)
             self.book.done[record.name, self.key] = record
-            return ()
+            return self._defer(record)
         return self._with_deferred(record) if self.deferred else (record,)
 
     def _start_of(self, place: int) -> str | None:

@@ -115,6 +115,15 @@ class Listed:
         self.deferred.clear()
         return self.book.placed((*deferred, *records))
 
+    def _defer(self, record: Record) -> Sequence[Record]:
+        """Have a record wait for the next checkpoint. Returns what to write now."""
+        if self.book.ledger.has_journal:
+            self.deferred.append(record)
+            return ()
+        # Its event is emitted now. Without its key, the result in it is not saved.
+        self.deferred.append(record._replace(nev=0))
+        return (record._replace(key=""),)
+
     async def _write_deferred(self) -> None:
         """At the end of the list, what still waits for a checkpoint."""
         if self.deferred:
