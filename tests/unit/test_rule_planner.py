@@ -10,7 +10,7 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument, PlanningError
 from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rules
-from agent_runtime_core.planning.sums import read_sum
+from agent_runtime_core.planning.arithmetic_requests import read_arithmetic
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
 from tests.bars import within
 from tests.unit.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
@@ -109,9 +109,9 @@ async def test_what_is_no_sum_for_one_of_its_words_is_not_read_as_one(
 
     def read(text: str, last: int | None, *, apart: bool = True) -> dict[str, Any] | None:
         texts.append(text)
-        return read_sum(text, last, apart=apart)
+        return read_arithmetic(text, last, apart=apart)
 
-    monkeypatch.setattr(rules, "read_sum", read)
+    monkeypatch.setattr(rules, "read_arithmetic", read)
     with contextlib.suppress(PlanningError):
         await RuleBasedPlanner().create_plan(prompt, TOOLS)
     assert len(texts) <= asked
@@ -158,7 +158,7 @@ async def test_the_steps_of_one_list_keep_their_order_and_others_need_not_wait()
 
 async def test_a_plan_can_be_carried_out() -> None:
     calculator, results = CalculatorTool(), dict[int, Any]()
-    plan = await RuleBasedPlanner().create_plan("add 2 and 3, then multiply by -4, then square it", TOOLS)
+    plan = await RuleBasedPlanner().create_plan("add 2 and 3, then multiply by -4, then square the result", TOOLS)
     for step in plan.order():
         results[step.step_number] = (await calculator.execute(**resolve(step.tool_input, results))).output
     assert results == {1: 5, 2: -20, 3: 400}

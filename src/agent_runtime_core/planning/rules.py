@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 from ..errors import InvalidArgument, PlanningError, brief
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
+from .arithmetic_requests import may_be_arithmetic, read_arithmetic, without_endings, without_tail
 from .base import BasePlanner, listed
 from .plan import Plan, PlanStep
-from .sums import may_be_in_sum, read_sum, without_endings, without_tail
-from .todos import read_todo
+from .todo_requests import read_todo
 
 #: Gives (tool name, its input), or a PlanStep whose number does not count, or None if it is not meant after all.
 RuleFunction = Callable[[re.Match[str]], "tuple[str, dict[str, Any]] | PlanStep | None"]
@@ -109,10 +109,9 @@ class RuleBasedPlanner(BasePlanner):
                 if made is not None:
                     return made
         last = next((step.step_number for step in reversed(before) if step.tool_name == self.calculator), None)
-        known = next((step.tool_input.get("text") for step in reversed(before) if step.tool_name == self.todos), None)
-        if sums and (given := read_sum(text, last, apart=weak)) is not None:
+        if sums and (given := read_arithmetic(text, last, apart=weak)) is not None:
             return self.calculator, given
-        if (given := read_todo(text, last, known, weak=weak)) is not None:
+        if (given := read_todo(text, last, weak=weak)) is not None:
             return self.todos, given
         return None
 
@@ -137,10 +136,10 @@ class _Reading:
         for at, (start, end) in reversed(list(enumerate(zip(self._starts, self._ends, strict=True)))):
             part = self._prompt[start:end].strip()
             # As the first part of a request, and as its last, where other words are only polite.
-            fits = may_be_in_sum(_plainly(part)) or may_be_in_sum(_plainly(f"0 {part}"))
+            fits = may_be_arithmetic(_plainly(part)) or may_be_arithmetic(_plainly(f"0 {part}"))
             self._sums_end[at] = self._sums_end[at + 1] if fits else at
         self._across = False
-        self._hopeless: set[tuple[int, bool, bool]] = set()
+        self._hopeless: set[tuple[int, bool]] = set()
         self._furthest = 0
 
     def steps(self) -> list[PlanStep]:
@@ -158,10 +157,7 @@ class _Reading:
         """The steps of what stands behind a place, the shortest request first; None if not all can be understood."""
         if at == len(self._starts):
             return before
-        known = (
-            at, any(step.tool_name == self._planner.calculator for step in before),
-            any(step.tool_name == self._planner.todos for step in before),
-        )  # fmt: skip
+        known = (at, any(step.tool_name == self._planner.calculator for step in before))
         if known in self._hopeless:
             return None
         self._furthest = max(self._furthest, at)
@@ -169,7 +165,9 @@ class _Reading:
             if end > at and self._hard[end] and not self._across:
                 break
             text = self._prompt[self._starts[at] : self._ends[end]]
-            made = self._planner.read(text, before, weak=self._strong[at], sums=end < self._sums_end[at])
+            # "add milk to my list, then dance" must not become a to-do of that text.
+            weak = self._strong[at] and not self._across
+            made = self._planner.read(text, before, weak=weak, sums=end < self._sums_end[at])
             if made is None:
                 continue
             found = self._from(end + 1, [*before, _step(made, len(before) + 1, text, before)])
