@@ -15,10 +15,10 @@ SOURCE = Path(__file__).parents[1] / "src" / ROOT
 # its own row; two units of one row are siblings and never import each other.
 LAYERS: list[set[str]] = [
     {"errors"},
-    {"_core"},
     {"_alarms", "_contexts"},
     {"_clock"},
     {"_refusals", "_load"},
+    {"_core"},
     {"_tags"},
     {"_json", "_ids", "portal"},
     {"_core.codec"},

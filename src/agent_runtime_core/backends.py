@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from ._clock import Clock
 from ._engines.base import Backend
 from ._engines.memory import MemoryEngine
-from .config import RuntimeConfig, check_setting, place_of
+from .config import SETTINGS, RuntimeConfig, place_of
 from .events import get_event_bus
 from .events.base import EventBus
 from .interfaces import TraceSink
@@ -69,7 +69,7 @@ def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> T
 
     InvalidArgument: one of them is no sink.
     """
-    check_setting("trace_sinks", "trace_sinks", sinks)
+    SETTINGS["trace_sinks"].check("trace_sinks", sinks)
     named = [get_trace_sink(sink) if isinstance(sink, str) else sink for sink in (*sinks, *config.trace_sinks)]
     if config.tracing_backend is not None:
         named.append(get_trace_sink(config.tracing_backend))

@@ -4,63 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import json
 import logging
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from urllib.parse import unquote
 
-from ._refusals import is_number, meant, redacted, redacted_url
-from .errors import InvalidArgument, UnknownSetting, brief
+from ._core.settings import (
+    POSITIVE,
+    POSITIVE_SECONDS,
+    SECONDS,
+    SECRET,
+    TEXT,
+    TRUTH,
+    URL,
+    SettingType,
+    check_known,
+    choice,
+    from_variables,
+    with_known_names,
+)
+from ._refusals import redacted_url
+from .errors import InvalidArgument, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 PREFIX = "AGENT_RUNTIME_"
-_OF_FILES = ("turns_", "personality_")  # sections that a ConfigLoader reads
+_SECTIONS_OF_FILES = ("turns_", "personality_")  # a ConfigLoader reads them
 _KEYS = {"openai_api_key": "OPENAI_API_KEY", "anthropic_api_key": "ANTHROPIC_API_KEY"}
-_TRUTHS = frozenset({"langfuse_enabled", "langfuse_content"})
-_SECRETS = frozenset({*_KEYS, "langfuse_secret_key"})
 _PRICES = frozenset({"input", "output", "cached_input", "cache_write"})
-_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_WHOLE = frozenset({"max_retries", "max_unsent_bytes"})
-_POSITIVE = frozenset({
-    "run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds", "max_retries", "max_unsent_bytes",
-})  # fmt: skip
-_NOT_NEGATIVE = frozenset({"retry_backoff_base", "retry_backoff_max", "park_after"})
-_NUMBERS = _POSITIVE | _NOT_NEGATIVE
 _WHERE = frozenset({"engine", "path", "db_path", "url", "redis_url"})
 
-_Kind = TypeVar("_Kind")
 
-
-def spelt(kind: type[_Kind]) -> type[_Kind]:
-    """A dataclass of settings that answers a name it does not have with UnknownSetting, and so with the nearest."""
-    made: Callable[..., None] = kind.__init__
-    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
-
-    @functools.wraps(made)
-    def init(self: _Kind, *args: Any, **settings: Any) -> None:
-        refuse_unknown(settings, names)
-        made(self, *args, **settings)
-
-    kind.__init__ = init  # type: ignore[method-assign, assignment]
-    return kind
-
-
-def refuse_unknown(settings: Iterable[str], names: Iterable[str]) -> None:
-    """UnknownSetting, with the nearest of the names, for a setting that is none of them."""
-    for name in settings:
-        if name not in names:
-            raise UnknownSetting(f"no setting {brief(name)}: {meant(name, names)}")
-
-
-@spelt
+@with_known_names
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RuntimeConfig:
     """Every setting this library reads; times are in seconds. Its text shows no key and no password.
@@ -105,8 +85,8 @@ class RuntimeConfig:
     langfuse_content: bool = False
 
     def __post_init__(self) -> None:
-        for name in FIELDS:
-            check_setting(name, name, getattr(self, name))
+        for name, kind in SETTINGS.items():
+            kind.check(name, getattr(self, name))
 
     def get_openai_api_key(self) -> str | None:
         """The key that was set, or else the environment's OPENAI_API_KEY."""
@@ -135,7 +115,8 @@ class RuntimeConfig:
         return options
 
     def __repr__(self) -> str:
-        return f"RuntimeConfig({', '.join(f'{name}={_shown(name, getattr(self, name))}' for name in FIELDS)})"
+        shown = (f"{name}={brief(kind.shown(getattr(self, name)), 500)}" for name, kind in SETTINGS.items())
+        return f"RuntimeConfig({', '.join(shown)})"
 
 
 _URLS = {
@@ -189,7 +170,53 @@ def place_of(path_or_url: str | os.PathLike[str]) -> tuple[str, dict[str, Any]]:
     )
 
 
+def _are_sinks(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        (isinstance(each, str) and each)
+        # A class in place of an instance could be called, but would receive no events.
+        or (not isinstance(each, type) and (hasattr(each, "trace") or hasattr(each, "log_event")))
+        for each in value
+    )
+
+
+def _are_prices(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(model, str)
+        and isinstance(prices, Mapping)
+        and {"input", "output"} <= set(prices) <= _PRICES
+        and all(SECONDS.fits(price) for price in prices.values())
+        for model, prices in value.items()
+    )
+
+
+def _json_in(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 FIELDS = {each.name: each for each in dataclasses.fields(RuntimeConfig)}
+#: The type of each setting.
+SETTINGS: dict[str, SettingType] = {
+    **{name: TEXT if isinstance(each.default, str) else TEXT.or_none() for name, each in FIELDS.items()},
+    **dict.fromkeys(("backend_url", "redis_url"), URL.or_none()),
+    **dict.fromkeys((*_KEYS, "langfuse_secret_key"), SECRET.or_none()),
+    **dict.fromkeys(("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
+    **dict.fromkeys(("retry_backoff_base", "retry_backoff_max", "park_after"), SECONDS),
+    **dict.fromkeys(("max_retries", "max_unsent_bytes"), POSITIVE),
+    **dict.fromkeys(("langfuse_enabled", "langfuse_content"), TRUTH),
+    "durability": choice("full", "normal"),
+    "trace_sinks": SettingType(
+        "a list of trace sinks or their names", _are_sinks,
+        lambda text: tuple(filter(None, map(str.strip, text.split(",")))),
+    ),
+    "model_prices": SettingType(
+        "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
+        "and if they differ 'cached_input' and 'cache_write'", _are_prices, _json_in,
+    ),
+}  # fmt: skip
+_VARIABLES = {name: _KEYS.get(name, PREFIX + name.upper()) for name in FIELDS}
 _current: RuntimeConfig | None = None
 
 
@@ -202,7 +229,8 @@ def configure(**settings: Any) -> RuntimeConfig:
     nothing has changed.
     """
     global _current
-    refuse_unknown(settings, FIELDS)
+    for name in settings:
+        check_known(name, FIELDS)
     _current = RuntimeConfig(**{**from_environment(os.environ), **settings})
     for variable, right in misspelt(os.environ):
         log.warning("the environment variable %s is read by nobody: did you mean %s?", variable, right)
@@ -221,15 +249,8 @@ def reset_config() -> None:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that these variables say; InvalidArgument names a variable that cannot be used."""
-    found: dict[str, Any] = {}
-    for name in FIELDS:
-        variable = _KEYS.get(name, PREFIX + name.upper())
-        text = environment.get(variable, "").strip()
-        if text:
-            found[name] = _read(name, text)
-            check_setting(name, variable, found[name])
-    return found
+    """Return the settings that these variables set; InvalidArgument names a variable that does not fit."""
+    return from_variables(SETTINGS, _VARIABLES, environment)
 
 
 def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -239,99 +260,7 @@ def misspelt(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
     """
     for variable in environment:
         name = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and name not in FIELDS and not name.startswith(_OF_FILES):
+        if variable.startswith(PREFIX) and name not in FIELDS and not name.startswith(_SECTIONS_OF_FILES):
             near = difflib.get_close_matches(name[:100], FIELDS, n=1, cutoff=0.75)
             if near:
-                yield variable, _KEYS.get(near[0], PREFIX + near[0].upper())
-
-
-def _read(name: str, text: str) -> Any:
-    """The value that an environment variable says, or its text where that says none."""
-    if name in _NUMBERS:
-        return number_in(text)
-    if name in _TRUTHS:
-        return truth_in(text)
-    if name == "trace_sinks":
-        return tuple(filter(None, map(str.strip, text.split(","))))
-    if name == "model_prices":
-        try:
-            return json.loads(text)
-        except ValueError:
-            return text
-    return text
-
-
-def truth_in(text: str) -> bool | str:
-    """True or False, or the text itself where it says neither."""
-    return _TRUTH.get(text.lower(), text)
-
-
-def number_in(text: str) -> float | str:
-    """A number, or the text itself where it is none."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def check_setting(name: str, called: str, value: Any) -> None:
-    """InvalidArgument for a value that setting cannot have; `called` is what the message calls it."""
-    if name in _NUMBERS:
-        wanted = _misfit(name, value)
-    elif name == "durability":
-        wanted = "" if value in ("full", "normal") else "'full' or 'normal'"
-    elif name in _TRUTHS:
-        wanted = "" if isinstance(value, bool) else "True or False"
-    elif name == "trace_sinks":
-        wanted = "" if _are_sinks(value) else "trace sinks, or their names, in a list"
-    elif name == "model_prices":
-        wanted = "" if _are_prices(value) else _PRICES_WANTED
-    else:
-        optional = FIELDS[name].default is None
-        fits = (isinstance(value, str) and value != "") or (optional and value is None)
-        wanted = "" if fits else "a text" + (" or None" if optional else "")
-    if wanted:
-        raise InvalidArgument(f"{called}={_shown(name, value)} cannot be used: it must be {wanted}")
-
-
-_PRICES_WANTED = (
-    "prices by model, in USD per million tokens: {'a-model': {'input': 2.5, 'output': 10}}, "
-    "and if they differ 'cached_input' and 'cache_write'"
-)
-
-
-def _are_sinks(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(
-        (isinstance(each, str) and each)
-        # A class in place of an instance could be called, and nobody would hear of it.
-        or (not isinstance(each, type) and (hasattr(each, "trace") or hasattr(each, "log_event")))
-        for each in value
-    )
-
-
-def _are_prices(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(model, str)
-        and isinstance(prices, Mapping)
-        and {"input", "output"} <= set(prices) <= _PRICES
-        and all(is_number(p) and 0 <= p < math.inf for p in prices.values())
-        for model, prices in value.items()
-    )
-
-
-def _misfit(name: str, value: Any) -> str:
-    whole = name in _WHOLE
-    fits = is_number(value) and 0 <= value < math.inf and (not whole or isinstance(value, int))
-    if fits and (value or name in _NOT_NEGATIVE):
-        return ""
-    return f"a{' whole' if whole else ''} number{' above 0' if name in _POSITIVE else ' of 0 or more'}"
-
-
-def _shown(name: str, value: Any) -> str:
-    if name in _SECRETS:
-        return "None" if value is None else "'***'"
-    if isinstance(value, str):
-        value = redacted_url(value) if name.endswith("_url") else redacted(value)
-    return brief(value, 500)
+                yield variable, _VARIABLES[near[0]]

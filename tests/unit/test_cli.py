@@ -434,7 +434,7 @@ def test_old_runs_are_deleted(run: Run, url: str) -> None:
         ([], "the following arguments are required: --retention"),
         (["--retention", "failed"], "'failed' is no STATUS=SECONDS"),
         (["--retention", "failed=soon"], "'failed=soon' is no STATUS=SECONDS"),
-        (["--retention", "running=1"], "retention is per final status"),
+        (["--retention", "running=1"], "retention: no final status 'running': there are"),
     ],
 )
 def test_a_retention_that_is_none_is_refused(options: list[str], told: str, run: Run, url: str) -> None:

@@ -74,22 +74,22 @@ PRICES = {"m": {"input": 1, "output": 2}}
     ],
 )  # fmt: skip
 def test_prices_that_cannot_be_used(prices: object) -> None:
-    with pytest.raises(InvalidArgument, match=r"model_prices=.*USD per million tokens"):
+    with pytest.raises(InvalidArgument, match=r"model_prices must be .*USD per million tokens"):
         configure(model_prices=prices)
 
 
 @pytest.mark.parametrize("sinks", ["langfuse", [1], [""], None])
 def test_sinks_that_cannot_be_used(sinks: object) -> None:
-    with pytest.raises(InvalidArgument, match=r"trace_sinks=.*trace sinks, or their names, in a list"):
+    with pytest.raises(InvalidArgument, match="trace_sinks must be a list of trace sinks or their names, got"):
         configure(trace_sinks=sinks)
 
 
 def test_a_truth_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENT_RUNTIME_LANGFUSE_ENABLED", "maybe")
-    with pytest.raises(InvalidArgument, match=r"AGENT_RUNTIME_LANGFUSE_ENABLED='maybe'.*True or False"):
+    with pytest.raises(InvalidArgument, match="AGENT_RUNTIME_LANGFUSE_ENABLED must be true or false, got 'maybe'"):
         configure()
     monkeypatch.delenv("AGENT_RUNTIME_LANGFUSE_ENABLED")
-    with pytest.raises(InvalidArgument, match="langfuse_enabled=1 "):
+    with pytest.raises(InvalidArgument, match="langfuse_enabled must be true or false, got 1"):
         configure(langfuse_enabled=1)
 
 
@@ -156,7 +156,7 @@ def test_an_unknown_setting_of_a_configuration_made_by_hand_names_the_nearest() 
 )
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(f"AGENT_RUNTIME_{name}", text)
-    with pytest.raises(InvalidArgument, match=f"^AGENT_RUNTIME_{name}=.* cannot be used: it must be"):
+    with pytest.raises(InvalidArgument, match=f"^AGENT_RUNTIME_{name} must be .*, got"):
         configure()
 
 
@@ -180,7 +180,7 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, tex
     ],
 )
 def test_a_bad_value_is_named(name: str, value: object) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{name}="):
+    with pytest.raises(InvalidArgument, match=f"^{name} must be "):
         configure(**{name: value})
 
 

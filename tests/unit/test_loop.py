@@ -737,7 +737,7 @@ async def test_the_runner_and_the_run_may_be_stricter_and_a_limit_ends_the_run_f
         result = await runner.execute(Agent(), "r2", {"messages": HELLO, "limits": {"max_turns": 2}})
         assert result.usage["turns"] == 2
         assert (await runner.get_run("r1")).attempt == 1
-    with pytest.raises(InvalidArgument, match="limits are RunLimits"):
+    with pytest.raises(InvalidArgument, match="limits must be RunLimits"):
         RunnerConfig(limits=3)  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
-from ..config import refuse_unknown
+from .._core.settings import check_known
 from ..errors import InvalidArgument, brief
 from .base import Concern, Engine, Guard, Op
 from .memory import MemoryEngine
@@ -30,7 +30,8 @@ class Backed:
         try:
             super().__init__(**options)  # the base of the concern is next in line
         except TypeError:
-            refuse_unknown(options, _options_of(type(self)))
+            for name in options:
+                check_known(name, _options_of(type(self)))
             raise
 
     async def commit(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from ..config import check_setting
+from ..config import SETTINGS
 from ..context import conversation_id
 from ..errors import InvalidArgument, RunBusy, brief
 from ..queue.given import named
@@ -22,7 +22,7 @@ def check_parts(config: object, tools: object, trace_sinks: object, persistence:
         raise InvalidArgument(f"config is a RunnerConfig(...), not {type(config).__name__}")
     if tools is not None and not isinstance(tools, ToolRegistry):
         raise InvalidArgument(f"tools is a ToolRegistry, not {brief(tools)}: register(tool) each of them in one")
-    check_setting("trace_sinks", "trace_sinks", trace_sinks)
+    SETTINGS["trace_sinks"].check("trace_sinks", trace_sinks)
     if persistence is not None and persistence != "default" and not hasattr(persistence, "homes"):
         raise InvalidArgument(
             f"persistence must be a PersistenceManager, None or 'default', got a {type(persistence).__name__}. "

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import datetime as _dt
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from .._clock import aware
+from .._core.settings import SECONDS, SettingType, check_all, with_known_names
 from .._ids import known_uuid
 from .._json import mapped
 from .._refusals import is_number
-from ..config import RuntimeConfig, spelt
-from ..errors import InvalidArgument, brief
+from ..config import SETTINGS, RuntimeConfig
 from ..limits import RunLimits
-from ..queue.given import named, whole
+from ..queue.given import named
 from ..queue.row import RunRow
 from ..status import TERMINAL, RunStatus
 
 
-@spelt
+@with_known_names
 @dataclass(frozen=True)
 class RunnerConfig:
     """Times are seconds. `max_retries` counts failures: the third of 3 ends the run; crashes are none.
@@ -50,30 +49,9 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         named("a worker_id", self.worker_id)
-        for name in ("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"):
-            self._number(name, above=True)
-        for name in ("retry_backoff_base", "retry_backoff_max", "park_after", "grace_seconds"):
-            self._number(name)
-        if isinstance(self.max_retries, bool) or not isinstance(self.max_retries, int) or self.max_retries < 1:
-            raise InvalidArgument(f"max_retries counts failures and is at least 1, not {brief(self.max_retries)}")
-        whole("max_unsent_bytes", self.max_unsent_bytes)
-        if self.limits is not None and not isinstance(self.limits, RunLimits):
-            raise InvalidArgument(f"limits are RunLimits(...) or None, not {brief(self.limits)}")
-        if not isinstance(self.retention, Mapping):
-            raise InvalidArgument(f"retention is a dict of seconds per final status, not {brief(self.retention)}")
-        for status, kept in self.retention.items():
-            if status not in TERMINAL:
-                raise InvalidArgument(f"retention is per final status ({', '.join(TERMINAL)}), not {brief(status)}")
-            if not is_number(kept) or not kept >= 0:
-                raise InvalidArgument(f"retention of {brief(status)} is a number of seconds, not {brief(kept)}")
-
-    def _number(self, name: str, *, above: bool = False) -> None:
-        value = getattr(self, name)
-        fits = is_number(value) and math.isfinite(value)
-        if not fits or value < 0 or (above and value == 0):
-            raise InvalidArgument(
-                f"{name} is a number of seconds {'above' if above else 'of at least'} 0, not {brief(value)}"
-            )
+        for name, kind in _SETTINGS.items():
+            kind.check(name, getattr(self, name))
+        check_all(self.retention, dict.fromkeys(TERMINAL, _KEPT), "retention", "final status")
 
     @property
     def beat_interval(self) -> float:
@@ -82,16 +60,18 @@ class RunnerConfig:
     @classmethod
     def of(cls, config: RuntimeConfig) -> RunnerConfig:
         """The runner's part of the process's configuration."""
-        return cls(
-            run_timeout_seconds=config.run_timeout_seconds,
-            heartbeat_interval_seconds=config.heartbeat_interval_seconds,
-            lease_ttl_seconds=config.lease_ttl_seconds,
-            max_retries=config.max_retries,
-            retry_backoff_base=config.retry_backoff_base,
-            retry_backoff_max=config.retry_backoff_max,
-            park_after=config.park_after,
-            max_unsent_bytes=config.max_unsent_bytes,
-        )
+        return cls(**{name: getattr(config, name) for name in _OF_PROCESS})
+
+
+_KEPT = SettingType("a number of seconds of 0 or more", lambda value: is_number(value) and value >= 0)
+#: The settings that a runner takes from those of the process.
+_OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTINGS]
+_SETTINGS = {
+    **{name: SETTINGS[name] for name in _OF_PROCESS},
+    "grace_seconds": SECONDS,
+    "limits": SettingType("RunLimits(...) or None", lambda value: value is None or isinstance(value, RunLimits)),
+    "retention": SettingType("a dict of seconds by final status", lambda value: isinstance(value, Mapping)),
+}
 
 
 @dataclass(frozen=True)

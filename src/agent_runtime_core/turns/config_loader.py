@@ -14,12 +14,11 @@ from .._clock import SYSTEM, Clock
 from .._ids import path_text
 from ..config import FIELDS, RuntimeConfig, configure
 from ..errors import InvalidArgument, brief
-from .files import Mark, Reading, has_changed, mark_of, read_file, settled, twice
+from .files import Mark, Reading, has_changed, mark_of, read_file, settled, tables_in, twice
 from .packs import Found, PackReader
 from .personality import PackSet
 from .settings import PersonalitySettings, ProviderSettings, Settings, Sources, TurnSettings, changes
 from .subscribers import Subscribers
-from .tables import parsed
 from .watching import Problems, watch
 
 __all__ = [
@@ -88,7 +87,7 @@ class _Document:
             if self._tables and not content.strip():
                 # Whoever writes it in place has only begun to; to mean the defaults a comment will do.
                 raise InvalidArgument(f"{self.path.name} has become empty")
-            self._tables, self._error = parsed(content, self.path.name), None
+            self._tables, self._error = tables_in(content, self.path.name), None
         except InvalidArgument as error:
             self._error = error
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .._clock import SYSTEM, Clock
 from ..errors import InvalidArgument
@@ -93,3 +94,20 @@ def twice(read: Callable[[], Reading], called: str) -> Reading:
 def has_changed(marks: Mapping[Path, Mark]) -> bool:
     """Whether any of the files is not what it was."""
     return any(mark_of(path) != mark for path, mark in marks.items())
+
+
+def tables_in(content: bytes, called: str) -> dict[str, Any]:
+    """Return the tables of a TOML file; InvalidArgument names the file and the line."""
+    try:
+        return tomllib.loads(text_in(content, called))
+    except (ValueError, RecursionError) as error:
+        # For a number of more digits than Python reads it is a ValueError that is not a TOMLDecodeError.
+        raise InvalidArgument(f"{called} is not TOML: {error}") from error
+
+
+def text_in(content: bytes, called: str) -> str:
+    """Return the text of a UTF-8 file, with or without a byte order mark."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{called} is not UTF-8: {error.reason} at byte {error.start}") from error

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._clock import SYSTEM, Clock
+from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, check_all, check_known, number
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
-from .files import Mark, Reading, has_changed, mark_of, read_file, settled, twice
+from .files import Mark, Reading, has_changed, mark_of, read_file, settled, tables_in, text_in, twice
 from .instances import MemorySettings, PersonalityInstance, Sampling
-from .tables import COUNT, POSITIVE, TABLE, TEXT, TRUTH, Key, between, checked, known, parsed, take_table, text_of
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -33,17 +33,17 @@ def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and _PLAIN.fullmatch(value) is not None and value not in (".", "..")
 
 
-_FILE_NAME = Key("the name of a file in the pack's own folder", _is_file_name)
-_SAMPLING = {"temperature": between(0, 2), "top_p": between(0, 1), "max_tokens": POSITIVE}
+_FILE_NAME = SettingType("the name of a file in the pack's own folder", _is_file_name)
+_SAMPLING = {"temperature": number(0, 2), "top_p": number(0, 1), "max_tokens": POSITIVE}
 _KEYS = {
-    "name": Key(
+    "name": SettingType(
         "a name of letters, digits, '-', '_' and '.'", lambda v: isinstance(v, str) and bool(_NAME.fullmatch(v))
     ),
     "description": TEXT,
     "provider": TEXT,
     "model": TEXT,
     **_SAMPLING,
-    "tools": Key("a list of the names of tools, each once", _are_names),
+    "tools": SettingType("a list of the names of tools, each once", _are_names),
     "system": _FILE_NAME,
     "default": TRUTH,
     "prompts": TABLE,
@@ -171,7 +171,7 @@ def _read_into(marks: dict[Path, Mark], home: Path, file: str) -> bytes:
 def _table_of(name: str, content: bytes) -> dict[str, Any]:
     """What pack.toml says, its own keys and the names of its prompts checked."""
     where = f"{name}/{FILE}"
-    table = checked(parsed(content, where), _KEYS, where)
+    table = check_all(tables_in(content, where), _KEYS, where)
     if "name" not in table:
         raise InvalidArgument(f"{where}: there is no name: write name = {brief(name)}")
     if table["name"] != name:
@@ -179,7 +179,7 @@ def _table_of(name: str, content: bytes) -> dict[str, Any]:
             f"{where}: name={brief(table['name'])} differs from its folder {brief(name)}: rename one of them"
         )
     prompts = table.get("prompts", {})
-    checked(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: prompts")
+    check_all(prompts, dict.fromkeys(prompts, _FILE_NAME), f"{where}: prompts")
     if "system" in prompts:
         raise InvalidArgument(f"{where}: prompts.system is the key system at the top: move it there")
     return table
@@ -206,14 +206,14 @@ def built(name: str, reading: Reading) -> PersonalityInstance:
         provider=table.get("provider"),
         model=table.get("model"),
         sampling=Sampling(**{key: table[key] for key in _SAMPLING if key in table}),
-        memory=MemorySettings(**checked(take_table(dict(table), "memory", where), _MEMORY, f"{where}: memory")),
-        limits=_limits_of(take_table(dict(table), "limits", where), f"{where}: limits"),
+        memory=MemorySettings(**check_all(table.get("memory", {}), _MEMORY, f"{where}: memory")),
+        limits=_limits_of(table.get("limits", {}), f"{where}: limits"),
         default=table.get("default", False),
     )
 
 
 def _prompt_of(called: str, content: bytes) -> str:
-    text = text_of(content, called)
+    text = text_in(content, called)
     if not text.strip():
         # An editor that has only begun to write would else take the instructions away.
         raise InvalidArgument(f"{called} is empty: write the prompt, or leave its key out")
@@ -222,7 +222,7 @@ def _prompt_of(called: str, content: bytes) -> str:
 
 def _limits_of(table: Mapping[str, Any], called: str) -> RunLimits:
     for name in table:
-        known(name, _LIMITS, called, "limit")
+        check_known(name, _LIMITS, called, "limit")
     try:
         return RunLimits(**table)
     except InvalidArgument as error:

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._refusals import redacted
-from ..config import FIELDS, PREFIX, RuntimeConfig, check_setting, from_environment, number_in, truth_in
+from .._core.settings import POSITIVE, SECRET, TABLE, TEXT, TRUTH, URL, check_all, check_known, from_variables
+from ..config import PREFIX, SETTINGS, RuntimeConfig, from_environment
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .personality import PackSet
-from .tables import POSITIVE, SECRET, TABLE, TEXT, TRUTH, Key, checked, known, take_table
 
 __all__ = ["PersonalitySettings", "ProviderSettings", "Settings", "TurnSettings"]
 
-SECTIONS = ("runtime", "model_prices", "turns", "personality", "providers")
-
+_SECTIONS = dict.fromkeys(("runtime", "model_prices", "turns", "personality", "providers"), TABLE)
 _TURNS = {"max_in_flight": POSITIVE, "remote_steps": TRUTH, "max_unsent_bytes": POSITIVE}
 _PERSONALITY = {"default": TEXT, "folder": TEXT}
-_PROVIDER = {"api_key": SECRET, "base_url": TEXT, "default_model": TEXT}
+_PROVIDER = {"api_key": SECRET, "base_url": URL, "default_model": TEXT}
 _PROVIDERS = {"openai": {**_PROVIDER, "organization": TEXT}}
-_READ: dict[Key, Callable[[str], Any]] = {TRUTH: truth_in, POSITIVE: number_in}
+_TURN_VARIABLES = {name: f"{PREFIX}TURNS_{name.upper()}" for name in ("max_in_flight", "remote_steps")}
+_PERSONALITY_VARIABLES = {name: f"{PREFIX}PERSONALITY_{name.upper()}" for name in _PERSONALITY}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +55,8 @@ class ProviderSettings:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def __repr__(self) -> str:
-        shown = {n: "'***'" if n == "api_key" else repr(redacted(v)) for n, v in self.options().items()}
-        return f"ProviderSettings({', '.join(f'{name}={value}' for name, value in shown.items())})"
+        shown = (f"{n}={_PROVIDERS['openai'][n].shown(value)!r}" for n, value in self.options().items())
+        return f"ProviderSettings({', '.join(shown)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,26 +85,45 @@ class Sources:
     @classmethod
     def of(cls, document: Mapping[str, Any], environ: Mapping[str, str], path: Path | None) -> Sources:
         """InvalidArgument names the file or the variable, the key and the value; a folder is meant from the file's."""
-        where, rest = "" if path is None else path.name, dict(document)
-        for name in rest:
-            if name in FIELDS and name not in SECTIONS:
+        where = "" if path is None else path.name
+        for name in document:
+            if name in SETTINGS and name not in _SECTIONS:
                 raise UnknownSetting(f"{where}: {brief(name)} is a setting of [runtime]: write it there")
-            known(name, SECTIONS, where, "section")
-        runtime = _runtime_of(rest, where)
-        turns = checked(take_table(rest, "turns", where), _TURNS, f"{where}: turns")
-        if "max_unsent_bytes" in turns:
-            _once("max_unsent_bytes", runtime, f"{where}: turns.max_unsent_bytes stands in [runtime] too")
-            runtime["max_unsent_bytes"] = turns.pop("max_unsent_bytes")
-        personality = checked(take_table(rest, "personality", where), _PERSONALITY, f"{where}: personality")
-        personality |= _variables("personality", _PERSONALITY, environ)
+        tables: dict[str, Any] = {name: {} for name in _SECTIONS} | check_all(document, _SECTIONS, where, "section")
+        for name in tables["runtime"]:
+            check_known(name, SETTINGS, f"{where}: runtime")
+        turns = check_all(tables["turns"], _TURNS, f"{where}: turns")
+        runtime = dict(tables["runtime"])
+        for name, called, said in (
+            ("model_prices", "[model_prices]", document), ("max_unsent_bytes", "turns.max_unsent_bytes", turns)
+        ):  # fmt: skip
+            if name in said and name in runtime:
+                raise InvalidArgument(f"{where}: {called} is in [runtime] too: leave one of them out")
+            if name in said:
+                runtime[name] = said[name]
+        turns.pop("max_unsent_bytes", None)
+        check_all(runtime, SETTINGS, where)
+        if "trace_sinks" in runtime:
+            runtime["trace_sinks"] = tuple(runtime["trace_sinks"])
+        personality = check_all(tables["personality"], _PERSONALITY, f"{where}: personality")
+        personality |= from_variables(_PERSONALITY, _PERSONALITY_VARIABLES, environ)
+        folder = personality.get("folder")
         home = Path() if path is None else path.parent
-        folder = (home / personality["folder"]).absolute() if "folder" in personality else None
         return cls(
             runtime=runtime,
             environment=from_environment(environ),
-            turns=turns | _variables("turns", {n: k for n, k in _TURNS.items() if n != "max_unsent_bytes"}, environ),
-            personality=PersonalitySettings(default=personality.get("default"), folder=folder),
-            providers=_providers_of(take_table(rest, "providers", where), f"{where}: providers"),
+            turns=turns | from_variables(_TURNS, _TURN_VARIABLES, environ),
+            personality=PersonalitySettings(
+                default=personality.get("default"), folder=None if folder is None else (home / folder).absolute()
+            ),
+            providers={
+                name: ProviderSettings(
+                    **check_all(table, _PROVIDERS.get(name, _PROVIDER), f"{where}: providers.{name}")
+                )
+                for name, table in check_all(
+                    tables["providers"], dict.fromkeys(tables["providers"], TABLE), f"{where}: providers"
+                ).items()
+            },
         )
 
     def with_packs(self, packs: PackSet) -> Settings:
@@ -125,44 +143,6 @@ def _of_pack(packs: PackSet, said: Mapping[str, Any]) -> dict[str, str]:
     # A model means nothing to another provider than the one it was named for.
     if pack.model is not None and pack.provider in (None, said.get("model_provider", pack.provider)):
         found["default_model"] = pack.model
-    return found
-
-
-def _runtime_of(rest: dict[str, Any], where: str) -> dict[str, Any]:
-    runtime = take_table(rest, "runtime", where)
-    if "model_prices" in rest:
-        _once("model_prices", runtime, f"{where}: [model_prices] stands in [runtime] too")
-        runtime["model_prices"] = rest["model_prices"]
-    for name, value in runtime.items():
-        known(name, FIELDS, f"{where}: runtime")
-        check_setting(name, f"{where}: {name}", value)
-    if "trace_sinks" in runtime:
-        runtime["trace_sinks"] = tuple(runtime["trace_sinks"])
-    return runtime
-
-
-def _once(name: str, runtime: Mapping[str, Any], message: str) -> None:
-    if name in runtime:
-        raise InvalidArgument(f"{message}: leave one of them out")
-
-
-def _providers_of(tables: Mapping[str, Any], called: str) -> dict[str, ProviderSettings]:
-    checked(tables, dict.fromkeys(tables, TABLE), called)
-    return {
-        name: ProviderSettings(**checked(table, _PROVIDERS.get(name, _PROVIDER), f"{called}.{name}"))
-        for name, table in tables.items()
-    }
-
-
-def _variables(section: str, keys: Mapping[str, Key], environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment says of a section, as in AGENT_RUNTIME_TURNS_MAX_IN_FLIGHT; empty is not set."""
-    found: dict[str, Any] = {}
-    for name, key in keys.items():
-        variable = f"{PREFIX}{section}_{name}".upper()
-        text = environ.get(variable, "").strip()
-        if text:
-            found[name] = _READ.get(key, str)(text)
-            checked({variable: found[name]}, {variable: key}, "the environment")
     return found
 
 

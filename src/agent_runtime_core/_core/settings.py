@@ -1,0 +1,153 @@
+"""Check settings by tables of their types, whether a program, a file or the environment sets them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from .._refusals import is_number, meant, redacted, redacted_url
+from ..errors import InvalidArgument, UnknownSetting, brief
+
+_Kind = TypeVar("_Kind")
+
+_TRUTH: Final = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
+
+
+def _redacted(value: Any) -> Any:
+    return redacted(value) if isinstance(value, str) else value
+
+
+def _redacted_url(value: Any) -> Any:
+    return redacted_url(value) if isinstance(value, str) else value
+
+
+def _hidden(value: Any) -> Any:
+    return None if value is None else "***"
+
+
+@dataclass(frozen=True)
+class SettingType:
+    """What a setting may be, in words and as a test.
+
+    `read` makes the value of an environment variable; it returns the text itself if it cannot, which `fits` then
+    rejects. `shown` is the value without its secrets.
+    """
+
+    wanted: str
+    fits: Callable[[Any], bool]
+    read: Callable[[str], Any] = str
+    shown: Callable[[Any], Any] = _redacted
+
+    def check(self, called: str, value: Any) -> None:
+        """Raise InvalidArgument, which names the setting as `called`, for a value that does not fit."""
+        if not self.fits(value):
+            raise InvalidArgument(f"{called} must be {self.wanted}, got {brief(self.shown(value))}")
+
+    def or_none(self, why: str = "") -> SettingType:
+        return dataclasses.replace(
+            self, wanted=f"{self.wanted} or None{why}", fits=lambda value: value is None or self.fits(value)
+        )
+
+
+def number(least: float = 0, most: float = math.inf, *, above: bool = False, whole: bool = False) -> SettingType:
+    """The type of a finite number from `least` to `most`; `above` excludes `least` itself."""
+
+    def fits(value: Any) -> bool:
+        return (
+            is_number(value)
+            and least <= value <= most
+            and value < math.inf
+            and not (above and value == least)
+            and (isinstance(value, int) or not whole)
+        )
+
+    scope = (
+        f"above {least:g}" if above else f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+    )
+    return SettingType(f"a{' whole' if whole else ''} number {scope}", fits, _number_in)
+
+
+def choice(*values: str) -> SettingType:
+    """The type of a string that is one of these."""
+    return SettingType(" or ".join(map(repr, values)), lambda value: isinstance(value, str) and value in values)
+
+
+def _number_in(text: str) -> float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+TEXT: Final = SettingType("a text", lambda value: isinstance(value, str) and value.strip() != "")
+URL: Final = dataclasses.replace(TEXT, shown=_redacted_url)
+SECRET: Final = dataclasses.replace(TEXT, shown=_hidden)
+TRUTH: Final = SettingType(
+    "true or false", lambda value: isinstance(value, bool), lambda text: _TRUTH.get(text.lower(), text)
+)
+COUNT: Final = number(whole=True)
+POSITIVE: Final = number(above=True, whole=True)
+SECONDS: Final = number()
+POSITIVE_SECONDS: Final = number(above=True)
+# Hidden, because the value may be a key that was written one level too high.
+TABLE: Final = SettingType("a table", lambda value: isinstance(value, dict), shown=_hidden)
+
+
+def check_known(name: str, names: Iterable[str], called: str = "", what: str = "setting") -> None:
+    """Raise UnknownSetting, with the nearest name, for a name that is not one of `names`."""
+    names = tuple(names)
+    if name not in names:
+        raise UnknownSetting(f"{called}{': ' * bool(called)}no {what} {brief(name)}: {meant(name, names)}")
+
+
+def check_all(
+    values: Mapping[str, Any], types: Mapping[str, SettingType], called: str = "", what: str = "setting"
+) -> dict[str, Any]:
+    """Return a copy of settings that have a type each and fit it; `called` is the file and table that they are from."""
+    for name, value in values.items():
+        check_known(name, types, called, what)
+        types[name].check(f"{called}{': ' * bool(called)}{name}", value)
+    return dict(values)
+
+
+def from_variables(
+    types: Mapping[str, SettingType], variables: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the settings that environment variables set; `variables` has their names. An empty one is not set."""
+    found: dict[str, Any] = {}
+    for name, variable in variables.items():
+        text = environment.get(variable, "").strip()
+        if text:
+            found[name] = types[name].read(text)
+            types[name].check(variable, found[name])
+    return found
+
+
+def with_known_names(kind: type[_Kind]) -> type[_Kind]:
+    """Make a dataclass raise UnknownSetting, with the nearest name, for a keyword that it does not have."""
+    made: Callable[..., None] = kind.__init__
+    names = [each.name for each in dataclasses.fields(kind)]  # type: ignore[arg-type]
+
+    @functools.wraps(made)
+    def init(self: _Kind, *args: Any, **settings: Any) -> None:
+        for name in settings:
+            check_known(name, names)
+        made(self, *args, **settings)
+
+    kind.__init__ = init  # type: ignore[method-assign, assignment]
+    return kind
