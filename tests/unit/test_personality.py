@@ -459,29 +459,9 @@ async def test_a_watched_folder_may_go_and_come_back(tmp_path: Path) -> None:
     await asyncio.wait({watcher})
 
 
-@pytest.mark.parametrize("age", [1, 60])
-def test_only_packs_that_have_lain_still_are_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float
-) -> None:
-    home = full(tmp_path)
-    clock = VirtualClock(start=(home / "greeting.md").stat().st_mtime + age)
-    manager, opened = PersonalityPackManager(tmp_path, clock=clock), list[Any]()
-    open_it = os.open
-
-    def counting(file: Any, *rest: Any, **more: Any) -> int:
-        opened.append(file)
-        return open_it(file, *rest, **more)
-
-    monkeypatch.setattr(os, "open", counting)
-    assert manager.reload() is False
-    assert bool(opened) == (age == 1)
-    (home / "system.md").write_text("New.")
-    assert manager.reload() is True
-
-
 def test_files_that_change_with_every_reading_are_not_taken() -> None:
     numbers = itertools.count()
-    reading = twice(lambda: Reading({"pack.toml": b"%d" % next(numbers)}, {}), "personality 'helper'")
+    reading = twice(lambda: Reading({"pack.toml": b"%d" % next(numbers)}), "personality 'helper'")
     assert reading.problem == "personality 'helper' changes while it is read"
     assert next(numbers) < 20
 

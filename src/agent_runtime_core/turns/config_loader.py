@@ -14,12 +14,11 @@ from .._clock import SYSTEM, Clock
 from .._ids import path_text
 from ..config import FIELDS, RuntimeConfig, configure
 from ..errors import InvalidArgument, brief
-from .files import Mark, Reading, has_changed, mark_of, read_file, settled, tables_in, twice
+from .files import Mark, Problems, Reading, mark_of, read_file, tables_in, twice, watch
 from .packs import Found, PackReader
 from .personality import PackSet
 from .settings import PersonalitySettings, ProviderSettings, Settings, Sources, TurnSettings, changes
 from .subscribers import Subscribers
-from .watching import Problems, watch
 
 __all__ = [
     "ConfigChanged",
@@ -43,53 +42,6 @@ class ConfigChanged:
     def payload(self) -> dict[str, Any]:
         """The event as JSON has it."""
         return {"version": self.version, "changed": list(self.changed), "path": self.path}
-
-
-class _Document:
-    """One TOML file and what it said when it was last looked at."""
-
-    def __init__(self, path: Path, clock: Clock) -> None:
-        self.path, self._clock = path, clock
-        self._reading: Reading | None = None
-        self._settled = False
-        self._tables: dict[str, Any] | None = None
-        self._error: InvalidArgument | None = None
-
-    @property
-    def content(self) -> bytes:
-        """The bytes that were last read; empty where none could be."""
-        return b"" if self._reading is None else self._reading.contents.get(self.path.name, b"")
-
-    def look(self) -> dict[str, Any]:
-        """What the file says now; InvalidArgument if it cannot be read or is not TOML."""
-        if self._reading is None or not self._settled or has_changed(self._reading.marks):
-            reading = twice(self._read, self.path.name)
-            self._settled = settled(reading.marks, self._clock)
-            if self._reading is None or reading._replace(marks={}) != self._reading._replace(marks={}):
-                self._take(reading)
-            self._reading = reading
-        if self._error is not None:
-            raise self._error
-        return self._tables or {}
-
-    def _read(self) -> Reading:
-        marks = {self.path: mark_of(self.path)}
-        try:
-            return Reading({self.path.name: read_file(self.path, self.path.name)}, marks)
-        except InvalidArgument as error:
-            return Reading({}, marks, str(error))
-
-    def _take(self, reading: Reading) -> None:
-        try:
-            if reading.problem:
-                raise InvalidArgument(reading.problem)
-            content = reading.contents[self.path.name]
-            if self._tables and not content.strip():
-                # Whoever writes it in place has only begun to; to mean the defaults a comment will do.
-                raise InvalidArgument(f"{self.path.name} has become empty")
-            self._tables, self._error = tables_in(content, self.path.name), None
-        except InvalidArgument as error:
-            self._error = error
 
 
 class ConfigLoader:
@@ -116,7 +68,7 @@ class ConfigLoader:
         if path is not None and text is None:
             raise InvalidArgument(f"{brief(path, 500)} is no path of a file: give one, or path=None to do without")
         self._path = None if text is None else Path(text).absolute()
-        self._document = None if self._path is None else _Document(self._path, clock)
+        self._content = b""  # of the file, as it was read last
         self._environ, self._clock = environ, clock
         self._lock = threading.Lock()
         self._subscribers = Subscribers[ConfigChanged]()
@@ -126,7 +78,7 @@ class ConfigLoader:
         self._good: dict[str, Any] = {}
         if self._path is not None and not self._path.exists():
             raise InvalidArgument(f"{self._path} is not there: write it, or give path=None to do without a file")
-        self._current = self._built({} if self._document is None else self._document.look())
+        self._current = self._built(self._document())
 
     @property
     def current(self) -> Settings:
@@ -179,22 +131,42 @@ class ConfigLoader:
     def _newest(self) -> Settings | None:
         """What the sources say now: with the last good file where this one is broken, None if even that will not do."""
         try:
-            new = self._built(self._good if self._document is None else self._document.look())
+            new = self._built(self._document())
             self._problems.over()
             return new
         except InvalidArgument as error:
-            self._problems.tell(error, self._document and self._document.content)
+            self._problems.tell(error, self._content)
         try:
             return self._built(self._good)
         except InvalidArgument:
             return None
+
+    def _document(self) -> dict[str, Any]:
+        """Return the tables of the file; InvalidArgument if it cannot be read or is not TOML."""
+        if (path := self._path) is None:
+            return {}
+
+        def read() -> Reading:
+            try:
+                return Reading({path.name: read_file(path, path.name)})
+            except InvalidArgument as error:
+                return Reading({}, str(error))
+
+        reading = twice(read, path.name)
+        self._content = reading.contents.get(path.name, b"")
+        if reading.problem:
+            raise InvalidArgument(reading.problem)
+        if self._good and not self._content.strip():
+            # An editor that writes the file in place has only begun. A file for the defaults can be a comment.
+            raise InvalidArgument(f"{path.name} has become empty")
+        return tables_in(self._content, path.name)
 
     def _built(self, document: dict[str, Any]) -> Settings:
         sources = Sources.of(document, os.environ if self._environ is None else self._environ, self._path)
         folder = sources.personality.folder
         reader, found = self._reader, Found({}, {})
         if reader is None or reader.folder != folder:
-            reader = None if folder is None else PackReader(folder, self._clock)
+            reader = None if folder is None else PackReader(folder)
         if reader is not None:
             found = reader.look()
         built = sources.with_packs(PackSet.of(found.packs if reader else None, sources.personality.default))

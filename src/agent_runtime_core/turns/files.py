@@ -1,21 +1,28 @@
-"""Small files as they are at one moment: regular ones, of a limited length, that lie where they should."""
+"""Read small files of settings, and watch them for changes."""
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from .._clock import SYSTEM, Clock
+from .._clock import Clock
+from .._core.settings import POSITIVE_SECONDS
 from ..errors import InvalidArgument
+from ..portal import in_thread
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 #: Bytes of one file.
 MAX_BYTES = 256 * 1024
-#: Seconds. Two writes within one tick of a file system's clock leave the same time: a younger file is read again.
-FRESH = 2.0
+#: Seconds for which files must lie still before they are read: who writes one in parts is let finish.
+STILL = 0.1
+#: How often they are asked whether they do, before they are read all the same.
+PATIENCE = 50
 #: Readings until two in a row are the same.
 READINGS = 5
 
@@ -32,11 +39,6 @@ def mark_of(path: Path) -> Mark:
     except (OSError, ValueError):
         return None
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def settled(marks: Mapping[Path, Mark], clock: Clock = SYSTEM) -> bool:
-    """Whether equal marks mean equal files: all are there, and none was changed just now."""
-    return all(mark is not None and max(mark[3:]) / 1e9 < clock.wall() - FRESH for mark in marks.values())
 
 
 def read_file(path: Path, called: str, inside: Path | None = None) -> bytes:
@@ -73,15 +75,17 @@ def _read(real: Path, called: str) -> bytes:
 
 
 class Reading(NamedTuple):
-    """Files as they were read, by name, with their marks from before; and what was wrong with them."""
+    """The contents of files by name, or why one of them cannot be used."""
 
     contents: dict[str, bytes]
-    marks: dict[Path, Mark]
     problem: str = ""
 
 
 def twice(read: Callable[[], Reading], called: str) -> Reading:
-    """What `read` gives two times in a row, so that files that are being replaced are not seen half old, half new."""
+    """Return what `read` returns two times in a row.
+
+    Otherwise files that are replaced at this moment would be read half old, half new.
+    """
     before = read()
     for _ in range(READINGS):
         now = read()
@@ -89,11 +93,6 @@ def twice(read: Callable[[], Reading], called: str) -> Reading:
             return now
         before = now
     return before._replace(problem=f"{called} changes while it is read")
-
-
-def has_changed(marks: Mapping[Path, Mark]) -> bool:
-    """Whether any of the files is not what it was."""
-    return any(mark_of(path) != mark for path, mark in marks.items())
 
 
 def tables_in(content: bytes, called: str) -> dict[str, Any]:
@@ -111,3 +110,45 @@ def text_in(content: bytes, called: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidArgument(f"{called} is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+class Reloads(Protocol):
+    """Something made of files."""
+
+    def marks(self) -> dict[Path, Mark]: ...
+    def reload(self) -> bool: ...
+
+
+async def watch(source: Reloads, interval: float, clock: Clock) -> None:
+    """Reload `source` whenever its files have changed; files are looked at in a thread, never on the loop."""
+    POSITIVE_SECONDS.check("interval", interval)
+    seen: dict[Path, Mark] | None = None
+    while True:
+        marks = await in_thread(source.marks)
+        for _ in range(PATIENCE):
+            if marks == seen:
+                break
+            await clock.sleep(STILL)
+            seen, marks = marks, await in_thread(source.marks)
+        await in_thread(source.reload)
+        await clock.sleep(interval)
+
+
+class Problems:
+    """Logs what is wrong with something once for as long as it stays so. `last` is it, or None."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._said: object = None
+        self.last: InvalidArgument | None = None
+
+    def tell(self, error: InvalidArgument, content: object = None) -> None:
+        """This is wrong, with that content of the files."""
+        self.last = error
+        if self._said != (said := (str(error), content)):
+            self._said = said
+            log.warning("%s cannot be used and the last good ones are kept: %s", self._what, error)
+
+    def over(self) -> None:
+        """All is well again."""
+        self.last = self._said = None

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._clock import SYSTEM, Clock
 from .._core.settings import COUNT, POSITIVE, TABLE, TEXT, TRUTH, SettingType, check_all, check_known, number
 from ..errors import InvalidArgument, brief
 from ..limits import RunLimits
-from .files import Mark, Reading, has_changed, mark_of, read_file, settled, tables_in, text_in, twice
+from .files import Mark, Reading, mark_of, read_file, tables_in, text_in, twice
 from .instances import MemorySettings, PersonalityInstance, Sampling
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -66,7 +65,6 @@ class _Known:
     """What is known of one pack."""
 
     reading: Reading
-    settled: bool
     instance: PersonalityInstance | None = None
     error: InvalidArgument | None = None
 
@@ -74,9 +72,8 @@ class _Known:
 class PackReader:
     """Looks at a folder of packs again and again. Not safe for several threads at once."""
 
-    def __init__(self, folder: Path, clock: Clock = SYSTEM) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder: Path = folder
-        self._clock = clock
         self._known: dict[str, _Known] = {}
         self._begun = False
 
@@ -87,8 +84,9 @@ class PackReader:
         except InvalidArgument:
             homes = []  # look() tells why
         files = [
-            *(home / FILE for home in homes),
-            *(path for each in self._known.values() for path in each.reading.marks),
+            home / file
+            for home in homes
+            for file in (FILE, *(self._known[home.name].reading.contents if home.name in self._known else ()))
         ]
         return {path: mark_of(path) for path in (self.folder, *homes, *files)}
 
@@ -120,39 +118,31 @@ class PackReader:
 
     def _look_at(self, name: str) -> _Known:
         before = self._known.get(name)
-        if before is not None and before.settled and not has_changed(before.reading.marks):
-            return before
         reading = twice(lambda: read_pack(self.folder, name), f"personality {name!r}")
-        still = settled(reading.marks, self._clock)
-        if before is not None and _same(reading, before.reading):
-            before.reading, before.settled = reading, still
+        if before is not None and reading == before.reading:
             return before
         old = before.instance if before is not None else None
         try:
             new = built(name, reading)
         except InvalidArgument as error:
-            return _Known(reading, still, old, error)
+            return _Known(reading, old, error)
         if old is not None:
             new = old if new.digest == old.digest else dataclasses.replace(new, version=old.version + 1)
-        return _Known(reading, still, new)
-
-
-def _same(one: Reading, other: Reading) -> bool:
-    return (one.contents, one.problem) == (other.contents, other.problem)
+        return _Known(reading, new)
 
 
 def read_pack(folder: Path, name: str) -> Reading:
     """All files of that pack, read; a file that cannot be is the problem of the reading."""
-    home, contents, marks = folder / name, dict[str, bytes](), dict[Path, Mark]()
+    home, contents = folder / name, dict[str, bytes]()
     try:
         if not home.resolve(strict=True).is_relative_to(folder.resolve(strict=True)):
             raise InvalidArgument(f"personality {brief(name)} leads out of {folder}: move its folder there")
-        contents[FILE] = _read_into(marks, home, FILE)
+        contents[FILE] = read_file(home / FILE, f"{name}/{FILE}", home)
         for file in _named_in(name, contents[FILE]):
-            contents[file] = _read_into(marks, home, file)
+            contents[file] = read_file(home / file, f"{name}/{file}", home)
     except (InvalidArgument, OSError, RuntimeError) as error:
-        return Reading(contents, marks, str(error))
-    return Reading(contents, marks)
+        return Reading(contents, str(error))
+    return Reading(contents)
 
 
 def _named_in(name: str, content: bytes) -> list[str]:
@@ -161,11 +151,6 @@ def _named_in(name: str, content: bytes) -> list[str]:
         return _files_of(_table_of(name, content))
     except InvalidArgument:
         return []
-
-
-def _read_into(marks: dict[Path, Mark], home: Path, file: str) -> bytes:
-    marks[home / file] = mark_of(home / file)
-    return read_file(home / file, f"{home.name}/{file}", home)
 
 
 def _table_of(name: str, content: bytes) -> dict[str, Any]:

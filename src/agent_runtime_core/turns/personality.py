@@ -13,10 +13,9 @@ from .._ids import path_text
 from .._refusals import meant
 from ..errors import InvalidArgument, brief
 from ..tools.registry import ToolRegistry
-from .files import Mark
+from .files import Mark, Problems, watch
 from .instances import MemorySettings, PersonalityInstance, Sampling
 from .packs import Found, PackReader
-from .watching import Problems, watch
 
 __all__ = ["MemorySettings", "PackSet", "PersonalityInstance", "PersonalityPackManager", "Sampling"]
 
@@ -86,7 +85,7 @@ class PersonalityPackManager:
         text = None if folder is None else path_text(folder)
         if folder is not None and text is None:
             raise InvalidArgument(f"{brief(folder, 500)} is no path of a folder: give one, or folder=None")
-        self._reader = None if text is None else PackReader(Path(text).absolute(), clock)
+        self._reader = None if text is None else PackReader(Path(text).absolute())
         self._tools, self._default, self._clock = tools, default, clock
         self._lock = threading.Lock()
         self._problems = Problems("the personalities")
