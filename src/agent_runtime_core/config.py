@@ -24,6 +24,7 @@ from ._core.settings import (
     check_known,
     choice,
     from_variables,
+    number,
     with_known_names,
 )
 from ._refusals import redacted_url
@@ -184,7 +185,7 @@ def _are_prices(value: Any) -> bool:
         isinstance(model, str)
         and isinstance(prices, Mapping)
         and {"input", "output"} <= set(prices) <= _PRICES
-        and all(SECONDS.fits(price) for price in prices.values())
+        and all(number().fits(price) for price in prices.values())
         for model, prices in value.items()
     )
 
@@ -203,9 +204,10 @@ SETTINGS: dict[str, SettingType] = {
     **dict.fromkeys(("backend_url", "redis_url"), URL.or_none()),
     **dict.fromkeys((*_KEYS, "langfuse_secret_key"), SECRET.or_none()),
     **dict.fromkeys(("run_timeout_seconds", "heartbeat_interval_seconds", "lease_ttl_seconds"), POSITIVE_SECONDS),
-    **dict.fromkeys(("retry_backoff_base", "retry_backoff_max", "park_after"), SECONDS),
+    **dict.fromkeys(("retry_backoff_max", "park_after"), SECONDS),
     **dict.fromkeys(("max_retries", "max_unsent_bytes"), POSITIVE),
     **dict.fromkeys(("langfuse_enabled", "langfuse_content"), TRUTH),
+    "retry_backoff_base": number(),
     "durability": choice("full", "normal"),
     "trace_sinks": SettingType(
         "a list of trace sinks or their names", _are_sinks,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ._contexts import queued
-from ._refusals import is_number, meant
+from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number
+from ._refusals import meant
 from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]
 
 Waiting = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # what a wait is awaited through
-
-_WHOLE = frozenset({"max_turns", "max_tool_calls", "max_tokens"})
 
 
 @dataclass(frozen=True)
@@ -41,24 +39,8 @@ class RunLimits:
     count_estimates: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.count_estimates, bool):
-            raise InvalidArgument(f"count_estimates must be True or False, got {brief(self.count_estimates)}")
-        for name in _NUMBERS:
-            value = getattr(self, name)
-            if value is None:
-                continue
-            whole = name in _WHOLE
-            above = name in ("turn_timeout", "run_timeout", "max_turns")
-            if (
-                not is_number(value)
-                or (whole and not isinstance(value, int))
-                or not 0 <= value < math.inf
-                or (above and not value)
-            ):
-                raise InvalidArgument(
-                    f"{name} is a{' whole' if whole else ''} number {'above 0' if above else 'of at least 0'}, "
-                    f"or None for no limit, not {brief(value)}"
-                )
+        for name, kind in _TYPES.items():
+            kind.check(name, getattr(self, name))
 
     @classmethod
     def of(cls, given: RunLimits | Mapping[str, Any] | None) -> RunLimits:
@@ -88,6 +70,14 @@ class RunLimits:
 
 _NAMES = tuple(field.name for field in dataclasses.fields(RunLimits))
 _NUMBERS = _NAMES[:-1]  # all but count_estimates
+_NO_LIMIT = " for no limit"
+_TYPES = {
+    "max_turns": POSITIVE.or_none(_NO_LIMIT),
+    **dict.fromkeys(("max_tool_calls", "max_tokens"), COUNT.or_none(_NO_LIMIT)),
+    "max_cost_usd": number().or_none(_NO_LIMIT),
+    **dict.fromkeys(("turn_timeout", "run_timeout"), POSITIVE_SECONDS.or_none(_NO_LIMIT)),
+    "count_estimates": TRUTH,
+}
 NO_LIMITS = RunLimits()
 
 

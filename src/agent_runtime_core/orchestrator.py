@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import datetime as _dt
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,7 +15,7 @@ from uuid import UUID
 
 from ._clock import aware
 from ._contexts import start_soon
-from ._refusals import is_number, meant
+from ._core.settings import POSITIVE, SECONDS, number, with_known_names
 from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
 from .interfaces import LLMClient, RunResult
@@ -65,10 +64,8 @@ class RunCreate:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str):
-            raise InvalidArgument(f"prompt is a text, not {brief(self.prompt)}")
-        most = self.max_steps
-        if isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= MOST_STEPS:
-            raise InvalidArgument(f"max_steps is a whole number from 1 to {MOST_STEPS}, not {brief(most)}")
+            raise InvalidArgument(f"prompt must be a string, got {brief(self.prompt)}")
+        number(1, MOST_STEPS, whole=True).check("max_steps", self.max_steps)
 
 
 @dataclass
@@ -93,6 +90,7 @@ class RunResponse:
         return cast("dict[str, Any]", json.loads(json.dumps(plain, default=json_form)))
 
 
+@with_known_names
 @dataclass(frozen=True)
 class OrchestratorSettings:
     """A step is tried `max_retries` times, `backoff_base` seconds apart, then twice as long, and so on.
@@ -107,12 +105,8 @@ class OrchestratorSettings:
 
     def __post_init__(self) -> None:
         for name in ("max_retries", "max_concurrency", "concurrent_runs"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidArgument(f"{name} is a whole number of at least 1, not {brief(value)}")
-        base = self.backoff_base
-        if not is_number(base) or not 0 <= base < math.inf:
-            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {brief(base)}")
+            POSITIVE.check(name, getattr(self, name))
+        SECONDS.check("backoff_base", self.backoff_base)
 
     @classmethod
     def of(cls, given: OrchestratorSettings | Mapping[str, Any] | None) -> OrchestratorSettings:
@@ -121,10 +115,6 @@ class OrchestratorSettings:
             return given or cls()
         if not isinstance(given, Mapping):
             raise InvalidArgument(f"settings are OrchestratorSettings or a dict of their fields, not {brief(given)}")
-        known = [each.name for each in dataclasses.fields(cls)]
-        for name in given:
-            if name not in known:
-                raise InvalidArgument(f"no setting is called {brief(name)}: {meant(name, known)}")
         return cls(**given)
 
 

@@ -633,7 +633,7 @@ async def test_a_stream_cut_at_every_byte_calls_no_tool(error: Exception | None,
 
 
 def test_without_a_key() -> None:
-    with pytest.raises(AnthropicConfigurationError, match=r"pass api_key=.*configure.*ANTHROPIC_API_KEY"):
+    with pytest.raises(AnthropicConfigurationError, match=r"give api_key=.*configure.*ANTHROPIC_API_KEY"):
         AnthropicClient()
     assert issubclass(AnthropicConfigurationError, ValueError)
 
@@ -707,7 +707,7 @@ async def test_an_injected_transport_is_not_remote_and_stays_open() -> None:
 
 @pytest.mark.parametrize(("name", "instead"), [("max_retries", "retries="), ("timeout", "timeouts=")])
 def test_what_the_sdk_must_not_do_is_said(name: str, instead: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name}=3 .* give {instead}"):
+    with pytest.raises(InvalidArgument, match=f"{name}=3 .* use {instead}"):
         AnthropicClient(KEY, **dict[str, Any]({name: 3}))
 
 

@@ -170,7 +170,7 @@ def test_what_nobody_reads_is_refused_with_the_nearest(path: Path, text: str, me
         ("[runtime]\nmax_retries = 'three'\n", r"^config.toml: max_retries must be a whole.*, got 'three'"),
         ("[runtime]\nmax_retries = true\n", r"^config.toml: max_retries must be .*, got True"),
         ("[runtime]\npark_after = nan\n", r"^config.toml: park_after must be .*, got nan"),
-        ("[runtime]\nredis_url = 2026-11-22\n", r"^config.toml: redis_url must be a text or None, got datetime.date"),
+        ("[runtime]\nredis_url = 2026-11-22\n", r"^config.toml: redis_url must be a text, or None, got datetime.date"),
         ("runtime = 3\n", r"^config.toml: runtime must be a table.*, got '\*\*\*'"),
         ("[model_prices]\nm = 3\n", r"^config.toml: model_prices must be .*USD per million tokens"),
         (

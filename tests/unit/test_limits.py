@@ -16,7 +16,7 @@ from agent_runtime_core.limits import Budget, RunLimits, named_limits, tokens_of
 )
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "3", True, [1]])
 def test_a_limit_is_a_number(name: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match=f"{name} is a .*not "):
+    with pytest.raises(InvalidArgument, match=f"{name} must be .*, got "):
         RunLimits.of({name: value})
 
 
@@ -28,7 +28,7 @@ def test_some_limits_are_above_0(name: str) -> None:
 
 
 def test_whole_limits_are_whole() -> None:
-    with pytest.raises(InvalidArgument, match="max_turns is a whole number"):
+    with pytest.raises(InvalidArgument, match="max_turns must be a whole number"):
         RunLimits(max_turns=1.5)  # type: ignore[arg-type]
 
 
@@ -179,7 +179,7 @@ def test_a_limit_says_how_to_raise_it() -> None:
 
 
 def test_count_estimates_is_a_bool() -> None:
-    with pytest.raises(InvalidArgument, match="count_estimates must be True or False, got 1"):
+    with pytest.raises(InvalidArgument, match="count_estimates must be true or false, got 1"):
         RunLimits(count_estimates=1)  # type: ignore[arg-type]
     assert RunLimits(count_estimates=True).stricter({"max_turns": 1}) == RunLimits(max_turns=1, count_estimates=True)
     assert RunLimits().as_dict() == {}

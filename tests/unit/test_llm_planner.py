@@ -148,7 +148,7 @@ async def test_what_the_provider_raises_goes_on() -> None:
 
 @pytest.mark.parametrize("repairs", [-1, True, 1.5])
 def test_a_bad_count_is_named(repairs: Any) -> None:
-    with pytest.raises(InvalidArgument, match="max_repairs is a count"):
+    with pytest.raises(InvalidArgument, match="max_repairs must be"):
         LLMPlanner(Scripted(), max_repairs=repairs)
 
 

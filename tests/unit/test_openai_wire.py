@@ -44,7 +44,7 @@ from agent_runtime_core.llm import (  # noqa: E402
 )
 from agent_runtime_core.llm._assembly import Assembly  # noqa: E402
 from agent_runtime_core.llm._breaker import Breakers  # noqa: E402
-from agent_runtime_core.llm.openai import is_loopback  # noqa: E402
+from agent_runtime_core.llm._configured import is_loopback  # noqa: E402
 from tests.unit.wire_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"

@@ -182,7 +182,7 @@ async def test_what_cannot_be_planned_says_what_can() -> None:
 
 @pytest.mark.parametrize("most", [0, 101, -1, True, 2.0, "10", None])
 async def test_max_steps_is_from_1_to_100(most: Any) -> None:
-    with pytest.raises(InvalidArgument, match="max_steps is a whole number from 1 to 100"):
+    with pytest.raises(InvalidArgument, match="max_steps must be a whole number from 1 to 100"):
         RunCreate("add 1 and 2", most)
     async with Orchestrator() as orchestrator:
         with pytest.raises(ValueError, match="max_steps"):
@@ -207,7 +207,7 @@ async def test_arguments_and_settings_that_fit_nowhere() -> None:
             Orchestrator(unusable)
     with pytest.raises(InvalidArgument, match="a ToolRegistry or a list of tools, not 5"):
         Orchestrator(tool_registry=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="prompt is a text, not 5"):
+    with pytest.raises(InvalidArgument, match="prompt must be a string, got 5"):
         RunCreate(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="did you mean 'max_retries'"):
         Orchestrator(settings={"max_retrys": 1})

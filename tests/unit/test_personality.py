@@ -272,7 +272,10 @@ def test_values_are_texts_or_numbers() -> None:
         ("name = 'helper'\n[memory]\nhistory_tokens = 0", "memory: history_tokens must be .*above 0.*, got 0"),
         ("name = 'helper'\n[memory]\nremember = 'no'", "memory: remember must be .*true or false.*, got 'no'"),
         ("name = 'helper'\n[limits]\nmax_turn = 1", "limits: no limit 'max_turn': did you mean 'max_turns'"),
-        ("name = 'helper'\n[limits]\nmax_turns = 0", "helper/pack.toml: limits: max_turns is a whole number above 0"),
+        (
+            "name = 'helper'\n[limits]\nmax_turns = 0",
+            "helper/pack.toml: limits: max_turns must be a whole number above 0",
+        ),
         ("name = 'helper'\nsystem = 'gone.md'", "helper/gone.md is not there"),
         ("name = 'helper'\n[prompts]\na = 'gone.md'", "helper/gone.md is not there"),
         ("name = 'helper'\n[prompts]\nsystem = 'system.md'", "prompts.system is the key system at the top"),

@@ -51,7 +51,7 @@ async def test_what_is_no_event_and_no_place_is_refused() -> None:
                 await topics.publish(envelope)
         for place in (-1, True, 1.5, "0", None):
             offset: Any = place
-            with pytest.raises(InvalidArgument, match="cannot be committed"):
+            with pytest.raises(InvalidArgument, match="offset must be"):
                 await topics.commit(AUDIT, "c", offset)
         assert await topics.offset(AUDIT, "c") == 0
 
@@ -205,7 +205,7 @@ async def test_a_consumer_whose_place_is_gone_goes_on_at_the_first_event_there_i
 @pytest.mark.parametrize("options", [{}, {"before": 1.0, "keep": 1}, {"keep": -1}, {"keep": True}, {"keep": 1.5}])
 async def test_what_to_trim_is_said_in_one_way(options: dict[str, Any]) -> None:
     async with Rig() as rig:
-        with pytest.raises(InvalidArgument, match="keep="):
+        with pytest.raises(InvalidArgument, match="keep"):
             await _topics(rig).trim(**options)
 
 

@@ -58,7 +58,7 @@ class SettingType:
 
     def or_none(self, why: str = "") -> SettingType:
         return dataclasses.replace(
-            self, wanted=f"{self.wanted} or None{why}", fits=lambda value: value is None or self.fits(value)
+            self, wanted=f"{self.wanted}, or None{why}", fits=lambda value: value is None or self.fits(value)
         )
 
 
@@ -102,8 +102,10 @@ TRUTH: Final = SettingType(
 )
 COUNT: Final = number(whole=True)
 POSITIVE: Final = number(above=True, whole=True)
-SECONDS: Final = number()
-POSITIVE_SECONDS: Final = number(above=True)
+SECONDS: Final = dataclasses.replace(number(), wanted="a number of seconds of 0 or more")
+#: math.inf means for ever.
+DURATION: Final = SettingType("a number of seconds of 0 or more", lambda value: is_number(value) and value >= 0)
+POSITIVE_SECONDS: Final = dataclasses.replace(number(above=True), wanted="a number of seconds above 0")
 # Hidden, because the value may be a key that was written one level too high.
 TABLE: Final = SettingType("a table", lambda value: isinstance(value, dict), shown=_hidden)
 

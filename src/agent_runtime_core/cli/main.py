@@ -21,8 +21,7 @@ from .._refusals import redacted
 from ..errors import AgentRuntimeError, UnknownRun, brief
 from ..policy import EFFECTS
 from ..status import RunStatus
-from .acting import approve, cancel, fork, resume, signal, vacuum
-from .carrying import carried
+from .acting import approve, cancel, carried, fork, resume, signal, vacuum
 from .letters import discarded, listed, requeued
 from .looking import runs, show
 from .text import plain, trace, warn

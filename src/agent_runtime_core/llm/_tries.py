@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 from .._clock import Clock
-from .._refusals import is_number
-from ..errors import InvalidArgument, ProviderError, brief
+from .._core.settings import POSITIVE, SECONDS
+from ..errors import ProviderError
 from ..retry import Backoff
 from ._breaker import Breakers, Key
 from ._wire import Timeouts
@@ -31,12 +30,9 @@ class Retries:
     retry_after_cap: float = 60.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.tries, bool) or not isinstance(self.tries, int) or self.tries < 1:
-            raise InvalidArgument(f"tries={brief(self.tries)} is no number of requests: give 1 or more, 1 for no retry")
+        POSITIVE.check("tries", self.tries)
         for name in ("base", "cap", "retry_after_cap"):
-            seconds = getattr(self, name)
-            if not is_number(seconds) or not 0 <= seconds < math.inf:
-                raise InvalidArgument(f"{name}={brief(seconds)} is no number of seconds: give 0 or more")
+            SECONDS.check(name, getattr(self, name))
 
 
 @dataclass

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .._core.settings import SettingType
 from .._refusals import is_number
-from ..errors import InvalidArgument, NotSupported, ProviderError, brief
+from ..errors import NotSupported, ProviderError
+
+_LIMIT = SettingType("a number of seconds above 0, or math.inf", lambda value: is_number(value) and value > 0)
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,7 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name, seconds in vars(self).items():
-            if not is_number(seconds) or not seconds > 0:
-                raise InvalidArgument(f"{name}={brief(seconds)} is no number of seconds above 0: math.inf is no limit")
+            _LIMIT.check(name, seconds)
 
 
 @dataclass(frozen=True)

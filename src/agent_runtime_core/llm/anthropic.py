@@ -13,18 +13,18 @@ from typing import Any
 from .._clock import SYSTEM, Clock
 from .._load import load
 from ..config import get_config
-from ..errors import AuthenticationFailed, InvalidArgument, ProviderError, RequestRefused, StreamCut, brief
+from ..errors import AuthenticationFailed, ProviderError, RequestRefused, StreamCut
 from ._anthropic_answer import Assembly, answer_of
 from ._anthropic_format import PROVIDER, conversation_of
 from ._anthropic_options import options_of, tools_of
 from ._breaker import Breakers
 from ._by_loop import ByLoop
 from ._chat import ChatClient
-from ._configured import AnthropicConfigurationError, usable
+from ._configured import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._openai_errors import of_status, translated, without_keys
 from ._tries import Retries
 from ._wire import Answer, Piece, Request, Timeouts, Wire
-from .openai import broken_off, is_loopback
+from .openai import broken_off
 
 __all__ = ["AnthropicClient", "AnthropicWire"]
 
@@ -38,8 +38,6 @@ _LONGEST_UNSTREAMED = 21_333
 # The last version of the API that takes them.
 _SAMPLING_VERSION = "2023-06-01"
 _SAMPLING = ("temperature", "top_p", "top_k")
-# What a server on this machine gets, which seldom asks for a key; the SDK does.
-_NO_KEY = "none"
 _OTHER_KEYS = ("auth_token", "credentials", "config", "profile")
 # Seconds for the end of a connection's last message, which nearly always comes with it.
 _REST = 0.1
@@ -229,23 +227,12 @@ class AnthropicClient(ChatClient):
         http_client: Any = None,
         **options: Any,
     ) -> None:
-        for name, instead in (("max_retries", "retries=Retries(tries=...)"), ("timeout", "timeouts=Timeouts(...)")):
-            if name in options:
-                raise InvalidArgument(
-                    f"{name}={brief(options[name])} is the SDK's own, which is off here: give {instead}"
-                )
+        refuse_sdk_options(options)
         load("anthropic", needed_by=type(self).__name__)
         if not any(options.get(name) for name in _OTHER_KEYS):
-            here = is_loopback(base_url or os.environ.get("ANTHROPIC_BASE_URL") or "")
-            api_key = usable(
-                api_key or get_config().get_anthropic_api_key(), AnthropicConfigurationError, PROVIDER
-            ) or (_NO_KEY if here else None)
-            if not api_key:
-                raise AnthropicConfigurationError(
-                    "AnthropicClient has no key: pass api_key=, or set it with configure(anthropic_api_key=...) or "
-                    "ANTHROPIC_API_KEY",
-                    provider=PROVIDER,
-                )
+            url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or ""
+            key = api_key or get_config().get_anthropic_api_key()
+            api_key = required_key(key, AnthropicConfigurationError, "AnthropicClient", PROVIDER, url)
         wire = AnthropicWire(api_key=api_key, base_url=base_url, sampling=sampling, http_client=http_client, **options)
         super().__init__(
             wire,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import sys
@@ -13,19 +14,17 @@ from .._load import load
 from ..config import get_config
 from ..errors import (
     ContextOverflow,
-    InvalidArgument,
     ModelNotFound,
     NotConfigured,
     ProviderError,
-    brief,
 )
 from ._assembly import Assembly
 from ._chat import ChatClient
-from ._configured import usable
+from ._configured import is_loopback, refuse_sdk_options, usable
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing
 from ._wire import Answer, Piece, Request, Timeouts, Wire
-from .openai import answer_of, as_dict, broken_off, is_loopback, vectors
+from .openai import answer_of, as_dict, asked_of, poured, vectors
 
 __all__ = ["LiteLLMClient"]
 
@@ -56,11 +55,8 @@ class LiteLLMClient(ChatClient):
 
     def __init__(self, default_model: str | None = None, base_url: str | None = None, **options: Any) -> None:
         chat = {name: options.pop(name) for name in _OF_CHAT & options.keys()}
-        for name, instead in (("max_retries", "retries="), ("num_retries", "retries="), ("timeout", "timeouts=")):
-            if name in options:
-                raise InvalidArgument(
-                    f"{name}={brief(options[name])} is not given to litellm, this client has {instead}"
-                )
+        own = {"max_retries": "retries=", "num_retries": "retries=", "timeout": "timeouts="}
+        refuse_sdk_options(options, own, "litellm")
         if not _installed():
             load("litellm", needed_by=type(self).__name__)
         if base_url is not None:
@@ -105,17 +101,9 @@ class LiteLLMWire(Wire):
         asked = self._asked(request, stream=True)
         stream = await sdk.acompletion(**asked)
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
-        try:
-            async for chunk in stream:
-                # Without text too: a model that only thinks or calls tools has not stalled.
-                yield Piece(assembly.take(as_dict(chunk)))
-        except Exception as error:
-            if told := broken_off(self.translate(error, request.model)):
-                raise told from error
-            raise
-        finally:
-            if hasattr(stream, "aclose"):
-                await stream.aclose()
+        async with contextlib.aclosing(poured(self, request, stream, assembly)) as pieces:
+            async for piece in pieces:
+                yield piece
         if (_is_finished(stream) or any(mock in asked for mock in _MOCKS)) and (answer := assembly.answer()):
             yield Piece(answer=answer)
 
@@ -149,20 +137,8 @@ class LiteLLMWire(Wire):
         return int(await asyncio.to_thread(sdk.token_counter, model=model, messages=sent, tools=tools and list(tools)))
 
     def _asked(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
-        asked: dict[str, Any] = {
-            **self._options,
-            "model": request.model,
-            "messages": outgoing(request.messages, self.provider),
-            "tools": list(request.tools) if request.tools else None,
-            "temperature": request.temperature,
-            "max_tokens": request.max_tokens,
-            "timeout": self._timeout(request.timeouts),
-        }
-        if stream:
-            asked["stream_options"] = {"include_usage": True}
-        asked |= {**request.extra, **_ONCE}
-        if stream:
-            asked["stream"] = True
+        asked = asked_of(request, self.provider, self._timeout(request.timeouts), stream=stream)
+        asked = {**self._options, **asked, **_ONCE}
         return {name: value for name, value in asked.items() if value is not None}
 
     def _timeout(self, timeouts: Timeouts) -> Any:

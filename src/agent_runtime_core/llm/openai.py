@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import ipaddress
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from .._load import load
 from ..config import get_config
 from ..errors import (
-    InvalidArgument,
     MissingDependency,
     NotSupported,
     ProviderError,
     ProviderUnavailable,
     StreamCut,
-    brief,
 )
 from ._assembly import Assembly, plain_text
 from ._by_loop import ByLoop
 from ._chat import ChatClient
-from ._configured import OpenAIConfigurationError, usable
+from ._configured import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, incoming, outgoing, usage_of
 from ._wire import Answer, Piece, Request, Timeouts, Wire
@@ -38,8 +36,6 @@ _MODEL = "gpt-4o"
 _EMBEDDING_MODEL = "text-embedding-3-small"
 #: Models that refuse `max_tokens`, at whichever server.
 _REASONING = re.compile(r"(?:.*/)?(?:o\d|gpt-[5-9])")
-#: What a server on this machine gets, which seldom asks for a key; the SDK does.
-_NO_KEY = "none"
 _OF_CHAT = frozenset({"timeouts", "retries", "clock", "breakers"})
 
 
@@ -61,17 +57,12 @@ class OpenAIClient(ChatClient):
         **options: Any,
     ) -> None:
         chat = {name: options.pop(name) for name in _OF_CHAT & options.keys()}
-        _check(options)
+        refuse_sdk_options(options)
         sdk: Any = load("openai", needed_by=type(self).__name__)
         config = get_config()
         endpoint = base_url or os.environ.get("OPENAI_BASE_URL") or _ENDPOINT
-        key = usable(api_key or config.get_openai_api_key(), OpenAIConfigurationError, OpenAIWire.provider)
-        key = key or (_NO_KEY if is_loopback(endpoint) else None)
-        if key is None:
-            raise OpenAIConfigurationError(
-                "OpenAIClient has no key: give api_key=, configure(openai_api_key=...) or set OPENAI_API_KEY",
-                provider=OpenAIWire.provider,
-            )
+        key = api_key or config.get_openai_api_key()
+        key = required_key(key, OpenAIConfigurationError, "OpenAIClient", OpenAIWire.provider, endpoint)
 
         def make() -> Any:
             return sdk.AsyncOpenAI(api_key=key, organization=organization, base_url=endpoint, max_retries=0, **options)
@@ -80,26 +71,6 @@ class OpenAIClient(ChatClient):
             default_model = config.default_model if config.model_provider == OpenAIWire.provider else _MODEL
         wire = OpenAIWire(sdk, make, endpoint, injected=options.get("http_client") is not None)
         super().__init__(wire, default_model=default_model, **chat)
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    for name, instead in (
-        ("max_retries", "retries=Retries(tries=...)"),
-        ("timeout", "timeouts=Timeouts(total=...)"),
-    ):
-        if name in options:
-            raise InvalidArgument(
-                f"{name}={brief(options[name])} is not given to the SDK, this client does that: {instead}"
-            )
-
-
-def is_loopback(url: str) -> bool:
-    """Whether a URL's host is this machine."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 class OpenAIWire(Wire):
@@ -127,16 +98,9 @@ class OpenAIWire(Wire):
         client = await self._clients.here()
         stream = await client.chat.completions.create(**self._asked(request, stream=True))
         assembly = Assembly(self.provider, request.model, ids_in(request.messages))
-        try:
-            async for chunk in stream:
-                # Without text too: a model that only thinks or calls tools has not stalled.
-                yield Piece(assembly.take(as_dict(chunk)))
-        except Exception as error:
-            if told := broken_off(self.translate(error, request.model)):
-                raise told from error
-            raise
-        finally:
-            await stream.close()
+        async with contextlib.aclosing(poured(self, request, stream, assembly)) as pieces:
+            async for piece in pieces:
+                yield piece
         if answer := assembly.answer():
             yield Piece(answer=answer)
 
@@ -173,19 +137,8 @@ class OpenAIWire(Wire):
         await self._clients.close()
 
     def _asked(self, request: Request, *, stream: bool = False) -> dict[str, Any]:
-        asked: dict[str, Any] = {
-            "model": request.model,
-            "messages": outgoing(request.messages, self.provider),
-            "tools": list(request.tools) if request.tools else None,
-            "temperature": request.temperature,
-            self._limit(request.model): request.max_tokens,
-            "timeout": self._timeout(request.timeouts),
-        }
-        if stream:
-            asked["stream_options"] = {"include_usage": True}
-        asked |= request.extra
-        if stream:
-            asked["stream"] = True
+        timeout = self._timeout(request.timeouts)
+        asked = asked_of(request, self.provider, timeout, limit=self._limit(request.model), stream=stream)
         # What this SDK has no name for, a server may have.
         body = {name: asked.pop(name) for name in asked.keys() - self._parameters}
         if body:
@@ -197,6 +150,39 @@ class OpenAIWire(Wire):
 
     def _timeout(self, timeouts: Timeouts) -> Any:
         return self._sdk.Timeout(None, connect=timeouts.connect)
+
+
+def asked_of(
+    request: Request, provider: str, timeout: Any, *, limit: str = "max_tokens", stream: bool = False
+) -> dict[str, Any]:
+    """Return the arguments of a chat completion; `limit` is the name of the one for the answer's length."""
+    return {
+        "model": request.model,
+        "messages": outgoing(request.messages, provider),
+        "tools": list(request.tools) if request.tools else None,
+        "temperature": request.temperature,
+        limit: request.max_tokens,
+        "timeout": timeout,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+        **request.extra,
+        **({"stream": True} if stream else {}),
+    }
+
+
+async def poured(wire: Wire, request: Request, stream: Any, assembly: Assembly) -> AsyncGenerator[Piece, None]:
+    """Feed a stream of chunks to `assembly`, yield the text of each, and close the stream."""
+    try:
+        async for chunk in stream:
+            # Without text too: a model that only thinks or calls tools has not stalled.
+            yield Piece(assembly.take(as_dict(chunk)))
+    except Exception as error:
+        if told := broken_off(wire.translate(error, request.model)):
+            raise told from error
+        raise
+    finally:
+        close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
+        if close is not None:
+            await close()
 
 
 def as_dict(told: Any) -> dict[str, Any]:

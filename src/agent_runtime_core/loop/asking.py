@@ -11,12 +11,13 @@ from typing import Any
 
 from .._clock import Clock
 from ..config import get_config
-from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, UnknownPrice, brief
+from ..errors import InvalidArgument, LimitExceeded, NotSupported, StreamCut, brief
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..keyed import UNRECORDED
 from ..limits import UNSEEN_TOKENS, tokens_of
 from ..llm._prices import cost_usd, price_of
+from ..llm._recording import recorded_form, require_price, traced
 from .state import TurnState
 from .talk import Cancelled, Talk
 
@@ -51,14 +52,7 @@ class Asking:
         """UnknownPrice if a limit in USD could not be kept."""
         talk = self.talk
         limits, config = talk.budget.strictest, get_config()
-        if limits.max_cost_usd is None or limits.max_tokens is not None:
-            return
-        model = self._wanted() or config.default_model
-        if price_of(model, config.model_prices) is None:
-            raise UnknownPrice(
-                f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
-                f"configure(model_prices=...), or give max_tokens too"
-            )
+        require_price(limits, self._wanted() or config.default_model, config.model_prices)
 
     async def answer(self, key: str) -> dict[str, Any]:
         """The model's answer to the conversation so far, as it is recorded; LimitExceeded if it may not be asked."""
@@ -203,29 +197,8 @@ class Asking:
         return asked
 
     def _call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> Awaitable[dict[str, Any]]:
-        return self._traced_call(messages, about) if self.talk.traced else self._asked(messages, about)
-
-    async def _traced_call(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
-        talk = self.talk
-        began, answer, failure = talk.clock.wall(), dict[str, Any](), None
-        try:
-            answer = await self._asked(messages, about)
-            return answer
-        except BaseException as error:
-            failure = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            parameters = {name: value for name, value in self.options.items() if name != "model"}
-            talk.ctx.trace(
-                "llm.call",
-                {
-                    "step_id": talk.ctx.step_id, "parent_id": None, "model": answer.get("model") or self.model,
-                    "provider": getattr(talk.client, "provider", type(talk.client).__name__),
-                    "input": list(messages), "output": answer.get("message"), "usage": answer.get("usage") or {},
-                    "cost_usd": answer.get("cost_usd"), "started_at": began, "ended_at": talk.clock.wall(),
-                    "error": failure, "model_parameters": parameters,
-                },
-            )  # fmt: skip
+        asked, talk = self._asked(messages, about), self.talk
+        return traced(talk.ctx, talk.client, messages, self.model, self.options, asked) if talk.traced else asked
 
     async def _asked(self, messages: list[dict[str, Any]], about: Mapping[str, Any]) -> dict[str, Any]:
         client, options = self.talk.client, self.given
@@ -234,17 +207,10 @@ class Asking:
         else:
             response = await client.generate(messages=messages, **options)
         message = _with_ids(response.message)
-        usage = response.usage or {}
         cost = response.cost_usd
         if cost is None:
-            cost = self._cost(usage, response.model)
-        answer = {
-            "message": message,
-            "usage": {name: value for name, value in usage.items() if isinstance(value, (int, float))},
-            "model": response.model,
-            "finish_reason": response.finish_reason,
-            "cost_usd": cost,
-        }
+            cost = self._cost(response.usage or {}, response.model)
+        answer = recorded_form(response, message, cost)
         for name, value in about.items():
             if value:
                 answer[name] = value

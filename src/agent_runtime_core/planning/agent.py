@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .._core.settings import POSITIVE
 from ..errors import InvalidArgument, PlanningError, StepExecutionError, ToolFailed, brief, deciding_error
 from ..interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from ..limits import Budget, RunLimits
@@ -99,8 +100,7 @@ class PlanningAgent(AgentRuntime):
 
     def _most(self, ctx: RunContext) -> int | None:
         asked = ctx.params.get("max_steps")
-        if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int) or asked < 1):
-            raise InvalidArgument(f"max_steps is a whole number above 0, not {brief(asked)}")
+        POSITIVE.or_none().check("max_steps", asked)
         return min((each for each in (self.max_steps, asked) if each is not None), default=None)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from .._load import load
 from ..config import get_config
-from ..errors import NotSupported, UnknownPrice
+from ..errors import NotSupported
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..keyed import UNRECORDED, KeyedSteps
 from ..limits import UNSEEN_TOKENS, Budget
-from ..llm._prices import cost_usd, price_of
+from ..llm._prices import cost_usd
+from ..llm._recording import recorded_form, require_price, traced
 
 _CHARS_A_TOKEN = 3  # fewer than any model has on average, so that a guess is rather too large
 
@@ -45,12 +47,15 @@ class RecordedClient(LLMClient):
             if recalled is not None:
                 recalled(answer)
             return answer
-        self._need_price(self._model(given))
+        require_price(self.budget.strictest, self._model(given), self._prices())
         doubted = self._steps.in_doubt("model", key)
         self.budget.in_doubt(doubted)
 
         async def call(attempt: int) -> dict[str, Any]:
-            told = await self._traced(messages, given)
+            asked = self._asked(messages, given)
+            if getattr(self.ctx, "traced", False):
+                asked = traced(self.ctx, self.client, messages, given.get("model"), given, asked)
+            told = await asked
             return {**told, "doubted": doubted} if doubted else told
 
         reserve = self.reserve(messages, given)
@@ -70,17 +75,6 @@ class RecordedClient(LLMClient):
         cost = cost_usd(usage, self._model(options), self._prices())
         return {"tokens": prompt + answer} | ({} if cost is None else {"usd": cost})
 
-    def _need_price(self, model: str) -> None:
-        """UnknownPrice if a limit in USD could not be kept."""
-        limits = self.budget.strictest
-        if limits.max_cost_usd is None or limits.max_tokens is not None:
-            return
-        if price_of(model, self._prices()) is None:
-            raise UnknownPrice(
-                f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
-                f"configure(model_prices=...), or give max_tokens too"
-            )
-
     def _prices(self) -> Mapping[str, Mapping[str, float]]:
         """Those of the client where it has its own."""
         return getattr(self.client, "model_prices", None) or get_config().model_prices
@@ -88,44 +82,24 @@ class RecordedClient(LLMClient):
     def _model(self, options: dict[str, Any]) -> str:
         return options.get("model") or getattr(self.client, "default_model", None) or get_config().default_model
 
-    async def _traced(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
-        ctx, client = self.ctx, self.client
-        if not getattr(ctx, "traced", False):
-            return await self._asked(messages, options)
-        began, answer, failure = ctx.clock.wall(), dict[str, Any](), None
-        try:
-            answer = await self._asked(messages, options)
-            return answer
-        except BaseException as error:
-            failure = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            ctx.trace(
-                "llm.call",
-                {
-                    "step_id": ctx.step_id, "parent_id": None, "model": answer.get("model") or options.get("model"),
-                    "provider": getattr(client, "provider", type(client).__name__), "input": list(messages),
-                    "output": answer.get("message"), "usage": answer.get("usage") or {},
-                    "cost_usd": answer.get("cost_usd"), "started_at": began, "ended_at": ctx.clock.wall(),
-                    "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},
-                },
-            )  # fmt: skip
-
     async def _asked(self, messages: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         response = await self.client.generate(messages, **options)
-        usage = {name: value for name, value in (response.usage or {}).items() if isinstance(value, (int, float))}
         cost, prices = response.cost_usd, self._prices()
         if cost is None and prices:
-            cost = cost_usd(usage, response.model or self._model(options), prices)
-        return {
-            "message": dict(response.message), "usage": usage, "model": response.model,
-            "finish_reason": response.finish_reason, "cost_usd": cost,
-        }  # fmt: skip
+            cost = cost_usd(response.usage or {}, response.model or self._model(options), prices)
+        return recorded_form(response, dict(response.message), cost)
 
     def stream(
         self, messages: list[Any], *, model: str | None = None, tools: list[dict[str, Any]] | None = None, **kwargs: Any
     ) -> AsyncIterator[LLMStreamChunk]:
         raise NotSupported("a recorded call gives the whole answer: use generate()")
+
+
+def configured_client() -> LLMClient:
+    """Return the configured client; the import of its provider waits until it is needed."""
+    make: Any = load("..llm:configured_client", package=__package__)
+    client: LLMClient = make()
+    return client
 
 
 def count_recorded(ctx: Any, name: str, budget: Budget) -> None:

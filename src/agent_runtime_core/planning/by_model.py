@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from .._core.settings import COUNT
 from ..errors import InvalidArgument, PlanningError, brief
 from ..interfaces import LLMClient
 from ..outputs import Output
@@ -88,8 +89,7 @@ class LLMPlanner(BasePlanner):
         memory: ToolRegistry | Iterable[Tool] = (),
         **options: Any,
     ) -> None:
-        if isinstance(max_repairs, bool) or not isinstance(max_repairs, int) or max_repairs < 0:
-            raise InvalidArgument(f"max_repairs is a count of at least 0, not {brief(max_repairs)}")
+        COUNT.check("max_repairs", max_repairs)
         self.client = client
         self.max_repairs = max_repairs
         self.memory: list[Tool] = listed(memory)

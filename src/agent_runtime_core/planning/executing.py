@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from .._core.settings import POSITIVE, number
 from .._ids import step_id
 from .._json import MAX_BYTES, MAX_RESULT, arguments_digest
-from .._load import load
-from .._refusals import is_number
 from ..book import Book
 from ..errors import (
-    InvalidArgument,
     JournalMismatch,
     LeaseLost,
     LimitExceeded,
@@ -26,7 +24,6 @@ from ..errors import (
     StorageError,
     ToolFailed,
     UnknownPrice,
-    brief,
     deciding_error,
     holds,
     leaves_of,
@@ -45,7 +42,7 @@ from ..steps.model import Step
 from ..tools.registry import ToolRegistry
 from ..tools.results import in_json
 from ..tools.tool import Tool
-from .asking import RecordedClient, count_recorded
+from .asking import RecordedClient, configured_client, count_recorded
 from .base import registry_of
 from .memory import memory_operations
 from .plan import Plan, PlanStep, StepKind
@@ -106,19 +103,17 @@ async def execute_plan(
     Later: StepExecutionError after the last try of a step, whose dependents are left out while the others run;
     ToolFailed where a person refused a call.
     """
-    if max_steps is not None and (not is_number(max_steps) or not max_steps >= 0):
-        raise InvalidArgument(f"max_steps is a number of at least 0, or None for no limit, not {brief(max_steps)}")
+    number().or_none(" for no limit").check("max_steps", max_steps)
     if max_steps is not None and len(plan.steps) > max_steps:
         raise LimitExceeded("max_steps", max_steps, len(plan.steps), "the plan has more steps; none was begun")
-    if isinstance(max_retries, bool) or not isinstance(max_retries, int) or max_retries < 1:
-        raise InvalidArgument(f"max_retries counts attempts and is at least 1, not {brief(max_retries)}")
+    POSITIVE.check("max_retries", max_retries)
     registry = registry_of(tools)
     plan.validate(registry, memory_operations())
     _need_no_agent(plan, registry)
     known = known or {}
     asks = any(step.kind is StepKind.LLM_CALL for step in plan.steps if step.step_number not in known)
     if asks and client is None:
-        client = _configured_client()
+        client = configured_client()
     budget = budget if budget is not None else Budget(RunLimits(), getattr(ctx, "budget", None))
     tries = partial(Step, retries=max_retries - 1, backoff=Backoff(backoff_base, jitter="none"), retry_on=_may_help)
     execution = _Execution(ctx, plan, registry, client, budget, tries, max_concurrency)
@@ -367,9 +362,3 @@ def _need_no_agent(plan: Plan, tools: ToolRegistry) -> None:
                 f"step {step.step_number}: {step.tool_name!r} is another agent, which a plan cannot call: "
                 "call it with ctx.call(...), or lend it to a ToolCallingAgent"
             )
-
-
-def _configured_client() -> LLMClient:
-    make: Any = load("..llm:configured_client", package=__package__)
-    client: LLMClient = make()
-    return client

@@ -105,14 +105,14 @@ class Plan:
         """The steps, each behind those it waits for; of those that could be next, the first in the plan."""
         done: set[int] = set()
         order: list[PlanStep] = []
-        left = list(self.steps)
+        left = [(step, step.needs) for step in self.steps]
         while left:
-            step = next((step for step in left if done.issuperset(step.needs)), None)
-            if step is None:
-                raise PlanningError(f"steps wait for each other: {_circle(left)}")
-            left.remove(step)
-            order.append(step)
-            done.add(step.step_number)
+            ready = next((each for each in left if done.issuperset(each[1])), None)
+            if ready is None:
+                raise PlanningError(f"steps wait for each other: {_circle([step for step, _ in left])}")
+            left.remove(ready)
+            order.append(ready[0])
+            done.add(ready[0].step_number)
         return order
 
     def validate(self, tools: Tools, memory: Tools = ()) -> Plan:
@@ -131,8 +131,11 @@ class Plan:
             return [f"it has {len(self.steps)} steps, {MOST_STEPS} are the most"]
         found += [f"step number {each} occurs twice" for each in sorted(n for n, count in numbers.items() if count > 1)]
         found += [f"step {number}: {each}" for number, each in problems_of_steps(self.steps, tools, memory)]
-        if not found and (stuck := _stuck(self.steps)):
-            found.append(f"steps wait for each other: {_circle(stuck)}")
+        if not found:
+            try:
+                self.order()
+            except PlanningError as error:
+                found.append(str(error))
         return found
 
 
@@ -216,15 +219,6 @@ def _referred(step: PlanStep, there: Set[int]) -> list[str]:
     return found + [
         f"it depends on step {each}, which is not in the plan" for each in step.depends_on if each not in there
     ]
-
-
-def _stuck(steps: Sequence[PlanStep]) -> list[PlanStep]:
-    """The steps that can never begin."""
-    left, done = [(step, step.needs) for step in steps], set[int]()
-    while ready := [step.step_number for step, needs in left if done.issuperset(needs)]:
-        done.update(ready)
-        left = [each for each in left if each[0].step_number not in done]
-    return [step for step, _ in left]
 
 
 def _circle(stuck: Sequence[PlanStep]) -> str:

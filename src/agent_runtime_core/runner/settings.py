@@ -10,10 +10,9 @@ from typing import Any
 from uuid import UUID
 
 from .._clock import aware
-from .._core.settings import SECONDS, SettingType, check_all, with_known_names
+from .._core.settings import DURATION, SECONDS, SettingType, check_all, with_known_names
 from .._ids import known_uuid
 from .._json import mapped
-from .._refusals import is_number
 from ..config import SETTINGS, RuntimeConfig
 from ..limits import RunLimits
 from ..queue.given import named
@@ -51,7 +50,7 @@ class RunnerConfig:
         named("a worker_id", self.worker_id)
         for name, kind in _SETTINGS.items():
             kind.check(name, getattr(self, name))
-        check_all(self.retention, dict.fromkeys(TERMINAL, _KEPT), "retention", "final status")
+        check_all(self.retention, dict.fromkeys(TERMINAL, DURATION), "retention", "final status")
 
     @property
     def beat_interval(self) -> float:
@@ -63,7 +62,6 @@ class RunnerConfig:
         return cls(**{name: getattr(config, name) for name in _OF_PROCESS})
 
 
-_KEPT = SettingType("a number of seconds of 0 or more", lambda value: is_number(value) and value >= 0)
 #: The settings that a runner takes from those of the process.
 _OF_PROCESS = [each.name for each in fields(RunnerConfig) if each.name in SETTINGS]
 _SETTINGS = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,9 +11,9 @@ from uuid import UUID
 
 from .._clock import aware
 from .._contexts import start_soon
+from .._core.settings import DURATION, POSITIVE, SECONDS
 from .._ids import run_uuid, trace_id
 from .._json import encode
-from .._refusals import is_number
 from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult, brief
 from ..events.base import Event
 from ..interfaces import LLMClient
@@ -79,11 +78,8 @@ class TurnManager:
         breakers: Breakers | None = None,
         key: str = "turn",
     ) -> None:
-        tries = step_tries
-        if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
-            raise InvalidArgument(f"step_tries counts attempts and is at least 1, not {brief(tries)}")
-        if not is_number(backoff_base) or not 0 <= backoff_base < math.inf:
-            raise InvalidArgument(f"backoff_base is a number of seconds of at least 0, not {brief(backoff_base)}")
+        POSITIVE.check("step_tries", step_tries)
+        SECONDS.check("backoff_base", backoff_base)
         self.runner = runner
         self._config, self._packs = config, packs
         self._overrides: dict[str, Any] = {
@@ -226,10 +222,7 @@ class TurnManager:
         Keep them for longer than a turn may last: what a turn that is taken up again has told is only known to have
         been told while it is there. The runs of turns are deleted by `runner.vacuum`.
         """
-        if not is_number(older_than) or not older_than >= 0:
-            raise InvalidArgument(
-                f"older_than={brief(older_than)} cannot be used: it is a number of seconds of at least 0"
-            )
+        DURATION.check("older_than", older_than)
         # Nothing is older than the epoch, and no calendar goes back for ever.
         gone = await self.topics.trim(before=max(self.runner.queue.clock.wall() - older_than, 0.0))
         compact = getattr(self.runner.event_bus.commits, "compact", None)

@@ -11,6 +11,7 @@ from ..config import FIELDS, RuntimeConfig, get_config
 from ..context import Context
 from ..errors import MissingDependency, NotConfigured
 from ..interfaces import LLMClient
+from ..planning.asking import configured_client
 from ..tools.registry import ToolRegistry
 from .contexts import ContextManager
 from .hooks import Hooks
@@ -85,7 +86,7 @@ class Parts:
         key = (name, tuple(sorted(options.items())))
         try:
             if provider is None and not options:
-                return own_client or _configured_client()
+                return own_client or configured_client()
             if key not in self._clients:
                 self._clients[key] = _client(name, **options)
         except (NotConfigured, MissingDependency):
@@ -103,12 +104,6 @@ class Parts:
 def _said(runtime: RuntimeConfig) -> dict[str, Any]:
     """What these settings say of clients; what they leave at its default is up to the configuration of the process."""
     return {name: value for name in _OF_CLIENTS if (value := getattr(runtime, name)) != FIELDS[name].default}
-
-
-def _configured_client() -> LLMClient:
-    make: Any = load("..llm:configured_client", package=__package__)
-    client: LLMClient = make()
-    return client
 
 
 def _client(provider: str, **options: Any) -> LLMClient:

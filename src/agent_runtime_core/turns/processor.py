@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 
 from .._clock import Clock
 from .._contexts import restore
+from .._core.settings import POSITIVE
 from ..config import get_config
 from ..context import Context
-from ..errors import InvalidArgument, LeaseLost, NotSupported, Postponed, brief, deciding_error, text_of
+from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
 from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from ..llm._breaker import Breakers
@@ -81,8 +82,7 @@ class StepProcessor:
         self, topics: EventPublisherSubscriber, hooks: Hooks, *, clock: Clock, max_in_flight: int = 16,
         breakers: Breakers | None = None, stream: bool = True,
     ) -> None:  # fmt: skip
-        if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
-            raise InvalidArgument(f"max_in_flight is a whole number above 0, not {brief(max_in_flight)}")
+        POSITIVE.check("max_in_flight", max_in_flight)
         self.topics: EventPublisherSubscriber = topics
         self.hooks: Hooks = hooks
         self.max_in_flight: int = max_in_flight

@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from .._clock import aware
+from .._core.settings import COUNT
 from .._engines.base import Op
 from .._ids import new_ulid
 from ..errors import InvalidArgument, InvalidTurn, brief
@@ -171,8 +172,7 @@ class EventPublisherSubscriber:
 
     async def commit(self, topic: str, consumer: str, offset: int) -> None:
         """The consumer is done with the event at `offset` and with all before it."""
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < 0:
-            raise InvalidArgument(f"offset={brief(offset)} cannot be committed: it is that of an envelope")
+        COUNT.check("offset", offset)
         self._consumers[self._known(topic)].add(consumer)
         await self._state.save_checkpoint(self._place(topic, consumer), {"offset": offset + 1})
 
@@ -191,8 +191,7 @@ class EventPublisherSubscriber:
             raise InvalidArgument(
                 f"trim wants either before= or keep=, not before={brief(before)} and keep={brief(keep)}"
             )
-        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 0):
-            raise InvalidArgument(f"keep={brief(keep)} cannot be used: it is a number of events of at least 0")
+        COUNT.or_none().check("keep", keep)
         topics = TOPICS if topic is None else (topic,)
         moment = None if before is None else _moment(before)
         return sum([await self._trimmed(self._log(each), moment, keep) for each in topics])

@@ -1,0 +1,55 @@
+"""What is recorded and traced of one call of a model, and the price that a limit in USD needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from ..errors import UnknownPrice
+from ..interfaces import LLMResponse
+from ..limits import RunLimits
+from ._prices import Price, price_of
+
+
+def require_price(limits: RunLimits, model: str, prices: Mapping[str, Price]) -> None:
+    """Raise UnknownPrice if only a limit in USD bounds the calls of a model without a price."""
+    if limits.max_cost_usd is None or limits.max_tokens is not None or price_of(model, prices) is not None:
+        return
+    raise UnknownPrice(
+        f"max_cost_usd={limits.max_cost_usd:g}, and model {model!r} has no price: name it in "
+        f"configure(model_prices=...), or give max_tokens too"
+    )
+
+
+def recorded_form(response: LLMResponse, message: Mapping[str, Any], cost: float | None) -> dict[str, Any]:
+    """Return an answer as its step records it."""
+    usage = {name: value for name, value in (response.usage or {}).items() if isinstance(value, (int, float))}
+    return {
+        "message": message, "usage": usage, "model": response.model, "finish_reason": response.finish_reason,
+        "cost_usd": cost,
+    }  # fmt: skip
+
+
+async def traced(
+    ctx: Any, client: Any, messages: list[Any], model: str | None, options: Mapping[str, Any],
+    asked: Awaitable[dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """Await the recorded form of an answer and trace the call, also if it fails."""
+    began, answer, failure = ctx.clock.wall(), dict[str, Any](), None
+    try:
+        answer = await asked
+        return answer
+    except BaseException as error:
+        failure = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        ctx.trace(
+            "llm.call",
+            {
+                "step_id": ctx.step_id, "parent_id": None, "model": answer.get("model") or model,
+                "provider": getattr(client, "provider", type(client).__name__), "input": list(messages),
+                "output": answer.get("message"), "usage": answer.get("usage") or {},
+                "cost_usd": answer.get("cost_usd"), "started_at": began, "ended_at": ctx.clock.wall(),
+                "error": failure, "model_parameters": {n: v for n, v in options.items() if n != "model"},
+            },
+        )  # fmt: skip
