@@ -181,9 +181,9 @@ def test_the_configured_sinks_are_told_too() -> None:
 
 @pytest.mark.parametrize("wrong", ["langfuse", [5], [Heard], Heard()], ids=["name", "number", "class", "sink"])
 def test_what_is_no_list_of_sinks_is_refused(wrong: Any) -> None:
-    with pytest.raises(InvalidArgument, match="trace sinks, or their names, in a list"):
+    with pytest.raises(InvalidArgument, match="trace_sinks must be a list of trace sinks or their names"):
         AgentRunner(trace_sinks=wrong)
-    with pytest.raises(InvalidArgument, match="trace sinks, or their names, in a list"):
+    with pytest.raises(InvalidArgument, match="trace_sinks must be a list of trace sinks or their names"):
         configure(trace_sinks=wrong)
 
 

@@ -54,7 +54,7 @@ class Assembly:
         self._at_index: dict[int, _Call] = {}
         self._rest: dict[str, Any] = {}
         self._usage: Mapping[str, Any] | None = None
-        self.finish_reason = ""
+        self.finish_reason: str = ""
 
     def take(self, chunk: Mapping[str, Any]) -> str:
         """The text that this chunk adds."""
