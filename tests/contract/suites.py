@@ -10,13 +10,13 @@ from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.contracts import events, queue, runs, state
-from agent_runtime_core.testing.contracts.persistence import documents
+from tests.contract.persistence import documents
 
 SUITES: dict[str, list[Any]] = {
     "queue": queue.CASES,
     "events": events.CASES,
     "state": state.CASES,
-    "documents": [*documents.CASES, *documents.OURS],
+    "documents": documents.CASES,
     "runs": runs.CASES,
 }
 

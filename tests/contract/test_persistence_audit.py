@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.persistence.document_stores.audit import StoredAudit
-from agent_runtime_core.testing.contracts.persistence.audit import CASES, OURS, Case, Make, check
-from tests.contract.persistence import TECHNOLOGIES, maker
+from agent_runtime_core.testing.contracts.persistence.audit import CASES, Case, Make, check
+from tests.contract.persistence.audit import BUILT_IN
+from tests.contract.persistence.stores import TECHNOLOGIES, maker
 from tests.contract.third_party.plain_records import DEFECTS, PlainAudit
 
 
@@ -17,7 +18,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredAudit, request.param, request, tmp_path)
 
 
-@pytest.mark.parametrize("case", [*CASES, *OURS], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)
 async def test_contract(case: Case, make: Make) -> None:
     await case(make)
 

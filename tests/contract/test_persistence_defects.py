@@ -13,10 +13,10 @@ from agent_runtime_core._engines.memory import MemoryTx
 from agent_runtime_core.persistence.documents import memory
 from agent_runtime_core.persistence.documents.base import Absent, Changed, Document, Entry, Query, behind
 from agent_runtime_core.persistence.documents.memory import CONCERN, MemoryDocuments
-from agent_runtime_core.testing.contracts.persistence.documents import CASES, OURS
+from tests.contract.persistence.documents import CASES
 
 Ops = dict[str, Callable[..., Any]]
-ALL = {case.__name__: case for case in [*CASES, *OURS]}
+ALL = {case.__name__: case for case in CASES}
 
 
 def broken(

@@ -12,7 +12,7 @@ import pytest
 
 from agent_runtime_core._load import pick
 from agent_runtime_core.persistence.documents.base import DocumentStore, Table
-from agent_runtime_core.testing.contracts.persistence.documents import CASES, OURS, Case, Make, refuses_a_zombie
+from tests.contract.persistence.documents import CASES, Case, Make, refuses_a_zombie
 from tests.contract.places import places
 
 DOCUMENTS = {
@@ -46,7 +46,7 @@ def make(request: pytest.FixtureRequest, new: Callable[..., DocumentStore]) -> M
     return functools.partial(new, request.param)
 
 
-@pytest.mark.parametrize("case", [*CASES, *OURS], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 async def test_contract(case: Case, make: Make) -> None:
     await case(make)
 

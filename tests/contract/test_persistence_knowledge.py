@@ -9,8 +9,9 @@ import pytest
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
 from agent_runtime_core.persistence.models import Fact
-from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, OURS, VECTORS, Case, Make, check
-from tests.contract.persistence import TECHNOLOGIES, maker
+from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, VECTORS, Case, Make, check
+from tests.contract.persistence.knowledge import BUILT_IN
+from tests.contract.persistence.stores import TECHNOLOGIES, maker
 from tests.contract.third_party.plain_records import DEFECTS, PlainKnowledge, PlainVectors
 
 
@@ -19,7 +20,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredKnowledge, request.param, request, tmp_path)
 
 
-@pytest.mark.parametrize("case", [*CASES, *VECTORS, *OURS], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [*CASES, *VECTORS, *BUILT_IN], ids=lambda case: case.__name__)
 async def test_contract(case: Case, make: Make) -> None:
     await case(make)
 

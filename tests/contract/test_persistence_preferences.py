@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core.persistence.document_stores.preferences import StoredPreferences
-from agent_runtime_core.testing.contracts.persistence.preferences import CASES, OURS, Case, Make, check
-from tests.contract.persistence import TECHNOLOGIES, maker
+from agent_runtime_core.testing.contracts.persistence.preferences import CASES, Case, Make, check
+from tests.contract.persistence.preferences import BUILT_IN
+from tests.contract.persistence.stores import TECHNOLOGIES, maker
 from tests.contract.third_party.plain_stores import DEFECTS, PlainPreferences
 
 
@@ -17,7 +18,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredPreferences, request.param, request, tmp_path)
 
 
-@pytest.mark.parametrize("case", [*CASES, *OURS], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)
 async def test_contract(case: Case, make: Make) -> None:
     await case(make)
 

@@ -9,13 +9,13 @@ import pytest
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.testing.contracts.persistence.tasks import (
     CASES,
-    OURS,
     Case,
     Make,
     check,
     claims_are_not_supported,
 )
-from tests.contract.persistence import TECHNOLOGIES, maker
+from tests.contract.persistence.stores import TECHNOLOGIES, maker
+from tests.contract.persistence.tasks import BUILT_IN
 from tests.contract.third_party.plain_records import DEFECTS, PlainTasks
 
 
@@ -24,7 +24,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredTasks, request.param, request, tmp_path)
 
 
-@pytest.mark.parametrize("case", [*CASES, *OURS], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [*CASES, *BUILT_IN], ids=lambda case: case.__name__)
 async def test_contract(case: Case, make: Make) -> None:
     await case(make)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.persistence.models import Conversation
-from tests.contract.persistence import TECHNOLOGIES
+from tests.contract.persistence.stores import TECHNOLOGIES
 from tests.fault.children import Child
 from tests.fault.jobs.appends import conversations
 

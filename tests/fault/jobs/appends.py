@@ -12,7 +12,7 @@ from uuid import UUID
 
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.persistence.models import ConversationMessage
-from tests.contract.persistence import HOMES
+from tests.contract.persistence.stores import HOMES
 from tests.fault.jobs.effects import say
 
 

@@ -1,8 +1,6 @@
-"""What every document store must do; run each of `CASES` on your own with `await case(make)`.
+"""Cases for the document stores of this package, which keep the documents of the other stores.
 
-`make(**options)` gives a new and empty document store each time, constructed with those options (`clock`). Where it
-breaks the contract a case raises AssertionError, or the error that the store raised and should not have;
-`check(make)` runs them all. `OURS` are cases of what our own stores do with the claim of the run they are called from.
+`make(**options)` returns a new and empty document store each time, constructed with those options (`clock`).
 """
 
 from __future__ import annotations
@@ -12,20 +10,18 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from ...._engines.base import FORGET, INSTALL, Commits, Guard, Op
-from ...._engines.memory import MemoryEngine
-from ....errors import InvalidArgument, LeaseLost
-from ....persistence.claim import CLAIM, Claim
-from ....persistence.documents.base import Absent, Changed, Document, DocumentStore, Entry, Table
-from ...clock import VirtualClock
-from ..checks import PATIENCE, Cases, refused, same
+from agent_runtime_core._engines.base import FORGET, INSTALL, Commits, Guard, Op
+from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core.errors import InvalidArgument, LeaseLost
+from agent_runtime_core.persistence.claim import CLAIM, Claim
+from agent_runtime_core.persistence.documents.base import Absent, Changed, Document, DocumentStore, Entry, Table
+from agent_runtime_core.testing.clock import VirtualClock
+from agent_runtime_core.testing.contracts.checks import PATIENCE, Cases, refused, same
 
 Make = Callable[..., DocumentStore]
 Case = Callable[[Make], Awaitable[None]]
 
 CASES: Cases[Case] = Cases()
-OURS: Cases[Case] = Cases()
-check: Callable[[Make], Awaitable[None]] = CASES.check
 
 RUN, OTHER_RUN = "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01", "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b02"
 OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"
@@ -806,14 +802,14 @@ async def refuses_a_zombie(table: Table, home: Commits, where: str) -> None:
     same([each.text for each in await table.find()], ["C"], "what the others wrote")
 
 
-@OURS
+@CASES
 async def a_zombie_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         await refuses_a_zombie(table, table.documents.commits, "the same engine")
         await refuses_a_zombie(table, MemoryEngine(), "another engine")
 
 
-@OURS
+@CASES
 async def the_first_write_of_a_newer_claim_shuts_out_the_older(make: Make) -> None:
     async with opened(make) as table:
         home = MemoryEngine()
@@ -827,7 +823,7 @@ async def the_first_write_of_a_newer_claim_shuts_out_the_older(make: Make) -> No
         same(keys_of(await table.find()), ["a", "b"], "what is there")
 
 
-@OURS
+@CASES
 async def what_an_attempt_left_running_writes_nothing(make: Make) -> None:
     async with opened(make) as table:
         for home in (table.documents.commits, MemoryEngine()):
