@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.room import Room
 from tests.servers import RedisServer
 
 #: They import the engine itself, which needs the redis package.
@@ -138,33 +137,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The long forms run only when asked for, with `-m slow`; of several processes, those that are alone come last."""
-    if not config.option.markexpr and (long := [item for item in items if item.get_closest_marker("slow")]):
-        config.hook.pytest_deselected(items=long)
+    """Run the slow tests only with `-m slow`, and then one at a time.
+
+    Each of them uses all cores by itself. With `--dist loadgroup`, pytest-xdist runs them in one process.
+    """
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group("slow"))
+    if not config.option.markexpr and (long := {item for item in items if item.get_closest_marker("slow")}):
+        config.hook.pytest_deselected(items=list(long))
         items[:] = [item for item in items if item not in long]
-    if ROOM in config.stash:
-        items.sort(key=alone)
-
-
-# -- several processes: pytest -n 4
-
-
-ROOM = pytest.StashKey[Room]()
-
-
-def alone(item: pytest.Item) -> bool:
-    """Whether it measures time, or takes all of the machine."""
-    return any(item.get_closest_marker(name) for name in ("alone", "slow"))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        config.stash[ROOM] = Room(Path(config.option.basetemp).parent)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
-    room = item.config.stash.get(ROOM, None)
-    with room.entered(alone(item)) if room else contextlib.nullcontext():
-        return (yield)

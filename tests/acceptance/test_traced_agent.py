@@ -24,7 +24,6 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 from agent_runtime_core.tracing import LangfuseTraceSink
-from tests.bars import TRIES
 from tests.fault.children import until
 from tests.unit.otlp_receiver import Receiver, Seen, clients_let_go, receiving
 from tests.unit.scripted import Scripted, asks, call
@@ -249,45 +248,11 @@ def dead_port() -> int:
         return int(sock.getsockname()[1])
 
 
-async def added(turns: int, rounds: int) -> tuple[float, float, float]:
-    """What a sink whose server is away adds to a step, at its best and on average, and to the end; in seconds."""
-    away = sink(f"http://127.0.0.1:{dead_port()}")
-    costs = dict[str, list[float]]()
-    plain, traced = AgentRunner.open("memory://"), AgentRunner.open("memory://", trace_sinks=[away])
-    # In turn, so that a machine that is busy for a while slows down both.
-    for turn in range(rounds):
-        for name, runner in (("plain", plain), ("traced", traced)):
-            since = time.perf_counter()
-            result = await runner.execute(Busy(turns), f"{name}-{turn}", input_())
-            assert result.status is RunStatus.SUCCEEDED, result.error
-            costs.setdefault(name, []).append(time.perf_counter() - since)
-    await plain.close()
-    since = time.monotonic()
-    await traced.close()
-    closing = time.monotonic() - since
-    steps = 2 * turns + 1
-    least = (min(costs["traced"]) - min(costs["plain"])) / steps
-    mean = (sum(costs["traced"]) - sum(costs["plain"])) / steps / rounds
-    return least, mean, closing
-
-
-@pytest.mark.alone
-async def test_a_server_that_is_away_adds_next_to_nothing_to_a_step_and_three_seconds_to_the_end() -> None:
-    for _ in range(TRIES):
-        least, mean, closing = await added(turns=40, rounds=6)
-        if least <= 1e-3 and mean <= 1e-3 and closing <= 3:
-            break
-    assert least <= 1e-3, f"{least * 1e3:.3f} ms a step"
-    assert mean <= 1e-3, f"{mean * 1e3:.3f} ms a step on average"
-    assert closing <= 3
-
-
-@pytest.mark.alone
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_process_ends_within_three_seconds_of_its_last_line(closes: bool, tmp_path: Path) -> None:
+def test_a_process_ends_by_itself_while_the_server_is_away(closes: bool, tmp_path: Path) -> None:
     code = tmp_path / "code.py"
     code.write_text(f"""
-import asyncio, time
+import asyncio
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.tracing import LangfuseTraceSink
 from tests.acceptance.test_traced_agent import Busy, input_
@@ -295,30 +260,21 @@ from tests.acceptance.test_traced_agent import Busy, input_
 async def main():
     sink = LangfuseTraceSink("pk", "sk-secret", "http://127.0.0.1:{dead_port()}")
     runner = AgentRunner.open("memory://", trace_sinks=[sink])
-    print((await runner.execute(Busy(20), "r", input_())).status.value)
-    print(time.monotonic(), flush=True)
+    print((await runner.execute(Busy(20), "r", input_())).status.value, flush=True)
     if {closes}:
         await runner.close()
 
 asyncio.run(main())
 """)
     root = Path(__file__).parents[2]
-    # Coverage writes what it measured when the process ends: not a part of what is measured here.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
-    for _ in range(TRIES):
-        done = subprocess.run(
-            [sys.executable, str(code)],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            cwd=root,
-            env={**environment, "PYTHONPATH": str(root)},
-        )
-        ended = time.monotonic()
-        assert done.returncode == 0, done.stderr
-        assert "sk-secret" not in done.stderr
-        status, last = done.stdout.split()
-        assert status == "succeeded"
-        if ended - float(last) < 3:
-            break
-    assert ended - float(last) < 3
+    done = subprocess.run(
+        [sys.executable, str(code)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sk-secret" not in done.stderr
+    assert done.stdout == "succeeded\n"

@@ -6,9 +6,9 @@ import asyncio
 import functools
 import logging
 import threading
-import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -19,7 +19,6 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools import deadline
-from tests.bars import TRIES
 
 from .rig import KINDS, consistent, others, settings, status, store, terminal_events, until, until_status
 
@@ -412,56 +411,33 @@ async def test_an_agent_that_does_not_stop_is_abandoned_and_named(
 # -- loops that block
 
 
-@pytest.mark.alone
 async def test_a_blocked_loop_keeps_its_lease(kind: str, tmp_path: Path) -> None:
-    """An async step that sleeps in earnest, for longer than the lease: the beat comes from a thread."""
-    for n in range(TRIES):
-        (where := tmp_path / str(n)).mkdir()
-        stolen, looks = await blocked(kind, where, f"a{n}")
-        if not stolen and looks > 10:
-            break
-    assert stolen == []
-    assert looks > 10
+    """The heartbeat comes from a thread: a step that blocks the loop sees its lease extended again and again."""
+    async with store(kind, tmp_path) as here:
+        extended = threading.Event()
 
+        async def look(run_id: UUID) -> None:
+            ends: set[float] = set()
+            while len(ends) < 4:
+                ends.add((await other.queue.must_get(run_id)).lease_until)
+                await asyncio.sleep(0.01)
+            extended.set()
 
-async def blocked(kind: str, where: Path, agent: str) -> tuple[list[Any], int]:
-    """The claims of a thief on the run while its step blocks the loop, and how often it looked."""
-    async with store(kind, where) as here:
-        config = settings(lease_ttl_seconds=0.6)
-        stolen: list[Any] = []
-        looks = 0
-        stop = threading.Event()
-
-        async def look() -> None:
-            nonlocal looks
-            while not stop.is_set():
-                stolen.extend(await thief.queue.claim_rows("thief", agent_keys=[agent]))
-                looks += 1
-                await asyncio.sleep(0.05)
-
-        thread = threading.Thread(target=lambda: asyncio.run(look()))
-
-        async def blocks() -> str:
+        async def blocks(ctx: Any) -> bool:
+            thread = threading.Thread(target=lambda: asyncio.run(look(ctx.run_id)), daemon=True)
             thread.start()
-            time.sleep(1.4)
-            return "woke"
+            return extended.wait(30)
 
-        here.agent(agent, lambda ctx: ctx.step("block", blocks))
-        runner, thief = here.runner(config), here.runner()
-        run_id = await runner.submit(agent)
-        try:
-            await runner.run_once()
-        finally:
-            stop.set()
-            await asyncio.to_thread(thread.join)
-        if not stolen:
-            assert (await runner.wait(run_id)).final_output == {"value": "woke"}
-            assert (await runner.get_run(run_id)).attempt == 1
-        return stolen, looks
+        here.agent("blocks", lambda ctx: ctx.step("block", lambda: blocks(ctx)))
+        runner, other = here.runner(settings(heartbeat_interval_seconds=0.05)), here.runner()
+        run_id = await runner.submit("blocks")
+        await runner.run_once()
+        assert (await runner.wait(run_id)).final_output == {"value": True}
+        assert (await runner.get_run(run_id)).attempt == 1
 
 
 async def test_a_heart_that_stopped_loses_the_lease(kind: str, tmp_path: Path) -> None:
-    """What the test above would see if nobody beat."""
+    """What the test above would see without heartbeats."""
     async with store(kind, tmp_path) as here:
         began, gate = asyncio.Event(), asyncio.Event()
 

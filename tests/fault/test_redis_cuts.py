@@ -28,7 +28,6 @@ from agent_runtime_core.backends import open_url
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.steps import Step, StepExecutor
-from tests.bars import TRIES
 from tests.cut import Cut
 from tests.fault.rig import Agent, consistent, settings, until
 from tests.servers import RedisServer, free_port
@@ -211,7 +210,7 @@ async def test_answers_are_nobody_elses_when_connections_are_cut_under_load(
 ) -> None:
     """Cuts at any moment, with several calls under way: who is answered, is answered with what was asked."""
     monkeypatch.setattr(redis_line, "ANSWER", 0.5)
-    for n in range(TRIES):
+    for n in range(5):  # until some calls met a cut and some did not
         told, landed = await under_load(redis_server, f"load{n}")
         log.info("cuts under load: %s, %d landed", dict(told), landed)
         assert told["answered"] <= landed <= 3000

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import pytest
 
 from tests import servers
-from tests.bars import within
 from tests.cut import Cut, When
 from tests.fault.children import until
 from tests.resp import Link, Refused, Unfinished, read, request
@@ -238,15 +237,14 @@ def test_all_connections_are_dropped_at_once(proxy: Cut) -> None:
         assert link.ask("PING") == b"PONG"
 
 
-def test_replies_are_late_together(proxy: Cut, key: str) -> None:
+def test_replies_are_late(proxy: Cut, key: str) -> None:
     proxy.delay = 0.05
     with Link(proxy.port) as link:
-        for _ in within(0.5):
-            began = time.monotonic()
-            for _ in range(20):
-                link.send("PING")
-            assert [link.receive() for _ in range(20)] == [b"PONG"] * 20
-            assert time.monotonic() - began >= 0.05
+        began = time.monotonic()
+        for _ in range(20):
+            link.send("PING")
+        assert [link.receive() for _ in range(20)] == [b"PONG"] * 20
+        assert time.monotonic() - began >= 0.05
         proxy.delay = 0
         assert link.ask("PING") == b"PONG"
 

@@ -21,7 +21,7 @@ from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import memory
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.waits import Waits
-from tests.bars import work_in
+from tests.support.line_count import count_lines
 from tests.unit.rig import Rig, Script, soon, twice, until
 
 
@@ -232,10 +232,10 @@ async def test_the_work_of_a_signal_does_not_grow_with_the_signals_before_it() -
         async with Rig() as rig:
             rig.register(body)
             run_id = await rig.runner.submit("script", {"signals": signals})
-            with work_in(memory) as sending:
+            with count_lines(memory) as sending:
                 for number in range(signals):
                     await rig.runner.signal(run_id, "go", number)
-            with work_in(memory, waits) as hearing:
+            with count_lines(memory, waits) as hearing:
                 await rig.runner.run_once()
             assert (await rig.runner.wait(run_id)).final_output["value"] == [*range(signals)]
             sent += sending

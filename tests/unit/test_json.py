@@ -34,7 +34,6 @@ from agent_runtime_core.event_types import EventType
 from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.persistence import TaskState
 from agent_runtime_core.status import StepStatus
-from tests.bars import times_another
 from tests.unit.codec_values import (
     MANY_VALUES,
     QUICK,
@@ -516,17 +515,6 @@ def test_a_python_without_the_c_encoder_writes_the_same(monkeypatch: pytest.Monk
 
 
 # --- cost
-
-
-@pytest.mark.alone
-@pytest.mark.skipif(TRACED, reason="measures the tracer")
-def test_the_walk_costs_little_beside_json_itself() -> None:
-    text, small = "x" * 100_000, {"ok": True, "n": 3}
-    written = encode({"t": text})
-    times_another(lambda: encode(text), lambda: json.dumps(text), 2, times=50)
-    times_another(lambda: decode(written), lambda: json.loads(written), 2, times=50)
-    times_another(lambda: encode(small), lambda: json.dumps(small), 2, times=2000)
-    times_another(lambda: decode('{"ok":true,"n":3}'), lambda: json.loads('{"ok":true,"n":3}'), 2, times=2000)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,8 @@ import json
 import logging
 import os
 import socket
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from agent_runtime_core.errors import MissingDependency, NotConfigured
 from agent_runtime_core.interfaces import ErrorInfo
 from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.tracing import LangfuseTraceSink, Tracer, get_trace_sink
-from tests.bars import TRIES
 
 from .otlp_receiver import PATH, Receiver, Seen, clients_let_go, receiving
 
@@ -542,45 +539,14 @@ def _nobody(kind: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
-def _costs(tracer: Tracer) -> list[float]:
-    """How long each of 300 calls to a model, in 30 runs, was kept up to tell the tracer."""
-    messages, costs = [{"role": "user", "content": "word " * 100}] * 40, list[float]()
-    for _ in range(30):
-        run = uuid4()
-        tracer.start_run(run, START_RUN)
-        for turn in range(10):
-            payload = call(turn, {}, input=messages)
-            since = time.perf_counter()
-            tracer.event(run, "llm.call", payload)
-            costs.append(time.perf_counter() - since)
-        tracer.end_run(run, "succeeded")
-    return costs
-
-
-@pytest.mark.parametrize("kind", ["dead", "silent"])
-def test_a_server_that_is_away_costs_a_run_nothing_and_close_three_seconds(make: Make, kind: str) -> None:
-    with _nobody(kind) as url:
-        for _ in range(TRIES):
-            tracer = Tracer([make(host=url)])
-            costs = _costs(tracer)
-            since = time.monotonic()
-            tracer.close()
-            closing = time.monotonic() - since
-            if cheap := statistics.mean(costs) < 1e-3 and statistics.median(costs) < 0.5e-3 and closing < 3:
-                break
-        assert cheap, (statistics.mean(costs), statistics.median(costs), closing)
-
-
-@pytest.mark.alone
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_process_ends_within_three_seconds_of_its_last_line(tmp_path: Path, closes: bool) -> None:
+def test_a_process_ends_by_itself_while_the_server_is_silent(tmp_path: Path, closes: bool) -> None:
     script = tmp_path / "script.py"
-    # Coverage writes what it measured when the process ends: not a part of what is measured here.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     command = [sys.executable, str(script)]
     with _nobody("silent") as url:
         script.write_text(f"""
-import time, uuid
+import uuid
 from agent_runtime_core.tracing import LangfuseTraceSink, Tracer
 
 tracer = Tracer([LangfuseTraceSink("pk", "sk", {url!r})])
@@ -589,14 +555,10 @@ for _ in range(300):
     tracer.start_run(run, {{"agent_key": "a", "input": ["x" * 100]}})
     tracer.event(run, "llm.call", {{"model": "m", "input": ["x" * 1000]}})
     tracer.end_run(run, "succeeded")
-print(time.monotonic(), flush=True)
+print("last line", flush=True)
 if {closes}:
     tracer.close()
 """)
-        for _ in range(TRIES):
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
-            took = time.monotonic() - float(done.stdout)
-            assert "sk" not in done.stderr.split()
-            if took < 3:
-                break
-    assert took < 3
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "last line\n"
+    assert "sk" not in done.stderr.split()

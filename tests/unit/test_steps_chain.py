@@ -31,7 +31,6 @@ from agent_runtime_core.portal import from_thread
 from agent_runtime_core.runner import open_run, open_run_sync
 from agent_runtime_core.steps import Backoff, Happened, State, Step, StepExecutor, register_type
 from agent_runtime_core.testing import MockRunContext
-from tests.bars import times_another
 from tests.unit.rig import Rig, soon
 
 
@@ -759,22 +758,6 @@ async def test_lists_side_by_side_under_one_key_come_in_any_order(place: Path | 
         assert sorted(ran) == sorted(name for names in lists for name in names)
         if not graph:  # each goes on with its own state
             assert seen >= {("a2", "a1"), ("a3", "a1"), ("b2", "b1"), ("b3", "b1")}
-
-
-@pytest.mark.alone
-def test_many_lists_side_by_side_cost_what_they_do_one_after_the_other() -> None:
-    async def fn(ctx: Any, state: Any) -> None: ...
-
-    async def run(at_once: bool) -> None:
-        async with open_run("memory://", "r") as ctx:
-            lists = [[Step(f"{n}-a", fn), Step(f"{n}-b", fn)] for n in range(300)]
-            if at_once:
-                await asyncio.gather(*(StepExecutor(ctx).run(each) for each in lists))
-            else:
-                for each in lists:
-                    await StepExecutor(ctx).run(each)
-
-    times_another(lambda: asyncio.run(run(at_once=True)), lambda: asyncio.run(run(at_once=False)), 2.5, times=1)
 
 
 class Looked(dict[Any, Any]):

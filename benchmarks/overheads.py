@@ -1,0 +1,234 @@
+"""What single parts add: the JSON codec, concurrent step lists, traces, slow followers, a cancel between processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+from uuid import uuid4
+
+from agent_runtime_core._json import decode, encode
+from agent_runtime_core.backends import open_url
+from agent_runtime_core.events import EventBus
+from agent_runtime_core.runner import AgentRunner, open_run
+from agent_runtime_core.steps import Step, StepExecutor
+from agent_runtime_core.tracing import Tracer
+
+from .floor import Line, Size, in_turns, percentile
+
+CODEC = 2.0  # times what the json module takes
+CONCURRENT = 2.5  # times what the same lists take one after the other
+TRACED = 1000.0  # microseconds of a run for one trace event
+CLOSING = 3.0  # seconds for traces that cannot be delivered
+SLOWED = 1.1  # times the 99th percentile of a publisher without a slow follower
+HEARD = 250.0  # milliseconds until the slowest step is cancelled
+
+_CANCELLED = """
+import asyncio, sys, time
+from agent_runtime_core.interfaces import AgentRuntime
+from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner import AgentRunner
+
+async def step():
+    print("began", flush=True)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        print(time.monotonic(), flush=True)
+
+class Waits(AgentRuntime):
+    key = "waits"
+    async def run(self, ctx):
+        await ctx.step("wait", step)
+
+async def main(path):
+    registry = Registry()
+    registry.register(Waits())
+    async with AgentRunner.open(path, registry=registry) as runner:
+        await runner.run_loop()
+
+asyncio.run(main(sys.argv[1]))
+"""
+_TRACED = """
+import sys, time
+from uuid import uuid4
+from agent_runtime_core.tracing import LangfuseTraceSink, Tracer
+
+tracer = Tracer([LangfuseTraceSink("pk", "sk", sys.argv[1])])
+for _ in range(300):
+    run = uuid4()
+    tracer.start_run(run, {"agent_key": "a", "input": ["x" * 100]})
+    tracer.event(run, "llm.call", {"model": "m", "input": ["x" * 1000]})
+    tracer.end_run(run, "succeeded")
+print(time.monotonic(), flush=True)
+"""
+
+
+def _cpu(call: Callable[[], object], times: int) -> Callable[[], float]:
+    """Processor seconds of so many calls."""
+
+    def measure() -> float:
+        since = time.process_time()
+        for _ in range(times):
+            call()
+        return time.process_time() - since
+
+    return measure
+
+
+def _codec(size: Size) -> Iterator[Line]:
+    large, small = "x" * 100_000, {"ok": True, "n": 3}
+    written = encode({"t": large})
+    pairs: list[tuple[str, Callable[[], object], Callable[[], object], int]] = [
+        ("encode a string of 100,000", lambda: encode(large), lambda: json.dumps(large), 50),
+        ("decode a string of 100,000", lambda: decode(written), lambda: json.loads(written), 50),
+        ("encode a small result", lambda: encode(small), lambda: json.dumps(small), 2000),
+        ("decode a small result", lambda: decode('{"ok":true,"n":3}'), lambda: json.loads('{"ok":true,"n":3}'), 2000),
+    ]
+    for name, ours, floor, full in pairs:
+        times = size.of(full, full // 10)
+        mine, bare = in_turns(size.rounds(21), _cpu(ours, times), _cpu(floor, times))
+        yield Line(name, mine / times * 1e6, "µs", bare / times * 1e6, most=CODEC)
+
+
+def _lists(size: Size) -> Iterator[Line]:
+    count = size.of(300, 5)
+
+    async def fn(ctx: Any, state: Any) -> None: ...
+
+    async def run(concurrent: bool) -> None:
+        async with open_run("memory://", "r") as ctx:
+            lists = [[Step(f"{n}-a", fn), Step(f"{n}-b", fn)] for n in range(count)]
+            if concurrent:
+                await asyncio.gather(*(StepExecutor(ctx).run(each) for each in lists))
+            else:
+                for each in lists:
+                    await StepExecutor(ctx).run(each)
+
+    ours, floor = in_turns(
+        size.rounds(9),
+        _cpu(lambda: asyncio.run(run(concurrent=True)), 1),
+        _cpu(lambda: asyncio.run(run(concurrent=False)), 1),
+    )
+    yield Line(f"{count} concurrent step lists", ours * 1e3, "ms", floor * 1e3, most=CONCURRENT)
+
+
+class _Sink:
+    """A trace sink that does nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def _trace(tracer: Tracer, count: int) -> float:
+    """Mean microseconds of a run for one trace event of 200 messages."""
+    payload = {"input": [{"role": "user", "content": "x" * 1000}] * 200, "output": {}, "usage": {}}
+    run = uuid4()
+    tracer.event(run, "llm.call", payload)  # imports what the sink needs
+    since = time.perf_counter()
+    for _ in range(count):
+        tracer.event(run, "llm.call", payload)
+    return (time.perf_counter() - since) / count * 1e6
+
+
+@contextmanager
+def _silent() -> Iterator[str]:
+    """The URL of a server that accepts connections and never answers."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(100)
+        yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+def _traces(size: Size) -> Iterator[Line]:
+    count = size.of(2000, 20)
+    tracer = Tracer([_Sink()])
+    yield Line("a trace event", _trace(tracer, count), "µs", most=TRACED)
+    tracer.close()
+    if find_spec("langfuse") is None:
+        return
+    from agent_runtime_core.tracing import LangfuseTraceSink  # an extra
+
+    with _silent() as url:
+        tracer = Tracer([LangfuseTraceSink("pk", "sk", url)])
+        yield Line("a trace event, Langfuse does not answer", _trace(tracer, count // 10), "µs", most=TRACED)
+        since = time.monotonic()
+        tracer.close()
+        yield Line("close the tracer, Langfuse does not answer", time.monotonic() - since, "s", most=CLOSING)
+        done = subprocess.run([sys.executable, "-c", _TRACED, url], capture_output=True, text=True, check=True)
+        took = time.monotonic() - float(done.stdout)
+        yield Line("end of the process, Langfuse does not answer", took, "s", most=CLOSING)
+
+
+async def _publish(bus: EventBus, count: int, reads: int) -> float:
+    """The 99th percentile of a publication, with a follower that reads one event of `reads`."""
+    run, took = uuid4(), []
+    follower = bus.subscribe(run, 0)
+    for n in range(count):
+        since = time.perf_counter()
+        await bus.publish(run, "counted", {"n": n})
+        took.append(time.perf_counter() - since)
+        await asyncio.sleep(0)
+        if n % reads == 0:
+            await anext(follower)
+    await follower.aclose()
+    return percentile(took, 0.99)
+
+
+def _followers(size: Size) -> Iterator[Line]:
+    count = size.of(5000, 200)
+
+    def measure(url: str, reads: int) -> float:
+        async def run() -> float:
+            queue, bus, state = open_url(url)
+            try:
+                return await _publish(bus, count, reads)
+            finally:
+                for backend in (queue, bus, state):
+                    await backend.close()
+
+        return asyncio.run(run())
+
+    def on_sqlite(reads: int) -> float:
+        with size.file() as path:
+            return measure(f"sqlite:///{path}", reads)
+
+    for kind, one in (("memory", lambda reads: measure("memory://", reads)), ("SQLite", on_sqlite)):
+        ours, floor = in_turns(size.rounds(9), lambda one=one: one(100), lambda one=one: one(1))
+        yield Line(f"publish with a slow follower, p99, {kind}", ours * 1e6, "µs", floor * 1e6, most=SLOWED)
+
+
+def _cancels(size: Size) -> Iterator[Line]:
+    async def cancelled(path: str, count: int) -> list[float]:
+        took = []
+        async with AgentRunner.open(path) as runner:
+            command = [sys.executable, "-c", _CANCELLED, path]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as worker:  # noqa: ASYNC220
+                assert worker.stdout is not None
+                for _ in range(count):
+                    run = await runner.submit("waits", {})
+                    assert await asyncio.to_thread(worker.stdout.readline) == "began\n"
+                    asked = time.monotonic()
+                    await runner.cancel(run)
+                    took.append(float(await asyncio.to_thread(worker.stdout.readline)) - asked)
+                    await runner.wait(run)
+                worker.terminate()
+        return [each * 1e3 for each in took]
+
+    with size.file() as path:
+        took = asyncio.run(cancelled(str(path), size.of(50, 2)))
+    note = f"median {statistics.median(took):.1f} ms"
+    yield Line("a cancel reaches a step in another process, slowest", max(took), "ms", most=HEARD, note=note)
+
+
+def rows(size: Size) -> Iterator[Line]:
+    for part in (_codec, _lists, _traces, _followers, _cancels):
+        yield from part(size)
