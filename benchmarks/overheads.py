@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import socket
 import statistics
@@ -20,7 +21,7 @@ from agent_runtime_core.backends import open_url
 from agent_runtime_core.events import EventBus
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.tracing import Tracer
+from agent_runtime_core.tracing import NoopTraceSink, Tracer
 
 from .floor import Line, Size, in_turns, percentile
 
@@ -121,13 +122,6 @@ def _lists(size: Size) -> Iterator[Line]:
     yield Line(f"{count} concurrent step lists", ours * 1e3, "ms", floor * 1e3, most=CONCURRENT)
 
 
-class _Sink:
-    """A trace sink that does nothing."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **kwargs: None
-
-
 def _trace(tracer: Tracer, count: int) -> float:
     """Mean microseconds of a run for one trace event of 200 messages."""
     payload = {"input": [{"role": "user", "content": "x" * 1000}] * 200, "output": {}, "usage": {}}
@@ -150,7 +144,7 @@ def _silent() -> Iterator[str]:
 
 def _traces(size: Size) -> Iterator[Line]:
     count = size.of(2000, 20)
-    tracer = Tracer([_Sink()])
+    tracer = Tracer([NoopTraceSink()])
     yield Line("a trace event", _trace(tracer, count), "µs", most=TRACED)
     tracer.close()
     if find_spec("langfuse") is None:
@@ -201,8 +195,11 @@ def _followers(size: Size) -> Iterator[Line]:
         with size.file() as path:
             return measure(f"sqlite:///{path}", reads)
 
-    for kind, one in (("memory", lambda reads: measure("memory://", reads)), ("SQLite", on_sqlite)):
-        ours, floor = in_turns(size.rounds(9), lambda one=one: one(100), lambda one=one: one(1))
+    def in_memory(reads: int) -> float:
+        return measure("memory://", reads)
+
+    for kind, p99 in (("memory", in_memory), ("SQLite", on_sqlite)):
+        ours, floor = in_turns(size.rounds(9), functools.partial(p99, 100), functools.partial(p99, 1))
         yield Line(f"publish with a slow follower, p99, {kind}", ours * 1e6, "µs", floor * 1e6, most=SLOWED)
 
 

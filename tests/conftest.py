@@ -139,13 +139,16 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the slow tests only with `-m slow`, and then one at a time.
+    """Run the slow tests, and repeats of a case on more backends, only if `-m` asks for tests.
 
-    Each of them uses all cores by itself. With `--dist loadgroup`, pytest-xdist runs them in one process.
+    Each slow test uses all cores by itself: with `--dist loadgroup`, pytest-xdist runs them in one process.
     """
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.xdist_group("slow"))
-    if not config.option.markexpr and (long := {item for item in items if item.get_closest_marker("slow")}):
-        config.hook.pytest_deselected(items=list(long))
-        items[:] = [item for item in items if item not in long]
+    if not config.option.markexpr:
+        more = [item for item in items if any(map(item.get_closest_marker, ("slow", "all_backends")))]
+        if more:
+            config.hook.pytest_deselected(items=more)
+            left_out = set(more)
+            items[:] = [item for item in items if item not in left_out]

@@ -13,38 +13,39 @@ from agent_runtime_core.events import EventBus, get_event_bus
 from agent_runtime_core.queue import RunQueue, get_queue
 from agent_runtime_core.state import StateStore, get_state_store
 from agent_runtime_core.testing.contracts.runs import CASES, Case, Make
+from tests.support.backends import backends
 
 # Queue, events, state: an engine's kind and a letter, the same letter for the same engine.
-COMBINATIONS = [
+# A run depends on which of the three share an engine and on the kinds of engines: each way to share is here by default
+# once, and each kind alone.
+DEFAULT = [
     "memory-a memory-a memory-a",
-    "memory-a memory-b memory-c",
     "sqlite-a sqlite-a sqlite-a",
+    "redis-a redis-a redis-a",
+    "theirs theirs theirs",
     "sqlite-a sqlite-b sqlite-c",
-    "sqlite-a sqlite-b sqlite-b",
     "memory-a memory-a sqlite-b",
+    "sqlite-a redis-b redis-b",
+    "sqlite-a memory-b sqlite-a",
+    "theirs sqlite-a sqlite-a",
+]
+MORE = [
+    "memory-a memory-b memory-c",
+    "sqlite-a sqlite-b sqlite-b",
     "memory-a sqlite-b sqlite-b",
     "sqlite-a memory-b memory-b",
-    "sqlite-a memory-b sqlite-a",
     "sqlite-a theirs memory-b",
-    "theirs sqlite-a sqlite-a",
     "sqlite-a sqlite-a theirs",
-    "theirs theirs theirs",
-    "redis-a redis-a redis-a",
     "redis-a redis-b redis-c",
     "redis-a redis-a sqlite-b",
     "redis-a sqlite-b sqlite-b",
-    "sqlite-a redis-b redis-b",
     "sqlite-a redis-b sqlite-a",
     "redis-a memory-b redis-a",
     "theirs redis-a theirs",
 ]
 
 
-def _marked(names: str) -> Any:
-    return pytest.param(names, id=names.replace(" ", "+"), marks=[pytest.mark.redis] if "redis" in names else [])
-
-
-@pytest.fixture(params=map(_marked, COMBINATIONS))
+@pytest.fixture(params=backends([*DEFAULT, *MORE], default=DEFAULT))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     numbers = itertools.count()
 

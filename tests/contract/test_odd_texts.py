@@ -37,6 +37,7 @@ from agent_runtime_core.persistence import (
 )  # fmt: skip
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.fault.rig import Agent
+from tests.support.backends import backends
 
 #: NUL, halves of characters as from bytes that are no UTF-8, byte order marks, and what else is lost on the way.
 ODD = (
@@ -431,7 +432,7 @@ async def opened(url: str) -> AsyncIterator[Place]:
         yield Place(runner, stores)
 
 
-@pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=backends(["memory", "sqlite", "redis"], default=["sqlite", "redis"]))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "redis":
         found: str = request.getfixturevalue("redis_url")

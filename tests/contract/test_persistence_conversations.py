@@ -9,11 +9,11 @@ import pytest
 from agent_runtime_core.persistence.document_stores.conversations import StoredConversations
 from agent_runtime_core.testing.contracts.persistence.conversations import CASES, Case, Make, check
 from tests.contract.persistence.conversations import BUILT_IN
-from tests.contract.persistence.stores import TECHNOLOGIES, maker
+from tests.contract.persistence.stores import SHARED, maker
 from tests.contract.third_party.plain_stores import DEFECTS, PlainConversations
 
 
-@pytest.fixture(params=TECHNOLOGIES)
+@pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredConversations, request.param, request, tmp_path)
 

@@ -11,11 +11,11 @@ from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowl
 from agent_runtime_core.persistence.models import Fact
 from agent_runtime_core.testing.contracts.persistence.knowledge import CASES, VECTORS, Case, Make, check
 from tests.contract.persistence.knowledge import BUILT_IN
-from tests.contract.persistence.stores import TECHNOLOGIES, maker
+from tests.contract.persistence.stores import SHARED, maker
 from tests.contract.third_party.plain_records import DEFECTS, PlainKnowledge, PlainVectors
 
 
-@pytest.fixture(params=TECHNOLOGIES)
+@pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredKnowledge, request.param, request, tmp_path)
 

@@ -14,12 +14,12 @@ from agent_runtime_core.testing.contracts.persistence.tasks import (
     check,
     claims_are_not_supported,
 )
-from tests.contract.persistence.stores import TECHNOLOGIES, maker
+from tests.contract.persistence.stores import SHARED, maker
 from tests.contract.persistence.tasks import BUILT_IN
 from tests.contract.third_party.plain_records import DEFECTS, PlainTasks
 
 
-@pytest.fixture(params=TECHNOLOGIES)
+@pytest.fixture(params=SHARED)
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     return maker(StoredTasks, request.param, request, tmp_path)
 

@@ -26,7 +26,7 @@ from tests.servers import HOST, RedisServer
 pytestmark = pytest.mark.redis
 
 FEW = [
-    pytest.param(suite, case, id=f"{suite}-{case.__name__}") for suite, cases in SUITES.items() for case in cases[::4]
+    pytest.param(suite, case, id=f"{suite}-{case.__name__}") for suite, cases in SUITES.items() for case in cases[::9]
 ]
 
 _PREFIXES = itertools.count(1)

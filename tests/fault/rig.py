@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import pytest
-
 from agent_runtime_core._clock import SYSTEM, Clock
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core._engines.sqlite import SQLiteEngine
@@ -23,8 +21,9 @@ from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import get_state_store
+from tests.support.backends import backends
 
-KINDS = ("memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis))
+KINDS = backends(["memory", "sqlite", "redis"], default=["sqlite"])
 #: The URL of the server, and the prefix, that the present test has for itself; see conftest.
 REDIS: dict[str, str] = {}
 Code = Callable[[Any], Awaitable[Any]]

@@ -24,7 +24,7 @@ from agent_runtime_core._tags import HALVES
 from agent_runtime_core.errors import UnserialisableResult
 
 # Split over the properties that use them.
-VALUES, MANY_VALUES = 2_000, 10_000
+VALUES, MANY_VALUES = 1_000, 10_000
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 

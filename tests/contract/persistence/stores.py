@@ -16,6 +16,7 @@ from agent_runtime_core.persistence.backends.redis import RedisHome
 from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
 from agent_runtime_core.persistence.document_stores.base import DocumentBackedStore, DocumentHome
 from tests.contract.places import places
+from tests.support.backends import backends
 
 HOMES: dict[str, type[DocumentHome]] = {
     "memory": InMemoryHome,
@@ -24,7 +25,10 @@ HOMES: dict[str, type[DocumentHome]] = {
     "files": FileHome,
 }
 
-TECHNOLOGIES = [pytest.param(name, id=name, marks=[pytest.mark.redis] * (name == "redis")) for name in HOMES]
+TECHNOLOGIES = backends(HOMES, default=HOMES)
+
+#: For the stores that share their code with others: the document suite runs on all technologies.
+SHARED = backends(HOMES, default=["memory", "sqlite"])
 
 
 def maker(
