@@ -21,7 +21,7 @@ from agent_runtime_core._engines import redis_line
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.redis import RedisEngine
 from agent_runtime_core._engines.redis_line import Line, Unanswered, Unsent, connection
-from agent_runtime_core._engines.redis_script import RedisConcern
+from agent_runtime_core._engines.redis_script import RedisConcern, prepared
 from agent_runtime_core._engines.redis_url import redis_place
 from agent_runtime_core._load import load
 from agent_runtime_core.backends import open_url
@@ -282,7 +282,7 @@ async def test_what_got_no_answer_was_carried_out_once(redis_server: RedisServer
 @pytest.mark.usefixtures("redis_url")
 async def test_a_command_that_got_no_answer_was_carried_out_once(redis_server: RedisServer) -> None:
     with Cut(redis_server.port) as proxy:
-        line = Line(redis_place(proxy.url), lambda line: None)
+        line = Line(redis_place(proxy.url), lambda line: None, lambda: prepared(""))
         for n in (1, 3, 5):
             assert await asyncio.to_thread(line.ask, "INCR", "counted") == n
             proxy.cut("after")
@@ -294,7 +294,7 @@ async def test_a_command_that_got_no_answer_was_carried_out_once(redis_server: R
 
 async def test_who_is_not_let_in_knocks_once() -> None:
     with Cut(free_port()) as proxy:
-        line = Line(redis_place(proxy.url), lambda line: None)
+        line = Line(redis_place(proxy.url), lambda line: None, lambda: prepared(""))
         with pytest.raises(Unsent):
             await asyncio.to_thread(line.ask, "PING")
         assert proxy.connections == 1

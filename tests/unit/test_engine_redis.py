@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import re
@@ -12,9 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +19,12 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_runtime_core._clock import SYSTEM
-from agent_runtime_core._engines import redis_bell, redis_ear, redis_line
+from agent_runtime_core._engines import redis_bell, redis_line
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
-from agent_runtime_core._engines.redis import ENOUGH, RedisEngine
+from agent_runtime_core._engines.redis import RedisEngine
 from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
-from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, SMALL, Call, Pipe, joined
-from agent_runtime_core._engines.redis_script import RedisConcern
+from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, CommitPipeline, ScriptCall, joined
+from agent_runtime_core._engines.redis_script import RedisConcern, Script, bulk, prepared
 from agent_runtime_core._engines.redis_url import redis_place
 from agent_runtime_core._engines.shared import Process
 from agent_runtime_core.errors import (
@@ -230,7 +227,7 @@ async def test_large_answers_and_batches_over_the_limits(engine: RedisEngine) ->
     long = 'ü\u2028\0\\"' * 200_000
     assert await put(engine, "long", long) == long
     assert await get(engine, "long") == [long]
-    few = max(SMALL, LARGE) // 4
+    few = LARGE // 4
     texts = [chr(97 + n) * few for n in range(10)]
     assert await asyncio.gather(*(put(engine, f"t{n}", text) for n, text in enumerate(texts))) == texts
     many = BATCH * 3 + 1
@@ -297,7 +294,6 @@ async def test_what_has_no_thread_is_refused_and_works_when_there_is_one() -> No
         for _ in range(2):
             with no_thread("agent-runtime-"), pytest.raises(StorageBusy, match="can't start new thread"):
                 await put(engine, "a", "1")
-        assert engine._pipe.idle
         assert await put(engine, "a", "1") == "1"
 
 
@@ -393,7 +389,7 @@ async def test_what_a_connection_that_was_given_up_brings_late_is_not_carried_ou
     assert await put(engine, "a", "2") == "2"
     late._sock.settimeout(PATIENT)
     with contextlib.suppress(OSError):
-        late._sock.sendall(engine._line._asks + b"$%d\r\n%s\r\n" % (len(call), call))
+        late._sock.sendall(engine._script.call + bulk(call))
         late._sock.recv(100)
     late.disconnect()
     assert await get(engine, "a") == ["2"]
@@ -450,7 +446,7 @@ async def _held(server: RedisServer, url: str, letter: str) -> None:
         await put(engine, "a", "0")
         server.stop()
         held = 0.0
-        text = letter * (SMALL * 9 // 10 // len(letter.encode()))
+        text = letter * (28_800 // len(letter.encode()))
         under_way = []
         for _ in range(20):
             under_way.append(asyncio.ensure_future(put(engine, "a", text)))
@@ -1050,7 +1046,7 @@ async def test_after_close_nothing_is_taken(redis_url: str) -> None:
             use()
     with pytest.raises(StorageClosed, match="was closed"):
         await put(engine, "a", "1")
-    engine._pipe.put([late := Call(None, [], "[]")])
+    engine._pipe.put([late := ScriptCall(None, [], "[]")])
     assert late.error is None
     thread = engine._pipe._thread
     assert thread is not None
@@ -1084,136 +1080,65 @@ async def test_after_a_fork_it_has_to_be_opened_again(redis_url: str, monkeypatc
         assert await get(engine, "a") == ["1"], "the parent notices nothing"
 
 
-# -- who reads the answers
-
-
-async def connected(engine: RedisEngine) -> None:
-    """What comes next is sent by the loop."""
+async def test_a_commit_of_a_loop_that_does_not_turn_is_answered_and_those_of_others_too(engine: RedisEngine) -> None:
     await put(engine, "a", "0")
-    await until(lambda: engine._pipe._waiting == 0)
-
-
-async def under_way(engine: RedisEngine) -> None:
-    """Let the loop turn until what was asked for is sent, and no longer."""
-    while not engine._pipe._under_way:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-
-
-async def test_a_loop_reads_its_answers_by_itself(engine: RedisEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_ear, "MOMENT", PATIENT)  # else the thread takes what a busy server answers late
-    await connected(engine)
-    readers: list[str] = []
-    take_in = Line.take_in
-
-    def watched(self: Line, data: bytes) -> None:
-        readers.append(threading.current_thread().name)
-        take_in(self, data)
-
-    monkeypatch.setattr(Line, "take_in", watched)
-    for n in range(20):
-        await put(engine, "a", str(n))
-    assert set(readers) == {threading.current_thread().name}
-
-
-async def test_the_thread_reads_for_a_loop_that_does_not_turn(engine: RedisEngine) -> None:
-    await connected(engine)
     mine = asyncio.ensure_future(put(engine, "a", "1"))
-    await under_way(engine)
-    assert engine.commit_from_thread(None, [Op("get", ("a",))]) == ["1"], "and it was sent after that"
-    await mine
-
-
-async def test_a_loop_reads_what_another_one_does_not_come_to(engine: RedisEngine) -> None:
-    await connected(engine)
-    mine = asyncio.ensure_future(put(engine, "a", "1"))
-    await under_way(engine)
-    with concurrent.futures.ThreadPoolExecutor() as threads:
-        theirs = threads.submit(lambda: asyncio.run(get(engine, "a")))
-        assert theirs.result(PATIENT) == ["1"]
-    await mine
-
-
-async def test_a_connection_that_speaks_unasked_is_not_used_again(engine: RedisEngine) -> None:
-    await connected(engine)
-    await put(engine, "a", "1")  # this one was sent by the loop, which listens since
-    line = engine._line
-    conn = line.conn
-    conn.send_command("PING")
-    await until(lambda: line.conn is not conn)
-    assert await get(engine, "a") == ["1"]
-
-
-async def test_a_loop_that_is_woken_for_nothing_does_nothing(engine: RedisEngine) -> None:
-    await connected(engine)
-    await put(engine, "a", "1")
-    conn = engine._line.conn
-
-    def read_by_the_thread() -> bytes:
-        raise BlockingIOError
-
-    assert engine._pipe.arrived(asyncio.get_running_loop(), conn, read_by_the_thread)
-    assert engine._line.conn is conn
-    assert await get(engine, "a") == ["1"]
-
-
-async def test_enough_commits_for_a_server_without_work_are_sent_before_the_turn_is_over(engine: RedisEngine) -> None:
-    await connected(engine)
-    many = [asyncio.ensure_future(put(engine, str(n), "1")) for n in range(ENOUGH + 2)]
     await asyncio.sleep(0)
-    assert len(engine._pipe._under_way[0]) == ENOUGH
-    assert await asyncio.gather(*many) == ["1"] * len(many)
+    await asyncio.sleep(0)
+    assert engine.commit_from_thread(None, [Op("get", ("a",))]) == ["1"], "and it was sent after that"
+    assert await mine == "1"
 
 
-# -- the pipe and the line, where a server cannot be made to do it
+async def test_a_connection_that_speaks_unasked_is_not_used_again(
+    engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_line, "IDLE", 0.0)
+    await put(engine, "a", "1")
+    conn = engine._line._conn
+    conn.send_command("PING")
+    await until(lambda: conn.can_read(0))
+    assert await get(engine, "a") == ["1"]
+    assert engine._line._conn is not conn
+
+
+# -- the pipeline and the connection, where a server cannot be made to do it
 
 
 class Still:
-    """A line whose answers are those of the test."""
+    """A connection whose answers are those of the test."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers_left = list(answers)
         self.place = redis_place("redis://127.0.0.1:1/0")
         self.sent: list[bytes] = []
-        self.up = self.duplex = True
 
-    def fresh(self) -> bool:
-        return True
-
-    def send(self, last: bytes) -> None:
+    def evaluate(self, last: bytes) -> Any:
         self.sent.append(last)
-
-    def answers(self) -> Any:
         answer = self.answers_left.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
-    def evaluate(self, last: bytes) -> Any:
-        self.send(last)
-        return self.answers()
-
-    def mend(self, told: NotCarriedOut) -> None:
-        raise Unanswered("cut")
-
     def drop(self) -> None:
-        self.up = False
+        """It has nothing to close."""
 
 
-def carried(line: Still, *texts: str) -> list[Call]:
-    """What became of one commit in each of those calls."""
-
-    def tell(call: Call, answer: bytes) -> None:
+def pipeline(line: Still, patience: float = PATIENT) -> CommitPipeline:
+    def read_answer(call: ScriptCall, answer: bytes) -> None:
         call.result = [answer.decode("ascii")]
 
-    pipe = Pipe(line, tell, lambda: PATIENT)  # type: ignore[arg-type]
-    calls = [Call(None, [], text) for text in texts]
+    return CommitPipeline(line, read_answer, lambda: patience)  # type: ignore[arg-type]
+
+
+def carried(line: Still, *texts: str) -> list[ScriptCall]:
+    """What became of these commits, which are sent together."""
+    pipe = pipeline(line)
+    calls = [ScriptCall(None, [], text) for text in texts]
     for call in calls:
         call.done = threading.Event()
-    for call in calls:  # all of them are under way before any is answered
-        assert pipe.send([call])
+    pipe.put(calls)
     for call in calls:
         assert call.done is not None
-        pipe.fetch()
         assert call.done.wait(PATIENT)
     assert pipe._thread is not None
     assert pipe._thread.is_alive(), "the thread goes on whatever it is told"
@@ -1229,32 +1154,30 @@ def test_answers_that_are_no_answers_are_nobodys(answer: Any) -> None:
 
 
 def test_an_answer_that_makes_no_sense_is_its_callers_alone() -> None:
-    one, two = carried(Still([b"\xff"], [b"2"]), "[1]", "[2]")
+    one, two = carried(Still([b"\xff", b"2"]), "[1]", "[2]")
     assert isinstance(one.error, StorageError)
     assert "makes no sense" in str(one.error)
     assert two.result == ["2"]
 
 
 def test_what_was_posted_goes_again_and_before_what_came_after_it() -> None:
-    line = Still(Unanswered("cut"), [b"1", b"3"])
-    pipe = Pipe(line, lambda call, answer: setattr(call, "result", [answer]), lambda: PATIENT)  # type: ignore[arg-type]
-    posted, waited, last = (Call(None, [], f"[{n}]") for n in (1, 2, 3))
-    waited.done = threading.Event()
-    assert pipe.send([posted])
-    assert pipe.send([waited])
-    assert pipe.send([last])
-    pipe.fetch()
+    line = Still(Unanswered("cut"), [b"1"], [b"3"])
+    pipe = pipeline(line)
+    posted, waited, last = (ScriptCall(None, [], f"[{n}]") for n in (1, 2, 3))
+    waited.done, last.done = threading.Event(), threading.Event()
+    pipe.put([posted, waited])
     assert waited.done.wait(PATIENT)
+    pipe.put([last])
+    assert last.done.wait(PATIENT)
     pipe.close()
     assert isinstance(waited.error, StorageBusy), "who waits for it has to know, and repeats it"
-    assert (posted.result, last.result) == ([b"1"], [b"3"])
-    assert line.sent == [b"[[1]]", b"[[2]]", b"[[3]]", b"[[1],[3]]"]
+    assert (posted.result, last.result) == (["1"], ["3"])
+    assert line.sent == [b"[[1],[2]]", b"[[1]]", b"[[3]]"]
 
 
 def test_what_was_posted_is_not_kept_for_ever() -> None:
-    line = Still(*[Unanswered("cut")] * 50)
-    pipe = Pipe(line, lambda call, answer: None, lambda: 0.005)  # type: ignore[arg-type]
-    posted = Call(None, [], "[1]")
+    pipe = pipeline(Still(*[Unanswered("cut")] * 50), 0.005)
+    posted = ScriptCall(None, [], "[1]")
     pipe.put([posted])
     end = time.monotonic() + PATIENT
     while posted.error is None:
@@ -1264,22 +1187,15 @@ def test_what_was_posted_is_not_kept_for_ever() -> None:
     assert isinstance(posted.error, StorageBusy)
 
 
-def test_what_was_not_carried_out_goes_again_in_its_order() -> None:
-    line = Still(NotCarriedOut("NOSCRIPT"), NotCarriedOut("NOSCRIPT"), [b"1", b"2"])
-    one, two = carried(line, "[1]", "[2]")
-    assert (one.result, two.result) == (["1"], ["2"])
-    assert line.sent == [b"[[1]]", b"[[2]]", b"[[1],[2]]"]
+ECHO = prepared("return {ARGV[1]}", "k")
 
 
-def test_an_answer_lost_behind_one_that_was_not_carried_out_is_unknown() -> None:
-    one, two = carried(Still(NotCarriedOut("NOSCRIPT"), Unanswered("cut"), [b"1"]), "[1]", "[2]")
-    assert one.result == ["1"]
-    assert isinstance(two.error, StorageBusy)
+def line_to(url: str, script: Script = ECHO) -> Line:
+    return Line(redis_place(url), lambda line: None, lambda: script)
 
 
 def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answer(redis_server: RedisServer) -> None:
-    line = Line(redis_place(redis_server.url), lambda line: None, ["k"])
-    line.use("return {ARGV[1]}")
+    line = line_to(redis_server.url)
     assert line.evaluate(b"0") == [b"0"]
     conn, send = line._conn, line._conn.send_packed_command
 
@@ -1288,20 +1204,16 @@ def test_a_line_that_was_cut_is_not_sent_to_again_and_nobody_gets_anothers_answe
         raise OSError("cut")
 
     conn.send_packed_command = broken
-    line.send(b"1")
-    assert not line.up
-    line.send(b"2")
     with pytest.raises(Unanswered):
-        line.answers()
-    with pytest.raises(Unanswered):
-        line.answers()
+        line.evaluate(b"1")
+    assert line._conn is None
     assert line.evaluate(b"3") == [b"3"]
+    line.drop()
 
 
 @pytest.mark.parametrize("error", [AttributeError("closed"), ValueError("I/O"), OSError("cut")])
 def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_server: RedisServer) -> None:
-    line = Line(redis_place(redis_server.url), lambda line: None, ["k"])
-    line.use("return {ARGV[1]}")
+    line = line_to(redis_server.url)
     line.evaluate(b"0")
 
     class Broken:
@@ -1316,19 +1228,11 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
     line.drop()
 
 
-@pytest.mark.parametrize("gone", ["connection", "socket"])
-def test_an_answer_of_a_connection_that_was_dropped_meanwhile_is_told_as_lost(gone: str) -> None:
-    line = Line(redis_place("redis://127.0.0.1:1/0"), lambda line: None)
-    if gone == "socket":
-        line._conn = SimpleNamespace(_sock=None, disconnect=lambda: None)
-    with pytest.raises(Unanswered, match=r"127\.0\.0\.1:1.*: the connection was lost$"):
-        line.receive()
-
-
 def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = Line(replace(redis_place("redis://127.0.0.1:1/0"), host="127.0.0.1"), lambda line: None)
+    line = line_to("redis://127.0.0.1:1/0")
     monkeypatch.setattr(Line, "_connect", lambda self: None)
     monkeypatch.setattr(Line, "fresh", lambda self: False)
+    monkeypatch.setattr(Line, "send", lambda self, last: None)
     monkeypatch.setattr(Line, "answers", lambda self: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
     with pytest.raises(redis_line.Unsent, match="elsewhere again and again"):
         line.evaluate(b"")
@@ -1336,8 +1240,7 @@ def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeyp
 
 
 def test_where_the_node_is_gone_that_we_were_sent_to_the_first_one_is_asked_again(redis_server: RedisServer) -> None:
-    line = Line(redis_place(redis_server.url), lambda line: None, ["k"])
-    line.use("return {ARGV[1]}")
+    line = line_to(redis_server.url)
     with RedisServer() as node:
         line.mend(NotCarriedOut(f"MOVED 7 127.0.0.1:{node.port}"))
         assert line.evaluate(b"1") == [b"1"]

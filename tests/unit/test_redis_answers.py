@@ -19,18 +19,6 @@ def test_answers_are_taken_when_they_are_there_in_full(size: int) -> None:
         while (answer := answers.take()) is not None:
             taken.append(answer)
     assert taken == TAKEN
-    assert not answers.complains
-
-
-def test_a_complaint_is_known_before_it_is_taken() -> None:
-    answers = Answers()
-    answers.add(WHOLE)
-    assert not answers.complains
-    assert answers.take() == TAKEN[0]
-    assert answers.take() == TAKEN[1]
-    assert answers.complains
-    assert answers.take() == TAKEN[2]
-    assert not answers.complains
 
 
 @pytest.mark.parametrize("size", range(1, 30))

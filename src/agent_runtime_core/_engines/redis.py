@@ -21,46 +21,17 @@ from .backed import OnShared
 from .base import Concern, Guard, Op
 from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
-from .redis_ear import Ear
 from .redis_letters import Letters
 from .redis_line import Line, NotCarriedOut, Unsent, driver, refused
-from .redis_pipe import Call, Pipe
-from .redis_script import Codec, RedisConcern, joined, packed, unpacked
+from .redis_pipe import CommitPipeline, LoopBatch, ScriptCall
+from .redis_script import Codec, RedisConcern, Script, joined, packed, prepared, unpacked
 from .redis_url import Place, redis_place
-from .requests import Request, Waiting, wait_in_thread
+from .requests import Request, wait_in_thread
 from .shared import Process, SharedEngine
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
-ENOUGH = 8  # commits that a server with nothing to do is sent before the turn of the loop is over
 PATIENCE = 3.0  # seconds for all that a commit may take; well under a third of the shortest sensible lease
-
-
-class Desk(Waiting):
-    """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
-
-    __slots__ = ("_pipe", "ear", "turn")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, pipe: Pipe, line: Line, what: str, patience: Callable[[], float]
-    ) -> None:
-        super().__init__(loop, what, patience, lambda: None)
-        self._pipe = pipe
-        self.ear: Ear = Ear(loop, line, pipe)
-        self.turn: list[Call] = []
-
-    def send(self, call: Call) -> None:
-        if not self.turn:
-            self.loop.call_soon(self.flush)
-        self.turn.append(call)
-        if len(self.turn) >= ENOUGH and self._pipe.idle:
-            self.flush()
-
-    def flush(self) -> None:
-        """This turn's commits are together."""
-        batch, self.turn = self.turn, []
-        if batch and self._pipe.send(batch):
-            self.ear.expect()
 
 
 class RedisEngine(SharedEngine):
@@ -93,13 +64,16 @@ class RedisEngine(SharedEngine):
         self._codecs: dict[str, Codec] = {}
         self._refusals: dict[str, Callable[[], Exception]] = {}
         self._concerns: dict[str, RedisConcern] = {}
-        self._desks: dict[asyncio.AbstractEventLoop, Desk] = {}
+        self._desks: dict[asyncio.AbstractEventLoop, LoopBatch] = {}
         self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
         self._last: dict[tuple[str, int], Any] = {}  # what that calls our last connection to it
-        self._line = Line(place, self._connected, (f"{self._prefix}:", "server" if self.by_server else ""))
-        self._pipe = Pipe(self._line, self._tell, lambda: self.patience)
+        self._script: Script = self._prepared()
+        self._line = Line(place, self._connected, lambda: self._script)
+        self._pipe = CommitPipeline(self._line, self._tell, lambda: self.patience)
         self._bell = ChannelBell(place, f"{self._prefix}:bell")
-        self._line.use(joined([]))
+
+    def _prepared(self) -> Script:
+        return prepared(joined(list(self._concerns.values())), f"{self._prefix}:", "server" if self.by_server else "")
 
     def lease_now(self) -> float:
         return 0.0 if self.by_server else self.clock.boot()
@@ -112,29 +86,27 @@ class RedisEngine(SharedEngine):
         self._codecs.update(concern.codecs)
         self._refusals.update(concern.refusals)
         self._concerns[concern.name] = concern
-        self._line.use(joined(list(self._concerns.values())))
+        self._script = self._prepared()
 
     # -- the callers' side
 
-    def _call(self, guard: Guard | None, ops: Sequence[Op]) -> Call:
+    def _call(self, guard: Guard | None, ops: Sequence[Op]) -> ScriptCall:
         self._usable()
-        return Call(guard, ops, packed(guard, ops, self._codecs), self)
+        return ScriptCall(guard, ops, packed(guard, ops, self._codecs), self)
 
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
         return self._call(guard, ops)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> Desk:
+    def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         self._usable()
         return self._desk(loop)
 
-    def _desk(self, loop: asyncio.AbstractEventLoop) -> Desk:
+    def _desk(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         found = self._desks.get(loop)
         if found is None:
             for closed in [each for each in tuple(self._desks) if each.is_closed()]:
-                if (left := self._desks.pop(closed, None)) is not None:  # and not by another thread
-                    left.ear.close()
-            found = Desk(loop, self._pipe, self._line, str(self.place), self._in_all)
-            self._desks[loop] = found
+                self._desks.pop(closed, None)
+            found = self._desks[loop] = LoopBatch(loop, self._pipe, str(self.place), self._in_all)
         return found
 
     def _in_all(self) -> float:
@@ -146,15 +118,17 @@ class RedisEngine(SharedEngine):
 
     def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         call = self._call(guard, ops)
-        with contextlib.suppress(RuntimeError):
-            self._desk(asyncio.get_running_loop()).send(call)
-            return
-        self.submit(call)
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            self.submit(call)
+        else:
+            self._desk(loop).send(call)
 
     def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out, after all that this caller passed on before."""
-        assert isinstance(request, Call)
-        if isinstance(request.callers, Desk):
+        assert isinstance(request, ScriptCall)
+        if isinstance(request.callers, LoopBatch):
             request.callers.send(request)
         else:
             self._pipe.put([request])
@@ -174,7 +148,7 @@ class RedisEngine(SharedEngine):
 
     # -- the answers
 
-    def _tell(self, call: Call, answer: bytes) -> None:
+    def _tell(self, call: ScriptCall, answer: bytes) -> None:
         said = answer.decode("utf-8", "surrogatepass")
         if said.startswith("["):
             call.result = unpacked(said, call.ops, self._codecs)
@@ -264,20 +238,15 @@ class RedisEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        desk = self._desk(loop)
-        desk.flush()
-        desk.ear.close()
+        self._desk(loop).flush()
 
     def _shut(self) -> None:
         def ring() -> None:
             with contextlib.suppress(Exception):
-                Line(self.place, lambda line: None).ask("PUBLISH", f"{self._prefix}:bell", "")
+                Line(self.place, lambda line: None, lambda: self._script).ask("PUBLISH", f"{self._prefix}:bell", "")
 
         self._bell.close(ring, self.patience)
         self._pipe.close()
-        for loop, desk in tuple(self._desks.items()):
-            if not loop.is_running():  # those that do hear the end of the connection
-                desk.ear.close()
 
 
 class OnRedis(OnShared):

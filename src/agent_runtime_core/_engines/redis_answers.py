@@ -18,11 +18,6 @@ class Answers:
     def add(self, data: bytes) -> None:
         self._got += data
 
-    @property
-    def complains(self) -> bool:
-        """Whether what comes next is no plain answer."""
-        return bool(self._got) and self._got[0] != _ARRAY
-
     def take(self) -> list[bytes] | str | None:
         """The texts of the next answer, or what the server says instead; None where it is not there in full.
 

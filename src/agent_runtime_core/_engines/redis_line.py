@@ -8,9 +8,8 @@ the connection, so that no answer is taken for that of another request.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 from .._load import load
 from ..errors import StorageError, StorageFull
 from .redis_answers import Answers
+from .redis_script import Script, bulk
 from .redis_url import Place
 
 PIECE = 1 << 16  # bytes read at once, at most
@@ -85,104 +85,50 @@ def connection(place: Place, **options: Any) -> Any:
 
 
 class Line:
-    """A connection, made when it is needed; `connected(line)` looks at each new one.
+    """A connection, made when it is needed; `connected(line)` looks at each new one. One thread uses it at a time.
 
-    `first` are the arguments of its script before the last one: the first of them is a key.
+    `script()` gives what `evaluate` runs.
     """
 
-    def __init__(self, place: Place, connected: Callable[[Line], None], first: Sequence[str] = ()) -> None:
+    def __init__(self, place: Place, connected: Callable[[Line], None], script: Callable[[], Script]) -> None:
         self.place: Place = place
         self._home = place
         self._connected = connected
-        self._first = first
+        self._script = script
         self._conn: Any = None
         self._arrived = Answers()
-        self._script = ""
-        self._asks = b""  # what each call of the script begins with
-        self._cut = False  # what is sent goes nowhere any more
         self._used = 0.0
 
-    @property
-    def up(self) -> bool:
-        return self._conn is not None and not self._cut
-
-    @property
-    def conn(self) -> Any:
-        """The connection there is, to be told from others."""
-        return self._conn if self.up else None
-
-    @property
-    def duplex(self) -> bool:
-        """Whether one thread may send while another reads: not over TLS, of which both change the state."""
-        return not self.place.tls
-
-    @property
-    def fileno(self) -> int | None:
-        """Of its socket, where what can be read is what was sent."""
-        try:
-            return int(self._conn._sock.fileno()) if self.duplex else None
-        except AttributeError:  # there is none, or none any more
-            return None
-
-    def use(self, script: str) -> None:
-        """What `evaluate` runs from now on."""
-        words = ("EVALSHA", hashlib.sha1(script.encode()).hexdigest(), "1", *self._first)
-        self._script = script
-        self._asks = b"*%d\r\n" % (len(words) + 1) + b"".join(map(_text, map(str.encode, words)))
-
-    # -- the script: sent by one thread, its answers read by another
+    # -- the script
 
     def send(self, last: bytes) -> None:
-        """Ask for the script to be run with that as its last argument; what goes wrong is told by `answers`."""
-        conn = self._conn
-        if conn is not None and not self._cut:
-            try:
-                # In one piece: redis-py would make it of its words anew each time, and send the large ones one by one.
-                conn.send_packed_command([self._asks + _text(last)])
-            except Exception:  # noqa: BLE001 - it is told by `answers`
-                # Not sent to again, or it would connect by itself and its next answer be taken for this one's.
-                self._cut = True
-                conn.disconnect()
+        """Ask for the script to be run with that as its last argument."""
+        try:
+            # In one piece: redis-py would make it of its words each time, and send the large ones one by one.
+            self._conn.send_packed_command([self._script().call + bulk(last)])
+        except Exception as error:
+            # Not sent to again, or redis-py would connect by itself, and a later answer be taken for this one's.
+            self.drop()
+            raise Unanswered(f"{self.place}: {error!s:.300}") from error
 
     def answers(self) -> list[bytes]:
-        """What the script answers to the first call that was not answered yet; waits for it."""
+        """Wait for the answers of the script to the call that was sent."""
         while (answer := self._arrived.take()) is None:
-            self.receive()
+            self._receive()
         if isinstance(answer, str):
             if answer.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
                 raise NotCarriedOut(answer)
             raise refused(f"{self.place}: {answer}")
         return answer
 
-    def arrived(self) -> list[bytes] | None:
-        """The same, where that is a plain answer and here already."""
-        answer = None if self._arrived.complains else self._arrived.take()
-        return None if isinstance(answer, str) else answer
-
-    @property
-    def complains(self) -> bool:
-        """Whether what the server says next is no plain answer."""
-        return self._arrived.complains
-
-    def receive(self) -> None:
-        """Wait for what the server says next, or a piece of it."""
-        sock = getattr(self._conn, "_sock", None)  # once: the loop may be dropping the connection at this moment
+    def _receive(self) -> None:
         try:
-            if self._cut or sock is None:
-                raise OSError("the connection was lost")
-            self.take_in(sock.recv(PIECE))
+            data = self._conn._sock.recv(PIECE)
+            if not data:
+                raise OSError("the server has closed the connection")
         except Exception as error:
-            # Of any kind: it may be dropped while it is read.
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
-        except BaseException:
-            self.drop()
-            raise
-
-    def take_in(self, data: bytes) -> None:
-        """What was read of the connection."""
-        if not data:
-            raise OSError("the server has closed the connection")
         self._arrived.add(data)
         self._used = time.monotonic()
 
@@ -214,11 +160,11 @@ class Line:
                 self.drop()  # the master is another one now
             raise Unsent(f"{self.place}: {said}")
         else:
-            self.ask("SCRIPT LOAD", self._script)
+            self.ask("SCRIPT LOAD", self._script().text)
 
     def fresh(self) -> bool:
         """Whether there is a connection, and nobody ended it while it was idle. Nothing may be under way."""
-        if not self.up:
+        if self._conn is None:
             return False
         if time.monotonic() - self._used < IDLE:
             return True
@@ -231,8 +177,7 @@ class Line:
 
     def ask(self, *command: Any) -> Any:
         """One command and its answer; `driver().said` is the server's own word."""
-        if not self.up:
-            self.drop()
+        if self._conn is None:
             self._connect()
         try:
             self._conn.send_command(*command)
@@ -242,12 +187,8 @@ class Line:
         return self._read()
 
     def _read(self) -> Any:
-        conn = self._conn
-        if conn is None or self._cut:
-            self.drop()
-            raise Unanswered(f"{self.place}: the connection was lost")
         try:
-            answer = conn.read_response()
+            answer = self._conn.read_response()
             self._used = time.monotonic()
             return answer
         except driver().said as error:
@@ -258,7 +199,7 @@ class Line:
             self.drop()
             raise Unsent(f"{self.place} is still loading its data") from error
         except Exception as error:
-            # Of any kind: the loop may be dropping the connection at this moment.
+            # Of any kind: no later answer may be taken for this one's.
             self.drop()
             raise Unanswered(f"{self.place}: {error!s:.300}") from error
         except BaseException:
@@ -282,9 +223,9 @@ class Line:
             if isinstance(error, driver().said) and any(word in str(error) for word in _NO_DATABASE):
                 raise StorageError(f"{self.place} has no database {self.place.db}: {error!s:.300}") from error
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
-        self._conn, self._cut, self._arrived = conn, False, Answers()
+        self._conn, self._arrived = conn, Answers()
         try:
-            self.ask("SCRIPT LOAD", self._script)
+            self.ask("SCRIPT LOAD", self._script().text)
             self._connected(self)
         except Unanswered as error:
             self.drop()
@@ -298,11 +239,6 @@ class Line:
         if conn is not None:
             with contextlib.suppress(Exception):
                 conn.disconnect()
-
-
-def _text(word: bytes) -> bytes:
-    """A word of a command, as it is sent."""
-    return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
 def in_full(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,24 @@ class RedisConcern(Concern):
 def part(module: str, name: str = "redis") -> str:
     """Lua beside a Python module."""
     return Path(module).with_name(f"{name}.lua").read_text(encoding="utf-8")
+
+
+class Script(NamedTuple):
+    """The text of the script, and how each call of it begins on its way to the server."""
+
+    text: str
+    call: bytes
+
+
+def prepared(text: str, *first: str) -> Script:
+    """The script with these arguments before its last one; the first of them is a key."""
+    words = ("EVALSHA", hashlib.sha1(text.encode()).hexdigest(), "1", *first)
+    return Script(text, b"*%d\r\n" % (len(words) + 1) + b"".join(bulk(word.encode()) for word in words))
+
+
+def bulk(word: bytes) -> bytes:
+    """Encode a word of a command, as the server reads it."""
+    return b"$%d\r\n%s\r\n" % (len(word), word)
 
 
 def joined(concerns: Sequence[RedisConcern]) -> str:
