@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import fcntl
 import os
 import sqlite3
@@ -56,22 +55,12 @@ THINGS = Concern(
     "things", {"put": put, "long": put, "interrupted": interrupted, "fail": fail, "refused": refused}, {}, (SCHEMA,),
     lengthy={"long": always},
 )  # fmt: skip
-#: The same, but for what is a transaction by itself.
-SINGLE = dataclasses.replace(THINGS, single={"put": always, "refused": always})
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[SQLiteEngine]:
     engine = SQLiteEngine.open(tmp_path / "a.db", durability="normal")
     engine.add(THINGS)
-    yield engine
-    engine.close_now()
-
-
-@pytest.fixture(params=[THINGS, SINGLE], ids=["in a transaction", "by itself"])
-def either(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SQLiteEngine]:
-    engine = SQLiteEngine.open(tmp_path / "a.db", durability="normal")
-    engine.add(request.param)
     yield engine
     engine.close_now()
 
@@ -86,36 +75,22 @@ def stored(engine: SQLiteEngine) -> list[Any]:
         return [row[0] for row in conn.execute("SELECT value FROM arc_things ORDER BY n")]
 
 
-async def test_a_caller_alone_is_served_on_its_loop_and_no_thread_is_started(either: SQLiteEngine) -> None:
-    assert [await where(either) for _ in range(10)] == ["loop"] * 10
-    assert either.writer._thread is None
-
-
-@pytest.mark.parametrize(("concern", "begins"), [(THINGS, 1), (SINGLE, 0)])
-async def test_what_writes_by_one_statement_needs_no_transaction(tmp_path: Path, concern: Concern, begins: int) -> None:
-    engine = SQLiteEngine.open(tmp_path / "a.db", durability="normal")
-    engine.add(concern)
-    begun: list[str] = []
-    engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
-    assert await where(engine, value="one") == "loop"
-    assert len(begun) == begins
-    await engine.commit(None, [Op("put", ("two",)), Op("put", ("three",))])
-    assert len(begun) == begins + 1
-    assert stored(engine) == ["one", "two", "three"]
-    await engine.close()
+async def test_a_caller_alone_is_served_on_its_loop_and_no_thread_is_started(engine: SQLiteEngine) -> None:
+    assert [await where(engine) for _ in range(10)] == ["loop"] * 10
+    assert engine.writer._thread is None
 
 
 @pytest.mark.parametrize(
     ("sql", "error"),
     [("INSERT INTO arc_things (n) VALUES (1)", "UNIQUE"), ("INSERT INTO arc_nothing VALUES (1)", "no such table")],
 )
-async def test_a_statement_that_is_refused_is_its_callers_error(either: SQLiteEngine, sql: str, error: str) -> None:
-    await where(either, value="kept")
+async def test_a_statement_that_is_refused_is_its_callers_error(engine: SQLiteEngine, sql: str, error: str) -> None:
+    await where(engine, value="kept")
     with pytest.raises(StorageError, match=error):
-        await either.commit(None, [Op("refused", (sql,))])
-    assert not either.writer._known.counters, "what was noted down for a write that failed is forgotten"
-    assert await where(either, value="too") == "loop"
-    assert stored(either) == ["kept", "too"]
+        await engine.commit(None, [Op("refused", (sql,))])
+    assert not engine.writer._known.counters, "what was noted down for a write that failed is forgotten"
+    assert await where(engine, value="too") == "loop"
+    assert stored(engine) == ["kept", "too"]
 
 
 async def test_what_may_take_long_goes_to_the_thread_and_the_next_comes_back(engine: SQLiteEngine) -> None:
@@ -182,10 +157,9 @@ async def test_the_loops_of_other_threads_end_while_a_new_one_is_met(engine: SQL
     engine.writer.outboxes.clear()
 
 
-@pytest.mark.parametrize("concern", [THINGS, SINGLE], ids=["in a transaction", "by itself"])
 @pytest.mark.parametrize("durability", ["full", "normal"])
 async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast(
-    tmp_path: Path, durability: str, concern: Concern, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took = [SHORT_FLUSH * 20]
     now = [0.0]
@@ -196,7 +170,7 @@ async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast
 
     monkeypatch.setattr("agent_runtime_core._engines.sqlite_groups.time.perf_counter", perf_counter)
     engine = SQLiteEngine.open(tmp_path / "slow.db", durability=durability)
-    engine.add(concern)
+    engine.add(THINGS)
     engine.log._look_after = 1_000_000  # looking after the log is the thread's
     flushes = durability == "full"
     # It is not known before the first.
@@ -209,28 +183,28 @@ async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast
     await engine.close()
 
 
-async def test_where_another_process_commits_the_thread_waits_and_not_the_loop(either: SQLiteEngine) -> None:
+async def test_where_another_process_commits_the_thread_waits_and_not_the_loop(engine: SQLiteEngine) -> None:
     # Another open file is another holder of the lock, as another process is.
-    other = os.open(Path(f"{either.path}.live") / "commit.lock", os.O_RDWR)
+    other = os.open(Path(f"{engine.path}.live") / "commit.lock", os.O_RDWR)
     fcntl.flock(other, fcntl.LOCK_EX)
-    waiting = asyncio.ensure_future(where(either))
+    waiting = asyncio.ensure_future(where(engine))
     done, _ = await asyncio.wait({waiting}, timeout=0.05)
     assert not done
     os.close(other)
     assert await waiting == "thread"
-    assert await where(either) == "loop"
+    assert await where(engine) == "loop"
 
 
-async def test_where_another_program_writes_the_thread_waits_and_not_the_loop(either: SQLiteEngine) -> None:
-    other = sqlite3.connect(either.path, isolation_level=None)
+async def test_where_another_program_writes_the_thread_waits_and_not_the_loop(engine: SQLiteEngine) -> None:
+    other = sqlite3.connect(engine.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    waiting = asyncio.ensure_future(where(either))
+    waiting = asyncio.ensure_future(where(engine))
     done, _ = await asyncio.wait({waiting}, timeout=0.05)
     assert not done
     other.execute("COMMIT")
     other.close()
     assert await waiting == "thread"
-    assert await where(either) == "loop"
+    assert await where(engine) == "loop"
 
 
 async def test_what_the_thread_has_is_not_overtaken(engine: SQLiteEngine) -> None:

@@ -60,8 +60,6 @@ class Concern:
     once: frozenset[str] = frozenset()
     #: Operations that may take more than a moment, with these arguments, so that no event loop is to carry them out.
     lengthy: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
-    #: Operations that, with these arguments, write by one statement: alone in a commit, one needs no transaction.
-    single: Mapping[str, Callable[..., bool]] = field(default_factory=dict)
     #: On SQLite: the fence of a key by a row of its own, `fence(tx, key)`, whatever is stored beside it; or None.
     fence: Callable[[Any, str], str | None] | None = None
 

@@ -35,7 +35,6 @@ class Groups:
         self.ops: dict[str, Callable[..., Any]] = {}
         self.applied: dict[str, Callable[..., Any]] = {}
         self.once: frozenset[str] = frozenset()
-        self.single: dict[str, Callable[..., bool]] = {}
         self._known: Known = home.known
         self._tx: SQLiteTx = SQLiteTx(home, conn)
         self._flushes = flushes
@@ -45,7 +44,6 @@ class Groups:
         self.ops.update(concern.ops)
         self.applied.update(concern.applied)
         self.once |= concern.once
-        self.single |= concern.single
 
     def _begin(self, tx: SQLiteTx) -> bool:
         """Begin a transaction; False where a program outside this library is in one."""
@@ -95,30 +93,6 @@ class Groups:
                     if name in once:
                         return True
         return False
-
-    def _is_single(self, ops: Sequence[Op]) -> bool:
-        if len(ops) != 1:
-            return False
-        name, args = ops[0]
-        known = self.single.get(name)
-        return known is not None and known(*args)
-
-    def _by_itself(self, request: Request) -> bool:
-        """Carry out a commit that is one statement, and so a transaction by itself; False, with nothing done, where a
-        program outside this library is in one. Our own are kept out by the commit lock."""
-        self._known.check(self.conn)
-        since = time.perf_counter()
-        try:
-            if not self.apply(self._tx, request):
-                self._known.forget()
-        except DRIVER_ERRORS as error:
-            self._known.forget()
-            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                return False
-            request.error = translate(error, self.path)
-        if self._flushes:
-            self._flush += (time.perf_counter() - since - self._flush) * _WEIGHT
-        return True
 
     def _commit(self, tx: SQLiteTx) -> None:
         if not self._flushes:

@@ -190,14 +190,9 @@ class Writer(Groups):
                 if not self._commit_lock.take_now():
                     return False
                 self._file.expect()
-                if len(batch) == 1 and self._is_single(batch[0].ops):
-                    if not self._by_itself(batch[0]):
-                        return False
-                    grown = self._log.grown()
-                else:
-                    if not self._begin(self._tx):
-                        return False
-                    grown = self.group(batch)
+                if not self._begin(self._tx):
+                    return False
+                grown = self.group(batch)
             finally:
                 try:
                     self._commit_lock.let_go()

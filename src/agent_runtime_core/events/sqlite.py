@@ -84,7 +84,6 @@ CONCERN = Concern(
     {PUBLISH: publish, DELETE: delete, TRIM: trim},
     {PUBLISH: published},
     lengthy={DELETE: always, TRIM: always},
-    single={PUBLISH: lambda run_id, rows: len(rows) == 1},
 )
 
 

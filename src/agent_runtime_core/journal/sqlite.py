@@ -253,6 +253,5 @@ CONCERN = Concern(
     {"journal.append": applied, "journal.transact": transacted},
     MIGRATIONS,
     once=frozenset({"journal.transact"}),
-    single={"journal.append": always},
     lengthy={"journal.append": _is_long, "journal.delete": always},
 )

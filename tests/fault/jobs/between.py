@@ -20,14 +20,13 @@ from tests.fault.jobs.effects import say
 
 
 class Scythe:
-    """Counts the commits that reach the disk, groups and those of one statement, and cuts at one of them."""
+    """Counts the groups of commits that reach the disk, and cuts at one of them."""
 
     def __init__(self, when: str, n: int) -> None:
         self.when, self.n = when, n
         self.count = 0
         self._lock = threading.Lock()
         Writer.group = self._over(Writer.group)  # type: ignore[method-assign]
-        Writer._by_itself = self._over(Writer._by_itself)  # type: ignore[method-assign]
 
     def _over(self, carry_out: Callable[..., bool]) -> Callable[..., bool]:
         def cut(*args: Any, **options: Any) -> bool:
