@@ -1216,14 +1216,12 @@ def test_whatever_goes_wrong_with_an_answer_is_unknown(error: Exception, redis_s
     line = line_to(redis_server.url)
     line.evaluate(b"0")
 
-    class Broken:
-        def recv(self, size: int) -> bytes:
-            raise error
+    def broken(*args: Any) -> None:
+        raise error
 
-    sock, line._conn._sock = line._conn._sock, Broken()
+    line._conn.read_response = broken
     with pytest.raises(Unanswered):
         line.evaluate(b"1")
-    sock.close()
     assert line.evaluate(b"2") == [b"2"]
     line.drop()
 
@@ -1232,8 +1230,7 @@ def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeyp
     line = line_to("redis://127.0.0.1:1/0")
     monkeypatch.setattr(Line, "_connect", lambda self: None)
     monkeypatch.setattr(Line, "fresh", lambda self: False)
-    monkeypatch.setattr(Line, "send", lambda self, last: None)
-    monkeypatch.setattr(Line, "answers", lambda self: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
+    monkeypatch.setattr(Line, "call", lambda self, last: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
     with pytest.raises(redis_line.Unsent, match="elsewhere again and again"):
         line.evaluate(b"")
     assert (line.place.host, line.place.port) == ("127.0.0.1", 6380)

@@ -21,7 +21,7 @@ from .backed import OnShared
 from .base import Concern, Guard, Op
 from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
-from .redis_letters import Letters
+from .redis_letters import Subscription
 from .redis_line import Line, NotCarriedOut, Unsent, driver, refused
 from .redis_pipe import CommitPipeline, LoopBatch, ScriptCall
 from .redis_script import Codec, RedisConcern, Script, joined, packed, prepared, unpacked
@@ -197,9 +197,8 @@ class RedisEngine(SharedEngine):
 
     def _try_rights(self, line: Line) -> None:
         """A user who may not use all commands would leave half of what some commits write."""
-        line.send(f"[{packed(None, [Op('rights', ())], {})}]".encode())
         try:
-            [answer] = line.answers()
+            [answer] = line.call(f"[{packed(None, [Op('rights', ())], {})}]".encode())
         except NotCarriedOut as told:
             if str(told).startswith(("MOVED ", "ASK ")):
                 return  # so is what comes next, and then another connection is tried
@@ -230,10 +229,10 @@ class RedisEngine(SharedEngine):
     def listen(self, topic: str, wake: Callable[[], None]) -> Callable[[], None]:
         return self._bell.listen(topic, wake)
 
-    def letters(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Letters:
+    def letters(self, topic: str, take: Callable[[bytes], None], lost: Callable[[], None]) -> Subscription:
         """What is said on that topic and meant for one loop, which has still to be connected: of a cluster, to the node
         that ran the script last."""
-        return Letters(lambda: self._line.place, f"{self._prefix}:bell:{topic}", take, lost)
+        return Subscription(lambda: self._line.place, f"{self._prefix}:bell:{topic}", take, lost)
 
     # -- the end
 

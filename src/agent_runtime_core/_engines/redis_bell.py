@@ -7,10 +7,8 @@ import logging
 import re
 from typing import Any
 
-from ..errors import StorageError
 from .bell import Bell
-from .redis_answers import Answers
-from .redis_line import PIECE, connection, pause
+from .redis_line import connection, pause
 from .redis_url import Place
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -83,40 +81,21 @@ class ChannelBell(Bell):
             log.warning("%s is not heard until it is connected anew (%s); that is said once", self._place, said)
 
     def _hear(self, conn: Any) -> None:
-        # Read here and not by redis-py, which takes as long for it as the way from the server does. What it holds
-        # already was rung before all were woken.
-        quiet, asked, arrived, sock = 0.0, False, Answers(numbers=True), conn._sock
-        sock.settimeout(_TURN)
+        quiet, asked = 0.0, False
         while not self._closed:
-            try:
-                arrived.add(_some(sock))
-            except TimeoutError:
+            if not conn.can_read(_TURN):
                 quiet += _TURN
                 if quiet >= QUIET and not asked:
                     conn.send_command("PING")
                     asked = True
                 elif quiet >= 2 * QUIET:
-                    raise OSError("no word from the server") from None
+                    raise OSError("no word from the server")
                 continue
             quiet, asked = 0.0, False
-            while (said := _next(arrived)) is not None:
-                if isinstance(said, list) and said[0] in (b"message", b"subscribe", b"pmessage"):
-                    # A channel that is new was not heard until now.
-                    self.wake([said[-2].decode()[len(self._channel) + 1 :]])
-
-
-def _next(arrived: Answers) -> list[bytes] | str | None:
-    try:
-        return arrived.take()
-    except StorageError as error:
-        raise OSError(str(error)) from error
-
-
-def _some(sock: Any) -> bytes:
-    data: bytes = sock.recv(PIECE)
-    if not data:
-        raise OSError("the server has closed the connection")
-    return data
+            said = conn.read_response()
+            if isinstance(said, list) and said[0] in (b"message", b"subscribe", b"pmessage"):
+                # A channel that is new was not heard until now.
+                self.wake([said[-2].decode()[len(self._channel) + 1 :]])
 
 
 def _literally(channel: str) -> str:

@@ -1,22 +1,25 @@
-"""What a Redis server has for one event loop, read by that loop: to be woken by a thread takes as long as the way."""
+"""Follow one channel of a Redis server for one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import StorageError
 from ..portal import in_thread
-from .redis_answers import Answers
-from .redis_line import PIECE, connection
+from .redis_line import connection
 from .redis_url import Place
+from .threads import started
 
 
-class Letters:
-    """A connection that follows one channel; `take` is called with each message, `lost` when no more can come."""
+class Subscription:
+    """A connection that follows one channel, read by a thread of its own.
+
+    On the loop that called `follow`, `take` is called with each message, and `lost` when no more can come.
+    """
 
     def __init__(
         self, place: Callable[[], Place], channel: str, take: Callable[[bytes], None], lost: Callable[[], None]
@@ -25,16 +28,18 @@ class Letters:
         self._place = place
         self._take = take
         self._lost = lost
-        self._arrived: Answers = Answers(numbers=True)
         self._conn: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._fd: int | None = None
         self._closed = False
 
     async def follow(self) -> None:
-        """Follow the channel. Any error of the driver; NotImplementedError where loops of this kind read nothing."""
+        """Return when the server has the subscription. Raises any error of the driver."""
         await in_thread(self._connect)
-        self._read_on(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        try:
+            started(lambda: self._read(loop), "agent-runtime-subscription")
+        except BaseException:
+            self._conn.disconnect()
+            raise
 
     def _connect(self) -> None:
         conn = connection(self._place())
@@ -42,6 +47,7 @@ class Letters:
             conn.connect()
             conn.send_command("SUBSCRIBE", self.channel)
             conn.read_response()
+            conn._sock.settimeout(None)  # the next message may take any time
         except BaseException:
             conn.disconnect()
             raise
@@ -49,41 +55,33 @@ class Letters:
         if self._closed:
             self.close()
 
-    def _read_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        fd = os.dup(self._conn._sock.fileno())  # the loop's own, which nobody else closes
-        try:
-            loop.add_reader(fd, self._hear)
-        except BaseException:
-            os.close(fd)
-            self.close()
-            raise
-        self._loop, self._fd = loop, fd
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            try:
+                while not self._closed:
+                    said = self._conn.read_response()
+                    if said[0] == b"message":
+                        loop.call_soon_threadsafe(self._heard, said[2])
+            except Exception:  # noqa: BLE001 - of any kind: nothing can be read any more
+                if not self._closed:
+                    loop.call_soon_threadsafe(self._ended)
+            finally:
+                self._conn.disconnect()
 
-    def _hear(self) -> None:
-        assert self._fd is not None
-        try:
-            data = os.read(self._fd, PIECE)
-            if not data:
-                raise OSError("the server has closed the connection")
-            self._arrived.add(data)
-            while (said := self._arrived.take()) is not None:
-                if isinstance(said, list) and said[0] == b"message":
-                    self._take(said[2])
-        except BlockingIOError:
-            return
-        except (OSError, StorageError, ValueError):  # of what makes no sense, too
+    def _heard(self, message: bytes) -> None:
+        if not self._closed:
+            try:
+                self._take(message)
+            except (StorageError, ValueError):  # it makes no sense, and nor may what comes next
+                self._ended()
+
+    def _ended(self) -> None:
+        if not self._closed:
             self.close()
             self._lost()
 
     def close(self) -> None:
-        """Also while a thread connects it."""
+        """Stop following, also while a thread connects."""
         self._closed = True
-        if self._loop is not None and self._fd is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed
-                self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-        self._fd = self._loop = None
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            with contextlib.suppress(Exception):
-                conn.disconnect()
+        with contextlib.suppress(AttributeError, OSError):  # there is no connection, or none any more
+            self._conn._sock.shutdown(socket.SHUT_RDWR)  # which wakes the thread that reads it

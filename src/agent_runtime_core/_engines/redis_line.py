@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 from .._load import load
 from ..errors import StorageError, StorageFull
-from .redis_answers import Answers
 from .redis_script import Script, bulk
 from .redis_url import Place
 
-PIECE = 1 << 16  # bytes read at once, at most
 ANSWER = 2.0  # seconds a server may take for one answer
 IDLE = 0.5  # seconds after which a connection is looked at before it is used again
 _ANSWERS_LATER = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "NOREPLICAS")
@@ -96,51 +94,18 @@ class Line:
         self._connected = connected
         self._script = script
         self._conn: Any = None
-        self._arrived = Answers()
         self._used = 0.0
 
     # -- the script
 
-    def send(self, last: bytes) -> None:
-        """Ask for the script to be run with that as its last argument."""
-        try:
-            # In one piece: redis-py would make it of its words each time, and send the large ones one by one.
-            self._conn.send_packed_command([self._script().call + bulk(last)])
-        except Exception as error:
-            # Not sent to again, or redis-py would connect by itself, and a later answer be taken for this one's.
-            self.drop()
-            raise Unanswered(f"{self.place}: {error!s:.300}") from error
-
-    def answers(self) -> list[bytes]:
-        """Wait for the answers of the script to the call that was sent."""
-        while (answer := self._arrived.take()) is None:
-            self._receive()
-        if isinstance(answer, str):
-            if answer.startswith(("NOSCRIPT", "MOVED ", "ASK ", *_ANSWERS_LATER)):
-                raise NotCarriedOut(answer)
-            raise refused(f"{self.place}: {answer}")
-        return answer
-
-    def _receive(self) -> None:
-        try:
-            data = self._conn._sock.recv(PIECE)
-            if not data:
-                raise OSError("the server has closed the connection")
-        except Exception as error:
-            self.drop()
-            raise Unanswered(f"{self.place}: {error!s:.300}") from error
-        self._arrived.add(data)
-        self._used = time.monotonic()
-
     def evaluate(self, last: bytes) -> list[bytes]:
-        """Run the script and wait for its answers; Unsent where it was not, Unanswered where nobody knows."""
+        """Run the script with that as its last argument; Unsent where it was not, Unanswered where nobody knows."""
         for _ in range(3):
             if not self.fresh():
                 self.drop()
                 self._connect()
-            self.send(last)
             try:
-                return self.answers()
+                return self.call(last)
             except NotCarriedOut as told:
                 try:
                     self.mend(told)
@@ -148,17 +113,30 @@ class Line:
                     raise Unsent(str(error)) from error
         raise Unsent(f"{self.place} sends us elsewhere again and again, or forgets the script")
 
+    def call(self, last: bytes) -> list[bytes]:
+        """The same once, over the connection there is; NotCarriedOut where the server says what is missing."""
+        try:
+            # In one piece: redis-py would make it of its words each time, and send the large ones one by one.
+            self._conn.send_packed_command([self._script().call + bulk(last)])
+        except Exception as error:
+            # Not sent to again, or redis-py would connect by itself, and a later answer be taken for this one's.
+            self.drop()
+            raise Unanswered(f"{self.place}: {error!s:.300}") from error
+        try:
+            answers: list[bytes] = self._read()
+        except driver().said as error:
+            if (said := in_full(error)).startswith(("NOSCRIPT", "MOVED ", "ASK ")):
+                raise NotCarriedOut(said) from error
+            raise refused(f"{self.place}: {said}") from error
+        return answers
+
     def mend(self, told: NotCarriedOut) -> None:
-        """Do what the server says is missing; Unsent where only time helps."""
+        """Do what the server says is missing."""
         said = str(told)
         if said.startswith(("MOVED ", "ASK ")):
             host, _, port = said.split()[2].rpartition(":")
             self.drop()
             self.place = replace(self._home, host=host or self.place.host, port=int(port))
-        elif said.startswith(_ANSWERS_LATER):
-            if said.startswith("READONLY"):
-                self.drop()  # the master is another one now
-            raise Unsent(f"{self.place}: {said}")
         else:
             self.ask("SCRIPT LOAD", self._script().text)
 
@@ -193,6 +171,8 @@ class Line:
             return answer
         except driver().said as error:
             if (said := in_full(error)).startswith(_ANSWERS_LATER):
+                if said.startswith("READONLY"):
+                    self.drop()  # the master is another one now
                 raise Unsent(f"{self.place}: {said:.300}") from error
             raise
         except driver().loading as error:
@@ -223,7 +203,7 @@ class Line:
             if isinstance(error, driver().said) and any(word in str(error) for word in _NO_DATABASE):
                 raise StorageError(f"{self.place} has no database {self.place.db}: {error!s:.300}") from error
             raise Unsent(f"{self.place} cannot be reached: {error!s:.300}") from error
-        self._conn, self._arrived = conn, Answers()
+        self._conn = conn
         try:
             self.ask("SCRIPT LOAD", self._script().text)
             self._connected(self)

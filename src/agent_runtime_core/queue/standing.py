@@ -29,7 +29,7 @@ class Letters(Protocol):
     """What a store sends to one loop, in order; each is told there."""
 
     async def follow(self) -> None:
-        """Hear them from now on: NotImplementedError where this loop cannot, another error where that fails."""
+        """Hear them from now on. Raises an error of any kind where that fails."""
 
     def close(self) -> None:
         """Hear no more; the store gets to know that nobody follows them."""
@@ -92,8 +92,6 @@ class StandingClaims:
             await letters.follow()
             self._name, self._letters = name, letters
             self._given([])
-        except NotImplementedError:
-            self._tried = float("inf")
         except Exception as error:  # noqa: BLE001 - of any kind: bells are heard, or say what is wrong
             log.debug("no claim can stand: %s", error)
         except BaseException:
