@@ -81,8 +81,11 @@ class ChannelBell(Bell):
             log.warning("%s is not heard until it is connected anew (%s); that is said once", self._place, said)
 
     def _hear(self, conn: Any) -> None:
-        quiet, asked = 0.0, False
+        quiet, asked, sock = 0.0, False, conn._sock
         while not self._closed:
+            if conn._sock is not sock:
+                # A listener's thread has dropped it. redis-py would connect by itself, without the subscriptions.
+                raise OSError("the connection was lost")
             if not conn.can_read(_TURN):
                 quiet += _TURN
                 if quiet >= QUIET and not asked:
