@@ -18,10 +18,10 @@ import pytest
 
 from agent_runtime_core._engines.base import Concern, Op, always
 from agent_runtime_core._engines.presence import CommitLock
-from agent_runtime_core._engines.requests import Request
+from agent_runtime_core._engines.requests import LoopBatch, Request
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core._engines.sqlite_writer import CROWD, GROUP, OPS_ON_LOOP, SHORT_FLUSH, TURN, Outbox
+from agent_runtime_core._engines.sqlite_writer import GROUP, OPS_ON_LOOP, SHORT_FLUSH
 from agent_runtime_core.errors import StorageError
 from tests.unit.rig import soon
 
@@ -104,11 +104,9 @@ async def test_many_callers_of_one_turn_are_one_group_of_the_thread(engine: SQLi
     begun: list[str] = []
     engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     await where(engine)
-    assert await asyncio.gather(*(where(engine, value=n) for n in range(50))) == ["loop"] + ["thread"] * 49
-    assert len(begun) == 3  # the first of a turn does not know of the others yet
     assert await asyncio.gather(*(where(engine, value=n) for n in range(50))) == ["thread"] * 50
-    assert len(begun) == 4
-    assert stored(engine)[1:] == [*range(50), *range(50)]
+    assert len(begun) == 2
+    assert stored(engine)[1:] == [*range(50)]
 
 
 class Hasty(SimpleQueue[Any]):
@@ -131,14 +129,10 @@ async def test_what_is_handed_over_together_is_one_group_however_soon_the_thread
 
 
 async def test_a_few_callers_are_one_group_on_the_loop(engine: SQLiteEngine) -> None:
-    await asyncio.gather(*(where(engine) for _ in range(2)))
     begun: list[str] = []
     engine.writer.conn.set_trace_callback(lambda sql: begun.append(sql) if sql.startswith("BEGIN") else None)
     assert await asyncio.gather(*(where(engine) for _ in range(3))) == ["loop"] * 3
     assert len(begun) == 1
-    for _ in range(CROWD):
-        await where(engine)
-    assert engine.writer.outbox(asyncio.get_running_loop())._crowd == 0
 
 
 async def test_the_loops_of_other_threads_end_while_a_new_one_is_met(engine: SQLiteEngine) -> None:
@@ -306,14 +300,14 @@ def test_an_interrupt_as_soon_as_a_lock_is_taken_or_let_go_keeps_none(engine: SQ
 def test_a_turn_whose_end_was_interrupted_is_flushed_with_the_next(
     engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush, times = Outbox.flush, iter([1])
+    flush, times = LoopBatch.flush, iter([1])
 
-    def interrupted(outbox: Outbox) -> None:
+    def interrupted(outbox: LoopBatch) -> None:
         for _ in times:
             raise KeyboardInterrupt
         flush(outbox)
 
-    monkeypatch.setattr(Outbox, "flush", interrupted)
+    monkeypatch.setattr(LoopBatch, "flush", interrupted)
     loop = asyncio.new_event_loop()
     first = loop.create_task(where(engine, "long", "first"))
     with contextlib.closing(loop):
@@ -324,33 +318,6 @@ def test_a_turn_whose_end_was_interrupted_is_flushed_with_the_next(
         assert loop.run_until_complete(where(engine, "long", "second")) == "thread"
         assert loop.run_until_complete(first) == "thread"
     assert stored(engine) == ["first", "second"]
-
-
-async def test_one_caller_does_not_keep_the_loop_for_itself(
-    engine: SQLiteEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loop = asyncio.get_running_loop()
-    now = [loop.time()]
-    monkeypatch.setattr(loop, "time", lambda: now[0])
-    turns: list[int] = []
-
-    async def other() -> None:
-        while True:
-            turns.append(len(turns))
-            await asyncio.sleep(0)
-
-    beside = asyncio.ensure_future(other())
-    await asyncio.sleep(0)
-    before = len(turns)
-    for _ in range(10):
-        await where(engine)
-    assert len(turns) == before, "ten commits in no time are one turn"
-    now[0] += TURN * 2
-    for _ in range(6):
-        await where(engine)
-        now[0] += TURN * 2
-    assert len(turns) >= before + 3
-    beside.cancel()
 
 
 async def test_a_cancelled_caller_of_a_group_on_the_loop_knows_the_outcome(engine: SQLiteEngine) -> None:

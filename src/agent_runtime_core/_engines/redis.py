@@ -23,10 +23,10 @@ from .redis_bell import ChannelBell
 from .redis_checks import ASKED, check, identity, parsed_config, parsed_info
 from .redis_letters import Subscription
 from .redis_line import Line, NotCarriedOut, Unsent, driver, refused
-from .redis_pipe import CommitPipeline, LoopBatch, ScriptCall
+from .redis_pipe import CommitPipeline, ScriptCall
 from .redis_script import Codec, RedisConcern, Script, joined, packed, prepared, unpacked
 from .redis_url import Place, redis_place
-from .requests import Request, wait_in_thread
+from .requests import LoopBatch, Request, wait_in_thread
 from .shared import Process, SharedEngine
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -106,7 +106,7 @@ class RedisEngine(SharedEngine):
         if found is None:
             for closed in [each for each in tuple(self._desks) if each.is_closed()]:
                 self._desks.pop(closed, None)
-            found = self._desks[loop] = LoopBatch(loop, self._pipe, str(self.place), self._in_all)
+            found = self._desks[loop] = LoopBatch(loop, str(self.place), self._in_all, self._pipe.put)
         return found
 
     def _in_all(self) -> float:

@@ -5,7 +5,6 @@ One call of the script is under way at a time. The commits that are asked for me
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -15,7 +14,7 @@ from queue import Empty, SimpleQueue
 from ..errors import AgentRuntimeError, StorageBusy, StorageClosed, StorageError, brief
 from .base import Guard, Op
 from .redis_line import Line, Unanswered, Unsent, pause, refused
-from .requests import Carrier, Request, Waiting, deliver
+from .requests import Carrier, Request, deliver
 from .threads import started
 
 BATCH = 64  # commits in one call of the script
@@ -166,26 +165,3 @@ class CommitPipeline:
         for call in batch:
             call.error = call.error or error
         deliver(batch)
-
-
-class LoopBatch(Waiting):
-    """The commits that one event loop asks for in one iteration, which go to the thread together."""
-
-    __slots__ = ("_pipeline", "_turn")
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, pipeline: CommitPipeline, what: str, patience: Callable[[], float]
-    ) -> None:
-        super().__init__(loop, what, patience, lambda: None)
-        self._pipeline = pipeline
-        self._turn: list[ScriptCall] = []
-
-    def send(self, call: ScriptCall) -> None:
-        if not self._turn:
-            self.loop.call_soon(self.flush)
-        self._turn.append(call)
-
-    def flush(self) -> None:
-        """Send what this iteration asked for so far."""
-        batch, self._turn = self._turn, []
-        self._pipeline.put(batch)

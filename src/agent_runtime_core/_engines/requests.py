@@ -14,6 +14,7 @@ from .base import Guard, Op
 
 AT_ONCE, MOST = 8, 64  # callers told in one turn of their loop: at first, and where they do not take long
 MOMENT = 0.001  # seconds that they may take together
+LOST = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
 
 
 class Carrier(Protocol):
@@ -61,10 +62,6 @@ class Request:
         assert self.carrier is not None
         self.loop = loop = asyncio.get_running_loop()
         self.callers = callers = self.carrier.callers(loop)
-        if callers.at_once(self):
-            if callers.over:
-                yield  # the loop goes round, as for sleep(0)
-            return self.outcome()
         self.future = asyncio.Future(loop=loop)  # what loop.create_future() makes, which each step would call
         try:
             callers.expect(self)
@@ -141,15 +138,6 @@ class Waiting:
         self._patience = patience
         self._all_told = all_told
 
-    def at_once(self, request: Request) -> bool:
-        """Whether the commit was carried out here and now."""
-        return False
-
-    @property
-    def over(self) -> bool:
-        """Whether whoever had a commit carried out at once has had the loop for long enough."""
-        return False
-
     def expect(self, request: Request) -> None:
         """Have its caller told in time, whether it is answered or not: one timer for all of the loop."""
         self.waiting[request] = self.loop.time()
@@ -172,3 +160,32 @@ class Waiting:
             self.loop.call_later(patience / 4, self._watch)
         else:
             self._all_told()
+
+
+class LoopBatch(Waiting):
+    """The commits that one event loop asks for in one iteration: `carry_out` gets them together, at its end."""
+
+    __slots__ = ("_asked", "_carry_out", "turn")
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float],
+        carry_out: Callable[[list[Any]], None], all_told: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        super().__init__(loop, what, patience, all_told)
+        self.turn: list[Request] = []
+        self._carry_out = carry_out
+        self._asked: float = 0.0  # when the loop was asked to flush
+
+    def send(self, request: Request) -> None:
+        """Carry out the commit together with the others of this iteration."""
+        now = self.loop.time()
+        if not self.turn or now - self._asked > LOST:
+            self._asked = now
+            self.loop.call_soon(self.flush)
+        self.turn.append(request)
+
+    def flush(self) -> None:
+        """Carry out what this iteration asked for so far."""
+        batch, self.turn = self.turn, []
+        if batch:
+            self._carry_out(batch)

@@ -28,14 +28,14 @@ from .live_directory import make_directory
 from .one_name import check_one_name
 from .os_errors import storage_error, storage_errors
 from .presence import CommitLock, Presence
-from .requests import Request, wait_in_thread
+from .requests import LoopBatch, Request, wait_in_thread
 from .shared import SharedEngine
 from .sqlite_bell import FileBell
 from .sqlite_file import DatabaseFile, FileId, check_unused, checked, file_id, look
 from .sqlite_groups import PATIENCE
 from .sqlite_log import Log
 from .sqlite_tx import DRIVER_ERRORS, Known, translate
-from .sqlite_writer import Outbox, Writer
+from .sqlite_writer import Writer
 from .threads import started
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -139,7 +139,7 @@ class SQLiteEngine(SharedEngine):
     def commit(self, guard: Guard | None, ops: Sequence[Op]) -> Request:
         return Request(guard, ops, self)
 
-    def callers(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+    def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         self._usable()
         return self.writer.outboxes.get(loop) or self.writer.outbox(loop)
 
@@ -153,7 +153,7 @@ class SQLiteEngine(SharedEngine):
 
     def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out; the simulator schedules it instead."""
-        if isinstance(request.callers, Outbox):
+        if isinstance(request.callers, LoopBatch):
             request.callers.send(request)
         elif request.done is not None:
             self.writer.hand([request])

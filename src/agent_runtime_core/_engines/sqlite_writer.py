@@ -14,12 +14,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import Any
 
 from ..errors import StorageClosed, StorageError
 from .base import Concern, always
 from .presence import CommitLock
-from .requests import Request, Waiting, deliver, settle
+from .requests import LoopBatch, Request, deliver, settle
 from .sqlite_file import DatabaseFile
 from .sqlite_groups import Groups
 from .sqlite_log import Log
@@ -27,81 +26,10 @@ from .sqlite_tx import Home
 from .threads import started
 
 GROUP = 256  # commits in one transaction at most
-TURN = 0.0005  # seconds that the commits of one caller hold its loop for, one after the other
-LOST = 0.01  # seconds after which a loop is asked to flush once more: Ctrl-C may have come just before it did
-CROWD = 8  # turns of one caller alone until it is taken to be the only one
 ON_LOOP = 4  # commits of one turn that its loop carries out itself, at most
 OPS_ON_LOOP = 16  # operations in one of them
 SHORT_FLUSH = 0.001  # seconds a flush takes on average, at most, for a loop to wait for it
 _Job = Callable[[], None]  # something that needs the connection, and is no commit
-
-
-class Outbox(Waiting):
-    """The callers of one event loop: the commits they asked for in its present turn, and those they wait for."""
-
-    __slots__ = ("_asked", "_asker", "_crowd", "_since", "_writer", "turn")
-
-    def __init__(self, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop, writer.path, lambda: writer.patience, self._forget)
-        self._writer = writer
-        self.turn: list[Request] = []
-        self._asker: asyncio.Task[Any] | None = None  # whose commits were carried out at once in this turn
-        self._since: float = 0.0  # when the first of them was
-        self._asked: float = 0.0  # when the loop was asked to flush
-        self._crowd: int = 0  # turns for which callers are taken to be several
-
-    def at_once(self, request: Request) -> bool:
-        """Carry out the commit of a caller that seems to be the only one."""
-        asker = self._asker
-        if self.turn or self._crowd or (asker is not None and asker is not asyncio.current_task(self.loop)):
-            return False
-        if asker is None:
-            self._since = self.loop.time()
-        if not self._writer.now([request]):
-            return False
-        if asker is None:
-            self._asker = asyncio.current_task(self.loop)
-            self.loop.call_soon(self._next_turn)
-        return True
-
-    @property
-    def over(self) -> bool:
-        return self.loop.time() - self._since > TURN
-
-    def _next_turn(self) -> None:
-        self._asker = None
-
-    def send(self, request: Request) -> None:
-        """Carry out the commit together with the others of this turn."""
-        if self._asker is not None:
-            self._crowd = CROWD
-        now = self.waiting[request]
-        if not self.turn or now - self._asked > LOST:
-            self._asked = now
-            self.loop.call_soon(self.flush)
-        self.turn.append(request)
-
-    def flush(self) -> None:
-        """This turn's commits are together."""
-        batch, self.turn = self.turn, []
-        if not batch:
-            return
-        if len(batch) > 1:
-            self._crowd = CROWD
-        elif self._crowd:
-            self._crowd -= 1
-        if self._writer.now(batch):
-            settle(batch)
-            return
-        try:
-            self._writer.hand(batch)
-        except StorageError as error:  # closed by another thread in this turn, or without one to hand it to
-            for request in batch:
-                request.error = error
-            settle(batch)
-
-    def _forget(self) -> None:
-        self._writer.outboxes.pop(self.loop, None)
 
 
 class Writer(Groups):
@@ -114,7 +42,7 @@ class Writer(Groups):
         super().__init__(home, file.writing, path=file.path, flushes=flushes)
         self._file = file
         self.lengthy: dict[str, Callable[..., bool]] = {}
-        self.outboxes: dict[asyncio.AbstractEventLoop, Outbox] = {}
+        self.outboxes: dict[asyncio.AbstractEventLoop, LoopBatch] = {}
         #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
         self.inbox: SimpleQueue[list[Request] | _Job | None] = SimpleQueue()
         self._left: list[Request] = []  # by the thread, of an entry that was more than a group
@@ -133,13 +61,30 @@ class Writer(Groups):
 
     # -- the callers' side
 
-    def outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+    def outbox(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         found = self.outboxes.get(loop)
         if found is None:
             for closed in [each for each in tuple(self.outboxes) if each.is_closed()]:
                 self.outboxes.pop(closed, None)
-            found = self.outboxes[loop] = Outbox(self, loop)
+            found = self.outboxes[loop] = LoopBatch(
+                loop, self.path, lambda: self.patience, self._carry_out, lambda: self._forget(loop)
+            )
         return found
+
+    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.outboxes.pop(loop, None)
+
+    def _carry_out(self, batch: list[Request]) -> None:
+        """Carry out the commits of one turn of the running loop."""
+        if self.now(batch):
+            settle(batch)
+            return
+        try:
+            self.hand(batch)
+        except StorageError as error:  # closed by another thread in this turn, or without one to hand it to
+            for request in batch:
+                request.error = error
+            settle(batch)
 
     def hand(self, requests: list[Request]) -> None:
         """Have the thread carry out commits, behind all that it was handed before."""
