@@ -24,7 +24,7 @@ from agent_runtime_core import AgentRunner, RunStatus, open_run
 from agent_runtime_core._engines import presence, sqlite_bell
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.live_directory import open_lock
-from agent_runtime_core._engines.presence import RESCAN, CommitLock, Presence
+from agent_runtime_core._engines.presence import RESCAN, Presence
 from agent_runtime_core._engines.sqlite import SQLiteEngine
 from agent_runtime_core.errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from agent_runtime_core.testing import VirtualClock
@@ -424,23 +424,6 @@ def test_a_directory_of_another_user_is_refused(shared: Path) -> None:
     assert "a.db.live must belong to the user of this process or of " in errors
     assert f"got user id {APP - 1}" in errors
     assert not (shared / "a.db").exists()
-
-
-def test_a_wait_for_the_commit_lock_without_a_thread_leaves_nothing_open(tmp_path: Path) -> None:
-    lock = CommitLock(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with pytest.MonkeyPatch.context() as patch, lock:
-        patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(StorageBusy, match="can't start new thread"), lock.beside(1.0):
-            pass
-    assert len(os.listdir("/proc/self/fd")) == before
-    with lock.beside(1.0) as had:
-        assert had
-    lock.close()
 
 
 def test_a_listing_that_fails_rings_those_who_are_known(

@@ -13,14 +13,13 @@ import errno
 import logging
 import os
 import select
-import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from .._clock import Clock
 from ..errors import StorageError
 from .live_directory import COMMIT, list_holders, make_fifo, open_fifo, open_lock, remove
-from .threads import started
 
 try:
     import fcntl
@@ -30,6 +29,7 @@ except ImportError:  # pragma: no cover - Windows
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
 RESCAN = 0.05  # seconds between looks for new bells
+_RETRY = 0.001  # seconds between tries to take a lock that another process has
 
 
 class CommitLock:
@@ -50,12 +50,7 @@ class CommitLock:
 
     def take_now(self) -> bool:
         """Take it unless another process has it."""
-        if fcntl is not None:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        return True
+        return fcntl is None or _locked(self._fd)
 
     def let_go(self) -> None:
         if fcntl is not None:
@@ -78,16 +73,16 @@ class CommitLock:
         # Another descriptor: what this process locks twice on one is unlocked by the first to let go.
         fd = open_lock(self.path)
         self._beside.add(fd)
-        wait = _Wait(fd, self._done)
+        until = time.monotonic() + seconds
         try:
-            yield wait.over(seconds)
+            # A wait in the queue of the system knows no time limit.
+            while not (had := _locked(fd)) and time.monotonic() < until:
+                time.sleep(_RETRY)
+            yield had
         finally:
-            wait.end()
-
-    def _done(self, fd: int) -> None:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        self._beside.discard(fd)
-        os.close(fd)
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has a copy of the descriptor
+            self._beside.discard(fd)
+            os.close(fd)
 
     def close(self, *, forked: bool = False) -> None:
         # Forgotten first: a child that is forked off meanwhile closes what it finds here.
@@ -98,44 +93,13 @@ class CommitLock:
             os.close(self._beside.pop())
 
 
-class _Wait:
-    """One wait for a lock, which may be given up; `done(fd)` is called once, when the lock is not needed any more."""
-
-    def __init__(self, fd: int, done: Callable[[int], None]) -> None:
-        self._fd = fd
-        self._done = done
-        self._lock = threading.Lock()
-        self._had = threading.Event()
-        self._waiting = self._ended = False
-
-    def over(self, seconds: float) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        # The system's own queue is fair, and knows no time limit.
-        self._waiting = True
-        try:
-            started(self._run, "agent-runtime-lock")
-        except StorageError:
-            self._waiting = False
-            raise
-        return self._had.wait(seconds)
-
-    def _run(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
-        with self._lock:
-            self._waiting = False
-            self._had.set()
-            late = self._ended
-        if late:
-            self._done(self._fd)
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            left = self._waiting
-        if not left:
-            self._done(self._fd)
+def _locked(fd: int) -> bool:
+    """Lock the file, unless another process has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Presence:
