@@ -14,8 +14,9 @@ SOURCE = Path(__file__).parents[1] / "src" / ROOT
 # Bottom first. A unit (a module, a package with all in it, or the part `_core.codec`) imports only units listed before
 # its own row; two units of one row are siblings and never import each other.
 LAYERS: list[set[str]] = [
-    {"errors"},
-    {"_alarms", "_contexts"},
+    {"errors", "_contexts"},
+    {"_core"},
+    {"_alarms"},
     {"_clock"},
     {"_refusals", "_load"},
     {"_core"},

@@ -8,6 +8,8 @@ from contextvars import Context
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from ._core.per_loop import PerLoop
+
 _NEVER = float("inf")
 FEW = 64  # alarms that are no longer set, which nobody minds
 #: [when it rings, the how manieth it is, for whom, what it calls]; the last two are None in one that is no longer set,
@@ -23,24 +25,15 @@ class Alarms:
     """
 
     def __init__(self, context: Context | None = None) -> None:
-        self._context = Context() if context is None else context
-        self._in: dict[asyncio.AbstractEventLoop, _Alarms] = {}
+        run_in = Context() if context is None else context
+        self._in: PerLoop[_Alarms] = PerLoop(lambda loop: _Alarms(loop, run_in))
 
     def set(self, who: Hashable, seconds: float, wake: Callable[[], None]) -> None:
         """Call `wake` in so many seconds, in place of what was set for them before."""
-        self._here().set(who, seconds, wake)
+        self._in[asyncio.get_running_loop()].set(who, seconds, wake)
 
     def drop(self, who: Hashable) -> None:
-        self._here().drop(who)
-
-    def _here(self) -> _Alarms:
-        loop = asyncio.get_running_loop()
-        found = self._in.get(loop)
-        if found is None:
-            for closed in [each for each in tuple(self._in) if each.is_closed()]:
-                self._in.pop(closed, None)
-            found = self._in[loop] = _Alarms(loop, self._context)
-        return found
+        self._in[asyncio.get_running_loop()].drop(who)
 
 
 class _Alarms:

@@ -167,7 +167,7 @@ class Mailbox:
         self._changed()
         if not self._waits:
             self._place.goes_on(self._clock.boot())
-            self._services.monitor.forget(self)
+            self._services.monitor.here().forget(self)
 
     async def _waited(self, found: Callable[[], Mail | None], until: float | None, reason: str) -> Any:
         boot, park_after = self._clock.boot, self._services.park_after
@@ -287,7 +287,7 @@ class Mailbox:
         """Have the tasks of the run scanned: a task entered a wait or left one, or something else ended."""
         if self.is_open:
             self._active_at = self._clock.boot()
-            self._services.monitor.request(self)
+            self._services.monitor.here().request(self)
 
     def _follow(self, futures: Iterable[asyncio.Future[Any]]) -> None:
         """Have the tasks scanned when one of these ends."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ._clock import Clock
 from ._contexts import current_run
+from ._core.per_loop import PerLoop
 from .interfaces import AgentRuntime, RunResult
 from .limits import RunLimits
 from .outcome import Before
@@ -63,8 +64,8 @@ class Services:
 
     clock: Clock
     tools: ToolRegistry
-    #: Finds out which runs with open waits only wait.
-    monitor: Monitor
+    #: Finds out which runs with open waits only wait, in each event loop.
+    monitor: PerLoop[Monitor]
     #: Seconds a wait stays in place before the run is parked; None: always in place.
     park_after: float | None = None
     #: Runs a child in this process: (agent, its run id, input, the parent's id, `recover`); None: workers do.

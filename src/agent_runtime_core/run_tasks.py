@@ -195,32 +195,7 @@ class Watched(Protocol):
 
 
 class Monitor:
-    """Scans the tasks of each event loop for all runs with open waits at once."""
-
-    def __init__(self, alarms: Alarms) -> None:
-        self._alarms = alarms
-        self._in: dict[asyncio.AbstractEventLoop, _Scans] = {}
-
-    def request(self, run: Watched) -> None:
-        """Scan the tasks of `run` at the end of this iteration of the loop."""
-        self._here().request(run)
-
-    def forget(self, run: Watched) -> None:
-        """Scan no more for a run that has no open wait."""
-        self._here().forget(run)
-
-    def _here(self) -> _Scans:
-        loop = asyncio.get_running_loop()
-        found = self._in.get(loop)
-        if found is None:
-            for closed in [each for each in tuple(self._in) if each.is_closed()]:
-                self._in.pop(closed, None)
-            found = self._in[loop] = _Scans(loop, self._alarms)
-        return found
-
-
-class _Scans:
-    """The scans of one event loop."""
+    """Scans the tasks of one event loop for all runs with open waits at once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, alarms: Alarms) -> None:
         self._loop = loop
@@ -231,6 +206,7 @@ class _Scans:
         self._pause = FIRST_PAUSE
 
     def request(self, run: Watched) -> None:
+        """Scan the tasks of `run` at the end of this iteration of the loop."""
         self._runs[run] = None
         self._pause = FIRST_PAUSE
         if self._next is None:
@@ -239,6 +215,7 @@ class _Scans:
             self._next = self._loop.call_soon(self._scan) if late <= 0 else self._loop.call_later(late, self._scan)
 
     def forget(self, run: Watched) -> None:
+        """Scan no more for a run that has no open wait."""
         self._runs.pop(run, None)
 
     def _again(self, iterations: int = SETTLING) -> None:

@@ -32,7 +32,7 @@ async def test_each_is_woken_once_and_not_before_its_time() -> None:
     assert [*woken] == ["early", "between", "late"]
     for name, seconds in (("late", 0.03), ("early", 0.001), ("between", 0.02)):
         assert woken[name] - since > seconds - 0.001
-    here = alarm._here()
+    here = alarm._in.here()
     assert (here.waiting, here._timer) == ({}, None)
 
 
@@ -108,7 +108,7 @@ async def test_those_that_are_dropped_are_not_kept() -> None:
         alarm.drop(caller)
     del caller
     assert all(each() is None for each in freed)
-    here = alarm._here()
+    here = alarm._in.here()
     assert list(here.waiting) == [stays]
     assert len(here._times) <= 2 * len(here.waiting) + FEW + 1
 
@@ -126,7 +126,7 @@ async def test_one_that_rings_does_not_look_at_all_others() -> None:
     many = 1024
     for number in range(many):
         alarm.set(number, 3600 + number, lambda: None)
-    here = alarm._here()
+    here = alarm._in.here()
     for each in here._times:
         each[0] = Counted(each[0])
     alarm.set("soon", 0.001, woken.set)

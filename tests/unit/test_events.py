@@ -236,7 +236,7 @@ async def test_what_is_kept_for_followers_is_bounded() -> None:
     for first in range(1, 10_000, 303):
         await fill(bus, 303, first=first)
         await turns(5)
-        feed = bus._hub().feeds[str(RUN)]
+        feed = bus._hubs.here().feeds[str(RUN)]
         assert len(feed.window) <= WINDOW
     assert sequences(await fast) == list(range(10_000))
     assert feed.floor > 1
@@ -257,7 +257,7 @@ async def test_what_is_kept_for_followers_is_bounded_in_bytes_too() -> None:
         if not first:
             await anext(slow)
     assert sequences(await fast) == list(range(200))
-    kept = bus._hub().feeds[str(RUN)].window
+    kept = bus._hubs.here().feeds[str(RUN)].window
     assert sum(len(event._row[2]) for event in kept) <= WINDOW_BYTES + at_once * len(text)
     assert sequences([await anext(slow) for _ in range(199)]) == list(range(1, 200))
     await slow.aclose()
@@ -268,8 +268,8 @@ async def test_who_comes_at_an_edge_of_what_is_kept_begins_where_it_asked(bus: E
     await turns()
     for first in range(0, 4 * PAGE, PAGE):
         await fill(bus, PAGE, first=first)
-        await soon(lambda: bus._hub().feeds[str(RUN)].tail == first + PAGE)  # noqa: B023
-    feed = bus._hub().feeds[str(RUN)]
+        await soon(lambda: bus._hubs.here().feeds[str(RUN)].tail == first + PAGE)  # noqa: B023
+    feed = bus._hubs.here().feeds[str(RUN)]
     assert (feed.floor, feed.tail) == (2 * PAGE, 4 * PAGE)
     for edge in (feed.floor, feed.floor + PAGE, feed.tail):
         for since in range(edge - 2, min(edge + 3, feed.tail)):
@@ -292,7 +292,7 @@ async def test_a_publisher_neither_waits_nor_reads_for_a_follower_that_is_behind
         if n % PAGE == 0:
             await turns(5)
     await fast
-    assert bus._hub().feeds[str(RUN)].floor > 1, "the slow one has fallen out of the window"
+    assert bus._hubs.here().feeds[str(RUN)].floor > 1, "the slow one has fallen out of the window"
     pages = bus.pages
     for n in range(2 * WINDOW):
         with pytest.raises(StopIteration):
@@ -423,7 +423,7 @@ async def test_when_the_follower_called_to_read_is_cancelled_another_one_reads()
     bus = InMemoryEventBus()
     followers = [asyncio.create_task(take(bus, 1, 0)) for _ in range(3)]
     await turns()
-    feed = bus._hub().feeds[str(RUN)]
+    feed = bus._hubs.here().feeds[str(RUN)]
     await fill(bus, 1)
     await turns(1)
     assert len(feed._waiting) == 2  # the first one has been called, and did not run yet

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from .._clock import SYSTEM, Clock
+from .._core.per_loop import PerLoop
 from ..errors import InvalidArgument, LeaseLost, StorageBusy, StorageError
 from .backed import OnShared
 from .base import Concern, Guard, Op
@@ -64,7 +65,7 @@ class RedisEngine(SharedEngine):
         self._codecs: dict[str, Codec] = {}
         self._refusals: dict[str, Callable[[], Exception]] = {}
         self._concerns: dict[str, RedisConcern] = {}
-        self._desks: dict[asyncio.AbstractEventLoop, LoopBatch] = {}
+        self._desks: PerLoop[LoopBatch] = PerLoop(self._desk)
         self._met: dict[tuple[str, int], str] = {}  # which life of which server is where
         self._last: dict[tuple[str, int], Any] = {}  # what that calls our last connection to it
         self._script: Script = self._prepared()
@@ -99,15 +100,10 @@ class RedisEngine(SharedEngine):
 
     def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         self._usable()
-        return self._desk(loop)
+        return self._desks[loop]
 
     def _desk(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        found = self._desks.get(loop)
-        if found is None:
-            for closed in [each for each in tuple(self._desks) if each.is_closed()]:
-                self._desks.pop(closed, None)
-            found = self._desks[loop] = LoopBatch(loop, str(self.place), self._in_all, self._pipe.put)
-        return found
+        return LoopBatch(loop, str(self.place), self._in_all, self._pipe.put)
 
     def _in_all(self) -> float:
         """Seconds a caller waits: the thread gives up before, and says more."""
@@ -118,12 +114,10 @@ class RedisEngine(SharedEngine):
 
     def post(self, guard: Guard | None, ops: Sequence[Op]) -> None:
         call = self._call(guard, ops)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            self.submit(call)
-        else:
-            self._desk(loop).send(call)
+        with contextlib.suppress(RuntimeError):
+            self._desks.here().send(call)
+            return
+        self.submit(call)
 
     def submit(self, request: Request) -> None:
         """Pass a commit on to be carried out, after all that this caller passed on before."""
@@ -237,7 +231,7 @@ class RedisEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._desk(loop).flush()
+        self._desks[loop].flush()
 
     def _shut(self) -> None:
         def ring() -> None:

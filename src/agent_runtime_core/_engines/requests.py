@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from .._core.per_loop import call_in_loop
 from ..errors import StorageBusy
 from .base import Guard, Op
 
@@ -109,8 +110,7 @@ def deliver(batch: Sequence[Request], here: asyncio.AbstractEventLoop | None = N
         if loop is here:
             settle(requests)
             continue
-        with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, requests)
+        call_in_loop(loop, settle, requests)
 
 
 def wait_in_thread(request: Request, send: Callable[[Request], None], what: str, patience: float) -> list[Any]:
@@ -129,7 +129,7 @@ class Waiting:
     __slots__ = ("_all_told", "_patience", "_what", "loop", "waiting", "watched")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float], all_told: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float], all_told: Callable[[], object]
     ) -> None:
         self.loop: asyncio.AbstractEventLoop = loop
         self.waiting: dict[Request, float] = {}  # since when, by the time of the loop
@@ -169,7 +169,7 @@ class LoopBatch(Waiting):
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, what: str, patience: Callable[[], float],
-        carry_out: Callable[[list[Any]], None], all_told: Callable[[], None] = lambda: None,
+        carry_out: Callable[[list[Any]], None], all_told: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
         super().__init__(loop, what, patience, all_told)
         self.turn: list[Request] = []

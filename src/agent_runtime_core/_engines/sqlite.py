@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 from .._clock import SYSTEM, Clock
+from .._core.per_loop import call_in_loop
 from .._ids import new_ulid
 from ..errors import InvalidArgument, StorageBusy, StorageClosed, StorageError, brief
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Guard, Op
@@ -141,7 +142,7 @@ class SQLiteEngine(SharedEngine):
 
     def callers(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
         self._usable()
-        return self.writer.outboxes.get(loop) or self.writer.outbox(loop)
+        return self.writer.outboxes[loop]
 
     def commit_from_thread(self, guard: Guard | None, ops: Sequence[Op]) -> list[Any]:
         self._usable()
@@ -209,8 +210,7 @@ class SQLiteEngine(SharedEngine):
             error = translate(failure, self.path)
         except Exception as failure:  # noqa: BLE001 - it belongs to the caller of this read
             error = failure
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_answer, future, result, error)
+        call_in_loop(loop, _answer, future, result, error)
         return True
 
     @staticmethod
@@ -248,8 +248,7 @@ class SQLiteEngine(SharedEngine):
         given_up = False
 
         def tell(call: Callable[..., Any], *args: Any) -> None:
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(call, *args)
+            call_in_loop(loop, call, *args)
 
         def job() -> None:
             error: BaseException | None = None
@@ -295,7 +294,7 @@ class SQLiteEngine(SharedEngine):
     # -- the end
 
     def _flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.writer.outbox(loop).flush()
+        self.writer.outboxes[loop].flush()
 
     def _shut(self) -> None:
         with self._reading:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
+from .._core.per_loop import PerLoop
 from ..errors import StorageClosed, StorageError
 from .base import Concern, always
 from .presence import CommitLock
@@ -45,7 +46,7 @@ class Writer(Groups):
         super().__init__(home, file.writing, path=file.path, flushes=flushes)
         self._file = file
         self.lengthy: dict[str, Callable[..., bool]] = {}
-        self.outboxes: dict[asyncio.AbstractEventLoop, LoopBatch] = {}
+        self.outboxes: PerLoop[LoopBatch] = PerLoop(self._new_batch)
         #: What was handed over together is one entry, so that the thread never finds half of a turn's commits.
         self.inbox: SimpleQueue[list[Request] | _Job | None] = SimpleQueue()
         self._left: list[Request] = []  # by the thread, of an entry that was more than a group
@@ -64,18 +65,10 @@ class Writer(Groups):
 
     # -- the callers' side
 
-    def outbox(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        found = self.outboxes.get(loop)
-        if found is None:
-            for closed in [each for each in tuple(self.outboxes) if each.is_closed()]:
-                self.outboxes.pop(closed, None)
-            found = self.outboxes[loop] = LoopBatch(
-                loop, self.path, lambda: self.patience, self._carry_out, lambda: self._forget(loop)
-            )
-        return found
-
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.outboxes.pop(loop, None)
+    def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
+        return LoopBatch(
+            loop, self.path, lambda: self.patience, self._carry_out, lambda: self.outboxes.pop(loop, None)
+        )
 
     def _carry_out(self, batch: list[Request]) -> None:
         """Carry out the commits of one turn of the running loop."""

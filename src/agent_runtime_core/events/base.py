@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from uuid import UUID
 
 from .._clock import SYSTEM, Clock, aware
 from .._contexts import start_helper
+from .._core.per_loop import PerLoop
 from .._engines.base import Backend, Guard, Op
 from .._ids import next_id, plain, run_uuid
 from .._json import encode, mapped
@@ -191,7 +191,9 @@ class EventBus(Backend):
             raise InvalidArgument(f"poll_interval={brief(poll_interval)} must be seconds above 0")
         self.clock = clock
         self.poll_interval = poll_interval
-        self._hubs: dict[asyncio.AbstractEventLoop, Hub] = {}
+        self._hubs: PerLoop[Hub] = PerLoop(
+            lambda loop: Hub(self, loop, lambda: self._hubs.pop(loop, None)), lambda hub: hub.stop_listening()
+        )
         self._closed = False
 
     # -- what a backend provides
@@ -330,7 +332,7 @@ class EventBus(Backend):
 
     async def _follow(self, run_id: str, since: int | None) -> AsyncGenerator[Event, None]:
         self._usable()
-        hub = self._hub()
+        hub = self._hubs.here()
         # Listening starts before the head is read: nothing can fall between the two.
         feed = hub.join(run_id)
         try:
@@ -347,16 +349,6 @@ class EventBus(Backend):
                 cursor = event.sequence + 1
         finally:
             hub.leave(feed)
-
-    def _hub(self) -> Hub:
-        loop = asyncio.get_running_loop()
-        hub = self._hubs.get(loop)
-        if hub is None:
-            hub = self._hubs[loop] = Hub(self, loop, lambda: self._forget(loop))
-        return hub
-
-    def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._hubs.pop(loop, None)
 
 
 def _known(run_id: str | UUID) -> tuple[UUID, str]:

@@ -175,7 +175,7 @@ def _weight(event: Event) -> int:
 class Hub:
     """All that one event loop follows on one bus, woken once per tick however many commits there are."""
 
-    def __init__(self, bus: EventBus, loop: asyncio.AbstractEventLoop, drop: Callable[[], None]) -> None:
+    def __init__(self, bus: EventBus, loop: asyncio.AbstractEventLoop, drop: Callable[[], object]) -> None:
         self.feeds: dict[str, Feed] = {}
         self._bus = bus
         self._loop = loop
@@ -184,7 +184,7 @@ class Hub:
         self._ringing = False
         self._look_again = False
         self._looking: asyncio.Task[None] | None = None
-        self._stop = bus.listen("events", self._wake)
+        self.stop_listening: Callable[[], None] = bus.listen("events", self._wake)
 
     def join(self, run_id: str) -> Feed:
         feed = self.feeds.get(run_id)
@@ -210,20 +210,18 @@ class Hub:
 
     def _end(self) -> None:
         self._drop()
-        self._stop()
+        self.stop_listening()
         if self._looking is not None:
             self._looking.cancel()
 
     def _tell(self, callback: Callable[[], None]) -> None:
+        same_thread = threading.get_ident() == self._thread
         try:
-            if threading.get_ident() == self._thread:
-                self._loop.call_soon(callback)
-            else:
-                self._loop.call_soon_threadsafe(callback)
+            (self._loop.call_soon if same_thread else self._loop.call_soon_threadsafe)(callback)
         except RuntimeError:
-            # The loop was closed without ending its generators: nobody follows there any more.
+            # The loop was closed without ending its generators: nothing follows there any more.
             self._drop()
-            self._stop()
+            self.stop_listening()
 
     def _wake(self) -> None:
         if not self._ringing:

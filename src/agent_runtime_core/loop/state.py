@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from .._core.per_loop import call_in_loop
 
 __all__ = ["CancellationToken", "Hooks", "LoopResult", "TurnState"]
 
@@ -38,8 +39,7 @@ class CancellationToken:
             self._cancelled = True
             waiting = list(self._waiting)
         for loop, event in waiting:
-            with contextlib.suppress(RuntimeError):  # that loop is closed, and nobody waits there
-                loop.call_soon_threadsafe(event.set)
+            call_in_loop(loop, event.set)
 
     @property
     def cancelled(self) -> bool:

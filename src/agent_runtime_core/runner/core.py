@@ -11,9 +11,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 from uuid import UUID
 
+from .._core.per_loop import PerLoop
 from .._json import decode
 from ..backends import configured, open_url, opening, traced
 from ..config import get_config
@@ -145,7 +147,7 @@ class AgentRunner(StoredRuns):
         self.heart: Heart = Heart(self.queue, self.config)
         self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
         self._worker: Worker = Worker(self)
-        self._monitor: Monitor = Monitor(self.queue.clock.alarms)
+        self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, alarms=self.queue.clock.alarms))
         self._inline: Inline = Inline(self.queue.clock, self.config.grace_seconds)
         if not self.backends.durable and "memory" not in _warned:
             _warned.add("memory")

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
+from .._core.per_loop import call_in_loop
+
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
@@ -62,8 +64,7 @@ class _Pipe:
                 return
             waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(_go_on, future)
+            call_in_loop(loop, _go_on, future)
 
 
 def _go_on(future: asyncio.Future[None]) -> None:

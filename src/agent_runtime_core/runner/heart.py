@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .._contexts import start_helper
+from .._core.per_loop import call_in_loop
 from .._engines.base import Op
 from ..place import Place
 from ..queue.base import RunQueue
@@ -89,8 +90,7 @@ class Heart:
             self._stop_beat = self._stop_listening = None
             self._queue.cancel_asked.discard(self._cancelled)
         for task in (*(task for _, task in tuple(self._watchers.values())), *tuple(self._beaters.values())):
-            with contextlib.suppress(RuntimeError):
-                task.get_loop().call_soon_threadsafe(task.cancel)
+            call_in_loop(task.get_loop(), task.cancel)
         self._watchers.clear()
         self._beaters.clear()
 
@@ -112,17 +112,18 @@ class Heart:
 
     def beat(self) -> None:
         """One beat, from the beat thread."""
-        held, claims = self._alive()
-        if not claims:
-            return
-        until = self._queue.lease_now() + self._config.lease_ttl_seconds
-        commit: Any = self._queue.commits
-        try:
-            answers = commit.commit_from_thread(None, [Op("queue.beat", (claims, until))])[0]
-        except Exception as error:  # noqa: BLE001 - whatever it is, this thread has to go on beating
-            self._unanswered(held, error)
-            return
-        self._take(held, answers)
+        if held := self._alive():
+            commit: Any = self._queue.commits
+            try:
+                answers = commit.commit_from_thread(None, [self._extends(held)])[0]
+            except Exception as error:  # noqa: BLE001 - an error that leaves this method would end the thread
+                self._unanswered(held, error)
+            else:
+                self._take(held, answers)
+
+    def _extends(self, held: list[Held]) -> Op:
+        claims = [(each.row.run_id, each.row.claim_id) for each in held]
+        return Op("queue.beat", (claims, self._queue.lease_now() + self._config.lease_ttl_seconds))
 
     async def _beat_here(self, loop: asyncio.AbstractEventLoop) -> None:
         """For a queue that can only be reached from a loop: beat for the claims of this one while there are any."""
@@ -135,47 +136,37 @@ class Heart:
                 del self._beaters[loop]
 
     async def _beat_once(self, loop: asyncio.AbstractEventLoop) -> None:
-        held = [each for each in self._alive()[0] if each.loop is loop]
-        claims = [(each.row.run_id, each.row.claim_id) for each in held]
-        if not claims:
-            return
-        until = self._queue.lease_now() + self._config.lease_ttl_seconds
-        try:
-            answers = (await self._queue.commits.commit(None, [Op("queue.beat", (claims, until))]))[0]
-        except Exception as error:  # noqa: BLE001 - somebody else's queue may raise anything; it is asked again
-            self._unanswered(held, error)
-            return
-        self._take(held, answers)
+        if held := [each for each in self._alive() if each.loop is loop]:
+            try:
+                answers = (await self._queue.commits.commit(None, [self._extends(held)]))[0]
+            except Exception as error:  # noqa: BLE001 - a custom queue may raise any error; the next beat tries again
+                self._unanswered(held, error)
+            else:
+                self._take(held, answers)
 
-    def _alive(self) -> tuple[list[Held], list[tuple[str, str]]]:
-        """The claims worth keeping: their loop still turns, and they are not past their time."""
+    def _alive(self) -> list[Held]:
+        """Return the claims to extend: their loop still runs, and their time is not up."""
         now = self._clock.boot()
         with self._lock:
-            held = [h for h in self._held.values() if now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL]
-        return held, [(h.row.run_id, h.row.claim_id) for h in held]
+            return [h for h in self._held.values() if now < h.ends and now - self._ticks.get(h.loop, now) < LOOP_STALL]
 
     def _take(self, held: list[Held], answers: list[tuple[bool, bool]]) -> None:
         self._answered = self._clock.boot()
         for each, (ok, cancel) in zip(held, answers, strict=True):
             if not ok:
-                self._tell(each, each.lose)
+                call_in_loop(each.loop, each.lose)
             elif cancel:
-                self._tell(each, each.cancel)
+                call_in_loop(each.loop, each.cancel)
             elif self._answered - each.told >= self._config.heartbeat_interval_seconds:
                 each.told = self._answered
-                self._tell(each, each.tell)
+                call_in_loop(each.loop, each.tell)
 
     def _unanswered(self, held: list[Held], error: Exception) -> None:
         silent = self._clock.boot() - self._answered
         log.warning("heartbeat failed for %.1f s: %s", silent, error)
         if silent > self._config.lease_ttl_seconds * 2 / 3:
             for each in held:
-                self._tell(each, each.lose)
-
-    @staticmethod
-    def _tell(held: Held, what: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # its loop is closed
-            held.loop.call_soon_threadsafe(what)
+                call_in_loop(each.loop, each.lose)
 
     # -- hearing
 
@@ -187,13 +178,12 @@ class Heart:
         if held.loop is asyncio.get_running_loop():
             held.cancel()
         else:
-            self._tell(held, held.cancel)
+            call_in_loop(held.loop, held.cancel)
 
     def _mail(self) -> None:
         """Some mailbox got a message: every loop with claims looks."""
         for loop, (news, _) in tuple(self._watchers.items()):
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(news.set)
+            call_in_loop(loop, news.set)
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have it seen soon what came for the claims of that loop."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 
 from .._clock import Clock
+from .._core.per_loop import call_in_loop
 from .asides import WITHIN
 from .drive import Drive
 from .worker import SHUTDOWN
@@ -24,8 +25,7 @@ class _Held:
 
     def hand_back(self) -> None:
         if not self.drive.handing_back:
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                self.loop.call_soon_threadsafe(self.drive.hand_back)
+            call_in_loop(self.loop, self.drive.hand_back)
 
 
 class Inline:
@@ -91,8 +91,7 @@ async def _one_over(held: list[_Held], seconds: float) -> bool:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def ended(_: Future[None]) -> None:
-        with contextlib.suppress(RuntimeError):  # nobody closes the runner any more
-            loop.call_soon_threadsafe(over.set)
+        call_in_loop(loop, over.set)
 
     for each in held:
         each.over.add_done_callback(ended)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextvars import Context
+from functools import partial
 
 from .._contexts import outside_run, start_soon
+from .._core.per_loop import PerLoop, call_in_loop
 from ..errors import StorageBusy, StorageClosed
 from ..events.base import Event, EventBus
 from ..queue.base import RunQueue
@@ -28,7 +29,7 @@ class Watch:
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue
-        self._in: dict[asyncio.AbstractEventLoop, _Waits] = {}
+        self._in: PerLoop[_Waits] = PerLoop(partial(_Waits, queue), _Waits.rest)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -46,27 +47,17 @@ class Watch:
         return None if row.status in LIVE else row
 
     def _here(self) -> _Waits:
-        loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:
                 raise closed()
-            if loop not in self._in:
-                for gone in [each for each in self._in if each.is_closed()]:
-                    self._in.pop(gone).rest()
-                self._in[loop] = _Waits(self._queue, loop)
-            return self._in[loop]
+            return self._in.here()
 
     def close(self) -> None:
         """Tell all who wait that nobody looks any more."""
         with self._lock:
             self._closed = True
-        here = asyncio.get_running_loop()
         for loop, waits in self._in.items():
-            if loop is here:
-                waits.give_up()
-            else:
-                with contextlib.suppress(RuntimeError):  # it is closed
-                    loop.call_soon_threadsafe(waits.give_up)
+            call_in_loop(loop, waits.give_up)
 
 
 def closed() -> StorageClosed:
@@ -124,8 +115,7 @@ class _Waits:
         """Some run has ended; called from any thread."""
         if not self._rung:
             self._rung = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._heard, context=self._context)
+            call_in_loop(self._loop, self._heard, context=self._context)
 
     def _heard(self) -> None:
         if self._waiting and self._rung and not self._at_all and self._loop.time() >= self._rested:

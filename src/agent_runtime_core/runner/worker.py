@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from .._contexts import start_helper
+from .._core.per_loop import call_in_loop
 from .._refusals import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
 from ..queue.given import whole
@@ -301,8 +302,7 @@ class Worker:
 
     def _ring_from_thread(self) -> None:
         if self._loop is not None and self.slots.busy < self.slots.count:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._ring)
+            call_in_loop(self._loop, self._ring)
 
     # -- stopping
 
@@ -310,8 +310,7 @@ class Worker:
         self._hurry = self._stopping
         self._stopping = True
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._ring)
+            call_in_loop(self._loop, self._ring)
 
     async def close(self) -> None:
         """Give back what runs, and have the loop end if it is going, so that nothing is claimed after this."""

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from ..._clock import SYSTEM, Clock
+from ..._core.per_loop import PerLoop
 from ..._engines.base import Guard, Op
 from ..._engines.requests import Request, Waiting, deliver
 from ..._ids import path_text
@@ -56,7 +57,9 @@ class FileDocuments(DocumentStore):
         self._inbox: Inbox = SimpleQueue()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: dict[asyncio.AbstractEventLoop, Waiting] = {}
+        self._waiting: PerLoop[Waiting] = PerLoop(
+            lambda loop: Waiting(loop, self.root, lambda: self.patience, lambda: self._waiting.pop(loop, None))
+        )
 
     def _open(self) -> FileDatabase:
         if self._closed:
@@ -69,12 +72,7 @@ class FileDocuments(DocumentStore):
         return await Request(guard, ops, self)
 
     def callers(self, loop: asyncio.AbstractEventLoop) -> Waiting:
-        def all_told() -> None:
-            self._waiting.pop(loop, None)
-
         self._open()
-        if loop not in self._waiting:
-            self._waiting[loop] = Waiting(loop, self.root, lambda: self.patience, all_told)
         return self._waiting[loop]
 
     def submit(self, request: Request | ReadRequest) -> None:
