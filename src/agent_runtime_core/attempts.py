@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from ._contexts import restore
+from ._core.timeouts import with_time_limit
 from ._engines.base import Op
 from ._json import MAX_BYTES, decode, encode
 from .book import Book
@@ -29,7 +30,6 @@ from .journal.record import FAILED, RETRYING, Record
 from .policy import NEVER_RETRIED, Happened, Policy
 from .recorded import BESIDE
 from .state.base import EffectExists
-from .tools.deadline import limited
 from .uses import FRAME, Frame
 
 
@@ -145,7 +145,7 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 if timeout is None:
                     value = await work.call(attempt)
                 else:
-                    value = await limited(work.call(attempt), timeout, f"step {work.name!r}")
+                    value = await with_time_limit(work.call(attempt), timeout, f"step {work.name!r}")
                 try:
                     text = work.encode(value)
                 except UnserialisableResult as error:

@@ -12,10 +12,10 @@ from weakref import ReferenceType, ref
 
 from ._core.codec.type_hints import returns_of
 from ._core.codec.typed import codec_for
+from ._core.timeouts import log_abandoned_thread
 from ._json import MAX_RESULT
 from .errors import InvalidArgument, brief
 from .portal import in_thread
-from .tools.deadline import left_in_thread
 from .tools.schema import context_parameter, place_context
 from .uses import FRAME
 
@@ -87,7 +87,8 @@ async def threaded(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
 
     def left() -> asyncio.Handle:
         frame = FRAME.get()
-        return left_in_thread(f"{getattr(fn, '__qualname__', 'a step')}()" if frame is None else f"step {frame.name!r}")
+        what = f"{getattr(fn, '__qualname__', 'a step')}()" if frame is None else f"step {frame.name!r}"
+        return log_abandoned_thread(what)
 
     result = await in_thread(fn, *args, left=left)
     return await result if inspect.isawaitable(result) else result

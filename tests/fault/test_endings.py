@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import threading
 from pathlib import Path
@@ -12,13 +11,12 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._core import timeouts
 from agent_runtime_core.errors import StepExecutionError
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
-from agent_runtime_core.runner import drive
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing.clock import VirtualClock
-from agent_runtime_core.tools import deadline
 
 from .rig import KINDS, consistent, others, settings, status, store, terminal_events, until, until_status
 
@@ -291,10 +289,7 @@ async def test_what_a_failed_attempt_left_running_writes_nothing_beside_the_next
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = functools.partial(deadline.let_go, grace=0.05)
-    monkeypatch.setattr(drive, "let_go", quick)
-    monkeypatch.setattr(deadline, "let_go", quick)
-    monkeypatch.setattr(deadline, "GRACE", 0.05)
+    monkeypatch.setattr(timeouts, "GRACE", 0.05)
 
 
 class Stubborn:

@@ -945,7 +945,7 @@ async def test_a_step_that_takes_too_long_timed_out(place: Path | None) -> None:
 async def test_a_step_that_will_not_stop_is_abandoned_and_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.tools.deadline.let_go.__defaults__", (0.01,))
+    monkeypatch.setattr("agent_runtime_core._core.timeouts.GRACE", 0.01)
     release = asyncio.Event()
 
     async def stubborn(ctx: Any, state: Any) -> None:
@@ -970,7 +970,7 @@ async def test_a_step_that_will_not_stop_is_abandoned_and_named(
 async def test_a_thread_that_goes_on_is_named_without_a_journal_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.tools.deadline.GRACE", 0.01)
+    monkeypatch.setattr("agent_runtime_core._core.timeouts.GRACE", 0.01)
     gate = threading.Event()
 
     def digs(ctx: Any, state: Any) -> None:

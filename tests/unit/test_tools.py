@@ -451,7 +451,7 @@ async def test_plain_functions_run_in_a_thread_and_coroutines_on_the_loop() -> N
 async def test_a_thread_that_goes_on_after_its_call_was_cancelled_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.tools.deadline.GRACE", 0.01)
+    monkeypatch.setattr("agent_runtime_core._core.timeouts.GRACE", 0.01)
     begun, gate = threading.Event(), threading.Event()
 
     def digs() -> None:

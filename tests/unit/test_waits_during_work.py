@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._core.timeouts import wait_cancelled
 from agent_runtime_core.errors import WaitTimeout
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
-from agent_runtime_core.tools.deadline import wait_cancelled
 from tests.unit.rig import Rig, soon
 from tests.unit.test_worker_slots import Here, worker
 

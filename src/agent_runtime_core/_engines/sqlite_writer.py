@@ -66,9 +66,7 @@ class Writer(Groups):
     # -- the callers' side
 
     def _new_batch(self, loop: asyncio.AbstractEventLoop) -> LoopBatch:
-        return LoopBatch(
-            loop, self.path, lambda: self.patience, self._carry_out, lambda: self.outboxes.pop(loop, None)
-        )
+        return LoopBatch(loop, self.path, lambda: self.patience, self._carry_out, lambda: self.outboxes.pop(loop, None))
 
     def _carry_out(self, batch: list[Request]) -> None:
         """Carry out the commits of one turn of the running loop."""

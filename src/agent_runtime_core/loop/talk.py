@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from .._clock import SYSTEM, Clock
@@ -103,21 +102,22 @@ class Talk:
         return work if self.cancellation is None and not self.budget.timed else self._in_time(work)
 
     async def _in_time(self, work: Awaitable[Any]) -> Any:
-        now = self.clock.boot() - self._since
-        left = self.budget.left(now, self._turn + now)
-        limit: AbstractAsyncContextManager[Any] = nullcontext() if left is None else asyncio.timeout(max(left, 0))
+        left = self.budget.left(*self._times())
         try:
-            async with limit:
+            async with asyncio.timeout(None if left is None else max(left, 0)) as limit:
                 result = await self.unless_cancelled(work)
-            if isinstance(limit, asyncio.Timeout) and limit.expired():
-                now = self.clock.boot() - self._since
-                self._late = self.budget.late(now, self._turn + now)
-            return result
         except TimeoutError:
-            if isinstance(limit, asyncio.Timeout) and limit.expired():
-                now = self.clock.boot() - self._since
-                raise self.budget.late(now, self._turn + now) from None
+            if limit.expired():
+                raise self.budget.late(*self._times()) from None
             raise
+        if limit.expired():
+            self._late = self.budget.late(*self._times())
+        return result
+
+    def _times(self) -> tuple[float, float]:
+        """Return the seconds of this stretch of work, and of this turn."""
+        now = self.clock.boot() - self._since
+        return now, self._turn + now
 
     async def unless_cancelled(self, work: Awaitable[Any]) -> Any:
         """Its result, unless the token comes first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import logging
@@ -11,11 +10,11 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from .._contexts import RUN, start_soon
+from .._core.timeouts import ended_in_time
 from ..context import Context
 from ..errors import LeaseLost, deciding_error
 from ..interfaces import AgentRuntime
 from ..persistence.claim import CLAIM
-from ..tools.deadline import let_go
 from .claimed import Claimed
 
 T = TypeVar("T")
@@ -85,13 +84,15 @@ class Asides(Claimed):
         except RuntimeError:  # the loop turns no more
             work.close()
             raise
-        try:
-            await self._watch(task, within)
-        except asyncio.CancelledError:
-            await _stopped(task, what)
-            raise
-        if not task.done():
-            await _stopped(task, what)
+        boot, until = self.clock.boot, float("inf")
+
+        def time_left() -> float:
+            nonlocal until
+            until = min(until, boot() + self._patience(within))
+            return min(until - boot(), self._time_left()) if within else until - boot()
+
+        task.add_done_callback(lambda _: self.place.wake())
+        if not await ended_in_time(task, time_left, what, self._wait, LEAVING):
             raise Cut(f"{what} took too long, and is not waited for any longer")
         try:
             return task.result()
@@ -102,20 +103,15 @@ class Asides(Claimed):
                 raise cause from error
             raise RuntimeError(f"{what} ended with {type(error).__name__}, and was not cancelled") from error
 
-    async def _watch(self, task: asyncio.Task[Any], within: bool) -> None:
-        """Until the task has ended, or its time is up."""
-        boot, place, alarms, until = self.clock.boot, self.place, self.clock.alarms, float("inf")
-        task.add_done_callback(lambda _: place.wake())
-        while not task.done():
-            until = min(until, boot() + self._patience(within))
-            left = min(until - boot(), self._time_left()) if within else until - boot()
-            if left <= 0:
-                return
-            alarms.set(self, max(left, SHORTEST), place.wake)
-            try:
-                await place.woken()
-            finally:
-                alarms.drop(self)
+    async def _wait(self, _: object, seconds: float) -> None:
+        """Wait until the run wakes its runner, at most so many seconds."""
+        # One future and one alarm: asyncio.wait would cost a run more than all else here.
+        alarms, place = self.clock.alarms, self.place
+        alarms.set(self, max(seconds, SHORTEST), place.wake)
+        try:
+            await place.woken()
+        finally:
+            alarms.drop(self)
 
     async def _asked(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
         """What a hook of the agent answers, None where it has none of its own or that fails; Cut."""
@@ -142,12 +138,6 @@ class Asides(Claimed):
             if isinstance(cause := deciding_error(error), LeaseLost):
                 raise cause from None
             log.warning("what run %s did is not audited: %s", self.row.run_id, error)
-
-
-async def _stopped(task: asyncio.Task[Any], what: str) -> None:
-    if not task.done():
-        task.cancel()
-        await let_go(task, what, LEAVING)
 
 
 async def _called(hook: Callable[..., Any], *args: Any) -> Any:

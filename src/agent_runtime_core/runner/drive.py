@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, cast
 
 from .._contexts import start_soon
+from .._core.timeouts import done_in_time, is_abandoned, wait_cancelled
 from .._ids import known_uuid
 from .._json import decode, decode_known
 from ..book import Book
@@ -33,9 +34,7 @@ from ..outcome import error_payload
 from ..queue.row import LIMITS, Moved, RunRow
 from ..run_tasks import tasks_of
 from ..status import RunStatus
-from ..tools.deadline import is_abandoned, let_go, wait_cancelled
 from ..uses import Identity
-from .asides import SHORTEST
 from .ends import Again, Ends, Outcome, deferred_seconds
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -312,7 +311,7 @@ class Drive(Ends):
                 if not place.stopped:
                     place.stop()
                 if not is_abandoned(task):
-                    await let_go(task, self._what)
+                    await wait_cancelled((task,), self._what)
             left = [each for each in tasks_of(task.get_loop(), place) if not is_abandoned(each)]
             if left:
                 await self.cancel_all(left)
@@ -331,23 +330,12 @@ class Drive(Ends):
 
     async def _in_time(self, task: asyncio.Task[Any]) -> bool:
         """Wait for the attempt; False when its time under the claim is up, or when it will not stop."""
-        alarms, place = self.clock.alarms, self.place
+        place = self.place
         task.add_done_callback(lambda _: place.wake())  # it may never have begun
-        while True:
-            left = self._time_left()
-            if left <= 0:
-                if self._restart_timer():
-                    continue
-                return False
-            # One future and one alarm: asyncio.wait would cost a run more than all else here.
-            alarms.set(self, max(left, SHORTEST), place.wake)
-            try:
-                await place.woken()
-            finally:
-                alarms.drop(self)
-            if task.done():
-                return True
-            if place.stopped:
-                # Told to stop and still there: it gets a grace, then it is left to itself.
+        while not await done_in_time(task, lambda: 0.0 if place.stopped else self._time_left(), self._wait):
+            if place.stopped:  # it does not stop at once: it has a grace, and is abandoned after that
                 await self._clear(task)
                 return task.done()
+            if not self._restart_timer():
+                return False
+        return True

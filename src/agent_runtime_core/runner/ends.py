@@ -11,6 +11,7 @@ from typing import Any
 
 from .._clock import aware
 from .._contexts import start_soon
+from .._core.timeouts import done_in_time
 from .._json import encode
 from ..context import Context
 from ..errors import (
@@ -253,8 +254,7 @@ class Ends(Asides):
         sleep = start_soon(self.clock.sleep(seconds))
         sleep.add_done_callback(lambda _: self.place.wake())
         try:
-            while not sleep.done() and not self.place.stopped:
-                await self.place.woken()
+            await done_in_time(sleep, lambda: float(not self.place.stopped), lambda *_: self.place.woken())
         finally:
             sleep.cancel()
 

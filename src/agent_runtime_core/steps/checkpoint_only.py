@@ -11,13 +11,13 @@ from typing import Any, Final, cast
 
 from .._clock import Clock
 from .._contexts import start_soon
+from .._core.timeouts import wait_cancelled
 from .._json import decode, encode, plain_text
 from ..book import Book
 from ..errors import InvalidArgument, StepCancelledError, brief
 from ..event_types import EventType
 from ..journal.record import DONE, FAILED, Record, expand
 from ..ledger import Ledger, Question
-from ..tools.deadline import let_go
 from ..uses import FRAME, Identity
 from .model import ExecutionState, Step
 
@@ -138,7 +138,7 @@ class CheckpointLedger:
         finally:
             if not task.done():
                 task.cancel()
-                await let_go(task, f"step {name!r}")
+                await wait_cancelled((task,), f"step {name!r}")
 
 
 class _PollingClock(Clock):

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from .base import BaseTool, ToolFailed, ToolResult
     from .calculator import CalculatorTool
     from .calls import ToolAnswer, answer_call
-    from .deadline import ToolTimeout
-    from .registry import ToolRegistry, UnknownTool
+    from .registry import ToolRegistry, ToolTimeout, UnknownTool
     from .todo import Todo, TodoStoreTool
 
 __all__ = [
@@ -39,8 +38,7 @@ _MODULES = {
     "base": "BaseTool ToolFailed ToolResult",
     "calculator": "CalculatorTool",
     "calls": "ToolAnswer answer_call",
-    "deadline": "ToolTimeout",
-    "registry": "ToolRegistry UnknownTool",
+    "registry": "ToolRegistry ToolTimeout UnknownTool",
     "todo": "Todo TodoStoreTool",
 }
 _LAZY = {name: f".{module}:{name}" for module, names in _MODULES.items() for name in names.split()}

@@ -17,12 +17,12 @@ from ..errors import (
     Postponed,
     StepCancelledError,
     StorageError,
+    ToolTimeout,
     UnserialisableResult,
     deciding_error,
     text_of,
 )
 from .arguments import BadArguments, check_arguments, read_arguments
-from .deadline import ToolTimeout
 from .registry import CallsTool, ToolRegistry, unknown_tool
 from .results import in_json
 from .tool import Tool

@@ -8,16 +8,16 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from ..errors import InvalidArgument, UnknownTool, brief, deciding_error
+from .._core.timeouts import log_abandoned_thread, with_time_limit
+from ..errors import InvalidArgument, ToolTimeout, UnknownTool, brief, deciding_error
 from ..event_types import EventType
 from ..portal import in_thread
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
-from .deadline import ToolTimeout, left_in_thread, limited
 from .schema import Binder
 from .tool import Tool
 
-__all__ = ["ToolRegistry", "UnknownTool", "unknown_tool"]
+__all__ = ["ToolRegistry", "ToolTimeout", "UnknownTool", "unknown_tool"]
 
 
 class CallsTool(Protocol):
@@ -110,7 +110,7 @@ class ToolRegistry:
         if tool.timeout is None:
             return running
         more = "" if is_async else "; it runs on in its thread and may still have effects"
-        return limited(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
+        return with_time_limit(running, tool.timeout, f"tool {name!r}", ToolTimeout(name, tool.timeout, more))
 
     async def execute_with_events(self, tool_call: CallsTool, ctx: Emits, **kwargs: Any) -> Any:
         """Run the tool a model asks for, with a TOOL_CALL event before and a TOOL_RESULT event after."""
@@ -146,7 +146,7 @@ def unknown_tool(name: str, tools: Iterable[Tool]) -> UnknownTool:
 
 
 async def _in_thread(name: str, call: Callable[[], Any]) -> Any:
-    result = await in_thread(call, left=lambda: left_in_thread(f"tool {name!r}"))
+    result = await in_thread(call, left=lambda: log_abandoned_thread(f"tool {name!r}"))
     return await result if inspect.isawaitable(result) else result
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+from .._refusals import is_number
 from ..errors import InvalidArgument, brief
-from .deadline import seconds_or_none
 from .schema import describe, parameters_of, unbound
 
 __all__ = ["Tool", "ToolDefinition", "tool"]
@@ -33,7 +34,10 @@ class Tool:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        seconds_or_none(self.timeout)
+        if self.timeout is not None and not (is_number(self.timeout) and 0 < self.timeout < math.inf):
+            raise InvalidArgument(
+                f"timeout is a number of seconds above 0, or None for no limit, not {brief(self.timeout)}"
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handler(*args, **kwargs)

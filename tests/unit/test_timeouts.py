@@ -7,7 +7,7 @@ import gc
 
 import pytest
 
-from agent_runtime_core.tools.deadline import let_go, limited
+from agent_runtime_core._core.timeouts import wait_cancelled, with_time_limit
 
 
 async def test_within_its_time_the_result_or_the_error_comes_through() -> None:
@@ -17,9 +17,9 @@ async def test_within_its_time_the_result_or_the_error_comes_through() -> None:
     async def raises() -> None:
         raise KeyError("own")
 
-    assert await limited(gives(), 60, "it") == 3
+    assert await with_time_limit(gives(), 60, "it") == 3
     with pytest.raises(KeyError, match="own"):
-        await limited(raises(), 60, "it")
+        await with_time_limit(raises(), 60, "it")
 
 
 async def test_after_its_time_it_is_cancelled_and_the_error_is_the_caller_s() -> None:
@@ -32,9 +32,9 @@ async def test_after_its_time_it_is_cancelled_and_the_error_is_the_caller_s() ->
             ended.append(True)
 
     with pytest.raises(TimeoutError, match=r"^timed out after 0\.01 s$"):
-        await limited(endless(), 0.01, "it")
+        await with_time_limit(endless(), 0.01, "it")
     with pytest.raises(ZeroDivisionError):
-        await limited(endless(), 0.01, "it", ZeroDivisionError())
+        await with_time_limit(endless(), 0.01, "it", ZeroDivisionError())
     assert ended == [True, True]
 
 
@@ -46,7 +46,7 @@ async def test_what_fails_while_it_is_stopped_does_not_hide_the_time() -> None:
             raise RuntimeError("while stopping") from None
 
     with pytest.raises(TimeoutError):
-        await limited(stubborn(), 0.01, "it")
+        await with_time_limit(stubborn(), 0.01, "it")
     gc.collect()  # an error that nobody took would be reported here
 
 
@@ -64,7 +64,7 @@ async def test_what_does_not_stop_is_abandoned_and_named(caplog: pytest.LogCaptu
     task = asyncio.create_task(deaf())
     await asyncio.sleep(0)
     task.cancel()
-    assert await let_go(task, "tool 'deaf'", grace=0.01) is False
+    assert await wait_cancelled((task,), "tool 'deaf'", grace=0.01) == {task}
     assert "tool 'deaf' did not stop within 0.01 s of being cancelled" in caplog.text
     free.set()
     assert await task == "late"
@@ -80,7 +80,7 @@ async def test_cancelling_the_wait_cancels_what_is_waited_for() -> None:
         finally:
             ended.set()
 
-    waiting = asyncio.create_task(limited(endless(), 60, "it"))
+    waiting = asyncio.create_task(with_time_limit(endless(), 60, "it"))
     await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

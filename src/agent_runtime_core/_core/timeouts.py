@@ -1,0 +1,108 @@
+"""Wait for a task with a time limit, and abandon a task that does not end when it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Final
+
+from .._contexts import start_soon
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+GRACE: Final = 5.0  # seconds in which a cancelled task must end; after that it is abandoned
+
+_abandoned: set[asyncio.Task[Any]] = set()
+
+#: Waits for a task, at most so many seconds; it may return earlier.
+Wait = Callable[[asyncio.Task[Any], float], Awaitable[object]]
+
+
+def _wait(task: asyncio.Task[Any], seconds: float) -> Awaitable[object]:
+    return asyncio.wait({task}, timeout=seconds)
+
+
+async def done_in_time(task: asyncio.Task[Any], time_left: Callable[[], float], wait: Wait = _wait) -> bool:
+    """Wait until `task` is done; return False as soon as `time_left()`, in seconds, is not above 0.
+
+    `time_left` is called each time `wait` returns, so the limit can be paused, extended and cut short.
+    """
+    while not task.done():
+        if (left := time_left()) <= 0:
+            return False
+        await wait(task, left)
+    return True
+
+
+async def ended_in_time(
+    task: asyncio.Task[Any], time_left: Callable[[], float], what: str, wait: Wait = _wait, grace: float | None = None
+) -> bool:
+    """`done_in_time` for a task that must not outlive the wait: it is cancelled when its time is up, or the caller is.
+
+    Args:
+        task: The task.
+        time_left: Returns the seconds that are left.
+        what: Names the task in the log if it does not end.
+        wait: Waits for the task.
+        grace: Seconds in which the cancelled task must end. None means `GRACE`.
+    """
+    try:
+        if await done_in_time(task, time_left, wait):
+            return True
+    except asyncio.CancelledError:
+        task.cancel()
+        await wait_cancelled((task,), what, grace)
+        raise
+    task.cancel()
+    await wait_cancelled((task,), what, grace)
+    return False
+
+
+async def with_time_limit(awaitable: Awaitable[Any], seconds: float, what: str, late: Exception | None = None) -> Any:
+    """Return the result of `awaitable`; after `seconds` cancel it and raise `late`, or TimeoutError if that is None."""
+    task, loop = start_soon(awaitable), asyncio.get_running_loop()
+    ends_at = loop.time() + seconds
+    if await ended_in_time(task, lambda: ends_at - loop.time(), what):
+        return task.result()
+    raise late or TimeoutError(f"timed out after {seconds:g} s")
+
+
+async def wait_cancelled(
+    tasks: Collection[asyncio.Task[Any]], what: str, grace: float | None = None
+) -> set[asyncio.Task[Any]]:
+    """Wait for cancelled tasks to end, and return those that did not within `grace` seconds; None means `GRACE`.
+
+    These are abandoned: they are kept alive, and the log names them.
+    """
+    grace = GRACE if grace is None else grace
+    # Before the wait, which may be cancelled itself.
+    for task in tasks:
+        _abandoned.add(task)
+        task.add_done_callback(_retrieve)
+    _, left = await asyncio.wait(tasks, timeout=grace)
+    if left:
+        log.warning("%s did not stop within %g s of being cancelled: abandoned, it may still have effects", what, grace)
+    return left
+
+
+def is_abandoned(task: asyncio.Task[Any]) -> bool:
+    """Return whether a task was passed to `wait_cancelled` and has not ended."""
+    return task in _abandoned
+
+
+def log_abandoned_thread(what: str) -> asyncio.Handle:
+    """Log after `GRACE` seconds that a cancelled call still runs in its thread, unless the handle is cancelled."""
+    return asyncio.get_running_loop().call_later(
+        GRACE,
+        log.warning,
+        "%s did not stop within %g s of being cancelled: it runs on in its thread and may still have effects",
+        what,
+        GRACE,
+    )
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # else it would be reported as never retrieved
