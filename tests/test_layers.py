@@ -16,7 +16,6 @@ SOURCE = Path(__file__).parents[1] / "src" / ROOT
 LAYERS: list[set[str]] = [
     {"errors", "_contexts"},
     {"_core"},
-    {"_alarms"},
     {"_clock"},
     {"_refusals", "_load"},
     {"_core"},

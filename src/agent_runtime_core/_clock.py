@@ -8,9 +8,8 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from functools import partial
-
-from ._alarms import Alarms
 
 # Counts through suspend where there is such a clock, so that a lease is lost when a laptop sleeps.
 _BOOT = getattr(time, "CLOCK_BOOTTIME", None)
@@ -28,8 +27,6 @@ class Clock:
     def __init__(self, seed: int | None = None) -> None:
         # Seeded by the system where no seed is given: its own generator is a system call each time.
         self.random: random.Random = random.Random(seed)
-        #: By the time of the event loop, which a test does not move.
-        self.alarms: Alarms = Alarms()
 
     #: Seconds since the epoch; may jump.
     wall: Callable[[], float] = staticmethod(time.time)
@@ -46,6 +43,14 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        """Call `callback` in the running loop, in an empty context, after so many seconds.
+
+        The seconds are those of the event loop, which a test clock does not move. In the context of its caller the
+        callback would belong to a run, and keep what the caller's context variables hold.
+        """
+        return asyncio.get_running_loop().call_later(seconds, callback, context=Context())
 
 
 SYSTEM = Clock()

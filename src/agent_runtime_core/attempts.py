@@ -33,9 +33,20 @@ from .state.base import EffectExists
 from .uses import FRAME, Frame
 
 
-@dataclass(repr=False, eq=False, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Work:
-    """What `perform` needs to know of a step; `call(attempt)` is one try."""
+    """What `perform` needs to know of a step.
+
+    Attributes:
+        call: Makes one attempt; it receives the number of the attempt.
+        begun: An earlier record of this claim carries its start.
+        started: What its STARTED records tell besides.
+        bare: Its last error is raised as it is.
+        lazy: Its record may wait for the next one. After a crash in between it runs again, and nothing was built on it.
+        settled: Makes the result of what a reviewer says of it when it is in doubt.
+        noted: The record of its start, while that may still wait to be written.
+        state: What the list begins with whose first step it is, where that has to be told.
+    """
 
     name: str
     key: str
@@ -49,16 +60,14 @@ class Work:
     description: str | None = None
     digest: str | None = None
     info: str | None = None
-    begun: bool = False  # an earlier record of this claim carries its start
+    begun: bool = False
     quiet: bool = False
-    started: dict[str, Any] | None = None  # what its STARTED records tell besides
-    bare: bool = False  # its last error is raised as it is
-    #: Its record may wait for the next one: whoever dies in between does it again, and nothing was built on it.
+    started: dict[str, Any] | None = None
+    bare: bool = False
     lazy: bool = False
-    #: Makes the result of what somebody says of it when it is in doubt.
     settled: Callable[[Any], Any] | None = None
-    noted: Record | None = None  # the record of its start, while that may still wait to be written
-    state: str | None = None  # what the list begins with whose first step it is, where that has to be told
+    noted: Record | None = None
+    state: str | None = None
 
 
 #: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
@@ -128,8 +137,7 @@ async def _finished(book: Book, work: Work, seal: Seal, text: str, *started: Rec
 
 
 async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
-    ledger, timeout = book.ledger, work.policy.timeout
-    boot = ledger.clock.boot
+    boot, timeout = book.ledger.clock.boot, work.policy.timeout
     outer = FRAME.get()
     frame = Frame(book, work.name, work.key, 1, outer)
     book.running += 1
@@ -164,25 +172,10 @@ async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
                 await _begin(book, work, attempt + 1, doubtful)
         work.noted = None
         if records:
-            try:
-                if work.lazy:
-                    await ledger.note(*records)
-                else:
-                    if book.questions:
-                        records = await book.last(records)
-                    await ledger.record(records)
-                book.done[work.name, work.key] = records[-1]
-            except BaseException as error:  # noqa: BLE001 - raised there
-                await book.not_written(records, records[:-1], error, outer)
+            await book.write(records, records[:-1], outer, lazy=work.lazy)
     finally:
-        # As book.step_left() and restore() have it, for the one place that each step goes through.
-        book.running -= 1
-        if book.at_rest is not None and not book.running:
-            book.at_rest()
-        try:  # noqa: SIM105 - suppress() takes as long as the rest
-            FRAME.reset(token)
-        except ValueError:
-            pass
+        book.step_left()
+        restore(FRAME, token)
     return handed
 
 

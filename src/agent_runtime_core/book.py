@@ -152,15 +152,20 @@ class Book(Recorded):
         for record in reversed(records):
             self.deferred.setdefault(record.key, []).insert(0, record)
 
-    async def write(self, records: Sequence[Record], waited: Sequence[Record], outer: Frame | None) -> None:
+    async def write(
+        self, records: Sequence[Record], waited: Sequence[Record], outer: Frame | None, *, lazy: bool = False
+    ) -> None:
         """Append these ends of steps in the step `outer`, of which some had `waited` for a checkpoint.
 
-        `attempts` has the same in place: it costs each step less.
+        With `lazy` they may be written with the next record.
         """
         try:
-            if self.questions:
-                records = await self.last(records)
-            await self.ledger.record(records)
+            if lazy:
+                await self.ledger.note(*records)
+            else:
+                if self.questions:
+                    records = await self.last(records)
+                await self.ledger.record(records)
         except BaseException as error:  # noqa: BLE001 - raised there
             await self.not_written(records, waited, error, outer)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from typing import cast
@@ -28,7 +29,7 @@ class Notes:
         self.linger: float = linger
         self._state = state
         self._notes: list[Op] = []
-        self._lingers = False  # whether an alarm is set for the notes
+        self._timer: asyncio.TimerHandle | None = None  # writes the notes by themselves
         self._seq = 0  # the place of the next record
 
     def next_seq(self) -> int:
@@ -42,14 +43,13 @@ class Notes:
 
     def _linger(self, ops: Sequence[Op]) -> None:
         self._notes += ops
-        if not self._lingers:
-            self._lingers = True
-            self.clock.alarms.set(self, self.linger, self._flush)
+        if self._timer is None:
+            self._timer = self.clock.call_later(self.linger, self._flush)
 
     def _flush(self) -> None:
-        if self._lingers:
-            self._lingers = False
-            self.clock.alarms.drop(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._notes:
             notes, self._notes = self._notes, []
             with contextlib.suppress(StorageClosed):

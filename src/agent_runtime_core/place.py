@@ -103,8 +103,7 @@ class Place:
     away: bool = False  # it uses no slot of its worker
     waited: float = 0.0  # seconds spent waiting in place
     waiting_since: float | None = None
-    _awake: bool = False
-    _waker: asyncio.Future[None] | None = None
+    _notified: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_here(self) -> bool:
@@ -142,13 +141,9 @@ class Place:
 
     def wake(self) -> None:
         """Have the runner look at its task."""
-        self._awake = True
-        if self._waker is not None and not self._waker.done():
-            self._waker.set_result(None)
+        self._notified.set()
 
     async def woken(self) -> None:
         """Wait for the next `wake`, or one since the last time."""
-        if not self._awake:
-            self._waker = asyncio.get_running_loop().create_future()
-            await self._waker
-        self._awake = False
+        await self._notified.wait()
+        self._notified.clear()

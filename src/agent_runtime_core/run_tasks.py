@@ -15,7 +15,7 @@ from contextvars import Context
 from types import CoroutineType, FrameType
 from typing import Any, Final, Protocol, TypeVar, cast
 
-from ._alarms import Alarms
+from ._clock import Clock
 from ._contexts import RUN, Run
 
 FIRST_PAUSE: Final = 0.02  # seconds until a run that works and has open waits is scanned again; doubles each time
@@ -197,9 +197,10 @@ class Watched(Protocol):
 class Monitor:
     """Scans the tasks of one event loop for all runs with open waits at once."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, alarms: Alarms) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
-        self._alarms = alarms
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
         self._runs: dict[Watched, None] = {}
         self._next: asyncio.Handle | None = None
         self._rests_until = 0.0
@@ -227,7 +228,8 @@ class Monitor:
 
     def _scan(self) -> None:
         self._next = None
-        self._alarms.drop(self)
+        if self._timer is not None:
+            self._timer.cancel()
         self._runs = {run: None for run in self._runs if run.is_open}
         runs = [run for run in self._runs if run.may_rest()]
         if not runs:
@@ -238,5 +240,5 @@ class Monitor:
         ended = self._loop.time()
         self._rests_until = ended + SHARE * (ended - began)
         if not all(decided):
-            self._alarms.set(self, self._pause, self._again)
+            self._timer = self._clock.call_later(self._pause, self._again)
             self._pause = min(2 * self._pause, LONGEST_PAUSE)

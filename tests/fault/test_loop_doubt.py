@@ -112,9 +112,9 @@ class Dying:
         ledger = frame.book.ledger
         if self.lose and ledger.linger:
             ledger.linger = 60.0
-            if ledger._lingers:  # for the start of this call, which would take its end along
-                ledger._lingers = False
-                ledger.clock.alarms.drop(ledger)
+            if ledger._timer is not None:  # for the start of this call, which would take its end along
+                ledger._timer.cancel()
+                ledger._timer = None
 
     async def maybe_hang(self, what: str) -> None:
         if what != self.hang or self.hung:
@@ -126,7 +126,8 @@ class Dying:
         self.ledger = ledger
         if self.lose:
             ledger._notes.clear()
-            ledger.clock.alarms.drop(ledger)
+            if ledger._timer is not None:
+                ledger._timer.cancel()
         await asyncio.get_running_loop().create_future()
 
 

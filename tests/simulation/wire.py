@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core._alarms import Alarms
 from agent_runtime_core._clock import Clock
 from agent_runtime_core._engines.base import Concern, Op
 from agent_runtime_core._engines.requests import Request, settle
@@ -40,10 +40,13 @@ class SimClock(Clock):
 
     def __init__(self, loop: SimLoop, seed: int, skew: float, booted: float = 0.0) -> None:
         super().__init__(seed)
-        self.alarms = Alarms(copy_context())  # all hosts share one loop: what wakes is known by its context
+        self._context = copy_context()  # all hosts share one loop: the host of a callback is known by its context
         self.skew = skew
         self.booted = booted
         self._loop = loop
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, callback, context=self._context)
 
     def wall(self) -> float:
         return EPOCH + self.skew + self._loop.now

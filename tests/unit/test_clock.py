@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
+from contextvars import ContextVar
 from functools import partial
 
 import pytest
@@ -33,3 +35,17 @@ if pid:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert len(set(done.stdout.split())) == 2
+
+
+async def test_a_timer_calls_in_an_empty_context_unless_it_is_cancelled() -> None:
+    name: ContextVar[str] = ContextVar("name", default="nobody")
+    name.set("the caller")
+    called: list[str] = []
+    done = asyncio.Event()
+    clock = Clock()
+    clock.call_later(0.001, lambda: called.append("cancelled")).cancel()
+    clock.call_later(0.002, lambda: called.append(name.get()))
+    clock.call_later(0.003, done.set)
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert called == ["nobody"]

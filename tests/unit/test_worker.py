@@ -1214,7 +1214,9 @@ async def test_a_claim_that_ends_leaves_a_later_one_of_its_run_in_the_heart() ->
 
     def held(claim: str) -> Held:
         loop = asyncio.get_running_loop()
-        return Held(row.changed(claim_id=claim), Place(), loop, float("inf"), nothing, nothing, nothing, 0.0)
+        return Held(
+            row.changed(claim_id=claim), Place(), loop, float("inf"), nothing, nothing, nothing, 0.0, row.mail_seq
+        )
 
     heart.hold(held("old"))
     heart.hold(held("new"))
@@ -1334,7 +1336,7 @@ async def test_a_watcher_counts_its_claims_while_another_thread_takes_one() -> N
         @loop.setter
         def loop(self, loop: asyncio.AbstractEventLoop) -> None: ...
 
-    heart.hold(Seen(row, Place(), here, float("inf"), nothing, nothing, nothing, 0.0))
+    heart.hold(Seen(row, Place(), here, float("inf"), nothing, nothing, nothing, 0.0, 0))
     alone.clear()
     await soon(lambda: bool(alone))
     assert all(alone)

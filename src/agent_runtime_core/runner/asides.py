@@ -105,13 +105,12 @@ class Asides(Claimed):
 
     async def _wait(self, _: object, seconds: float) -> None:
         """Wait until the run wakes its runner, at most so many seconds."""
-        # One future and one alarm: asyncio.wait would cost a run more than all else here.
-        alarms, place = self.clock.alarms, self.place
-        alarms.set(self, max(seconds, SHORTEST), place.wake)
+        # One future and one timer: asyncio.wait would cost a run more than all else here.
+        timer = self.clock.call_later(max(seconds, SHORTEST), self.place.wake)
         try:
-            await place.woken()
+            await self.place.woken()
         finally:
-            alarms.drop(self)
+            timer.cancel()
 
     async def _asked(self, name: str, ctx: Context, *args: Any, within: bool = True) -> Any:
         """What a hook of the agent answers, None where it has none of its own or that fails; Cut."""

@@ -88,7 +88,7 @@ class Claimed:
             ends = float("inf")  # waiting in place does not count, and the watch on time is the loop's
         loop = asyncio.get_running_loop()
         lose = partial(self._lose, row.claim_id)
-        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, lose, self._beaten, now))
+        self.heart.hold(Held(row, self.place, loop, ends, self._cancel, lose, self._beaten, now, row.mail_seq))
 
     def _cancel(self) -> None:
         place = self.place

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .._contexts import start_helper
@@ -23,24 +24,19 @@ LOOP_STALL = 60.0  # seconds without a tick of its loop after which a run is no 
 NEWS_EVERY = 0.1  # seconds between looks where the queue cannot ring
 
 
+@dataclass(eq=False, repr=False)
 class Held:
     """A claim this process holds."""
 
-    __slots__ = ("cancel", "ends", "loop", "lose", "place", "row", "seen", "tell", "told")
-
-    def __init__(
-        self, row: RunRow, place: Place, loop: asyncio.AbstractEventLoop, ends: float,
-        cancel: Callable[[], None], lose: Callable[[], None], tell: Callable[[], None], now: float,
-    ) -> None:  # fmt: skip
-        self.row: RunRow = row
-        self.place: Place = place
-        self.loop: asyncio.AbstractEventLoop = loop
-        self.ends: float = ends
-        self.cancel: Callable[[], None] = cancel
-        self.lose: Callable[[], None] = lose
-        self.tell: Callable[[], None] = tell  # how its log hears of a beat
-        self.told: float = now  # when it last did
-        self.seen: int = row.mail_seq
+    row: RunRow
+    place: Place
+    loop: asyncio.AbstractEventLoop
+    ends: float
+    cancel: Callable[[], None]
+    lose: Callable[[], None]
+    tell: Callable[[], None]  # adds a heartbeat to the log of the run
+    told: float  # when that last happened
+    seen: int  # number of the last message that is known
 
 
 class Heart:

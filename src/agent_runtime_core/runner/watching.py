@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextvars import Context
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 
-from .._contexts import outside_run, start_soon
+from .._contexts import start_helper, start_soon
 from .._core.per_loop import PerLoop, call_in_loop
 from ..errors import StorageBusy, StorageClosed
 from ..events.base import Event, EventBus
@@ -29,7 +29,7 @@ class Watch:
 
     def __init__(self, queue: RunQueue) -> None:
         self._queue = queue
-        self._in: PerLoop[_Waits] = PerLoop(partial(_Waits, queue), _Waits.rest)
+        self._in: PerLoop[_LoopWatcher] = PerLoop(partial(_LoopWatcher, queue), _LoopWatcher.stop_listening)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -46,7 +46,7 @@ class Watch:
         row = await self._queue.must_get(run_id)
         return None if row.status in LIVE else row
 
-    def _here(self) -> _Waits:
+    def _here(self) -> _LoopWatcher:
         with self._lock:
             if self._closed:
                 raise closed()
@@ -64,112 +64,89 @@ def closed() -> StorageClosed:
     return StorageClosed("this runner was closed: make another one")
 
 
-class _Waits:
-    """The runs that are waited for in one event loop: one bell, one timer and one look at a time for all of them."""
+class _LoopWatcher:
+    """The runs that are awaited in one event loop, with one listener and one task that reads for all of them."""
 
     def __init__(self, queue: RunQueue, loop: asyncio.AbstractEventLoop) -> None:
         self._queue, self._loop = queue, loop
         self._waiting: dict[str, set[_End]] = {}
-        self._due: set[str] = set()
-        self._looking: asyncio.Task[None] | None = None
-        self._at_all = False  # whether the look that is due, or under way, is at all of them
-        self._rung = False
-        self._rested = self._poll = 0.0  # when the next look at all of them may be, and when it has to be
-        self._timer: asyncio.TimerHandle | None = None
+        self._new: set[str] = set()  # of them, those that were not read yet
+        self._notified = False  # whether a run has ended since all of them were read
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] | None = None
-        self._context: Context | None = None  # what is done for all of them is not done in that of who rings
 
     def add(self, run_id: str) -> _End:
-        """What is told of the end of that run, which is looked at now, and whenever the bell rings."""
+        """Return a future for the end of that run, which is read now, and each time a run ends."""
         if not self._waiting:
-            self._rung, self._context = False, outside_run()
-            self._stop_listening = self._queue.listen("done", self._ring)
-            self._poll = self._loop.time() + LOOK_EVERY
+            self._stop_listening = self._queue.listen("done", self._notify)
         end: _End = self._loop.create_future()
         self._waiting.setdefault(run_id, set()).add(end)
-        self._look((run_id,))
-        self._set_timer()
+        self._new.add(run_id)
+        self._wake()
         return end
 
     def drop(self, run_id: str, end: _End) -> None:
         ends = self._waiting.get(run_id, set())
         ends.discard(end)
-        if not ends and self._waiting.pop(run_id, None) is not None and not self._waiting:
-            self.rest()
+        if not ends and self._waiting.pop(run_id, None) is not None:
+            self._rest()
 
     def give_up(self) -> None:
         for run_id in tuple(self._waiting):
             self._tell(run_id, closed())
 
-    def rest(self) -> None:
-        """Nobody waits any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+    def stop_listening(self) -> None:
         if self._stop_listening is not None:
             self._stop_listening()
-        self._timer = self._stop_listening = self._context = None
+        self._stop_listening = None
 
-    # -- when to look
+    def _rest(self) -> None:
+        if not self._waiting:
+            self.stop_listening()
+            if not self._loop.is_closed():  # else a wait was collected after its loop was closed
+                self._changed.set()
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         """Some run has ended; called from any thread."""
-        if not self._rung:
-            self._rung = True
-            call_in_loop(self._loop, self._heard, context=self._context)
+        if not self._notified:
+            self._notified = True
+            call_in_loop(self._loop, self._wake)
 
-    def _heard(self) -> None:
-        if self._waiting and self._rung and not self._at_all and self._loop.time() >= self._rested:
-            self._look_at_all()
-        else:
-            self._set_timer()
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = start_helper(self._follow(), "agent-runtime-ends")
+            self._task.add_done_callback(self._followed)
 
-    def _set_timer(self) -> None:
-        if not self._waiting or self._at_all:
-            return  # it is set when that look is over
-        at = self._rested if self._rung else self._poll
-        if self._timer is not None:
-            if self._timer.when() == at:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look_at_all, context=self._context)
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # by code that cancels all tasks of the loop, and continues
+            self._loop.call_later(LOOK_EVERY, self._wake)
 
-    def _look_at_all(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        # What rings from now on may be behind what is read.
-        self._timer, self._rung, self._at_all = None, False, True
-        self._look(self._waiting)
+    async def _follow(self) -> None:
+        """Read new runs at once, and all runs after one has ended, or after `LOOK_EVERY`, until no run is awaited."""
+        time = self._loop.time
+        earliest, latest = 0.0, time() + LOOK_EVERY  # of the next read of all of them
+        while self._waiting:
+            self._changed.clear()
+            new, self._new = self._new, set()
+            began = time()
+            if began >= (earliest if self._notified else latest):
+                self._notified = False  # a run that ends from now on may be missing in what is read
+                count = len(self._waiting)
+                await self._read_all(tuple(self._waiting))
+                pause = max(PAUSE, min(PATIENCE * (time() - began), EACH * count)) if count > 1 else 0.0
+                earliest, latest = time() + min(pause, LOOK_EVERY), time() + LOOK_EVERY
+            elif new:
+                await self._read_all([run_id for run_id in new if run_id in self._waiting])
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(earliest if self._notified else latest):
+                        await self._changed.wait()
 
-    def _look(self, run_ids: Iterable[str]) -> None:
-        self._due.update(run_ids)
-        if self._due and (self._looking is None or self._looking.done()):
-            looking = self._look_on()
-            self._looking = start_soon(looking, name="agent-runtime-ends", context=self._context)
-            self._looking.add_done_callback(self._looked)
-
-    def _looked(self, looking: asyncio.Task[None]) -> None:
-        if looking is self._looking and looking.cancelled():  # by whoever cancels all tasks there are, and goes on
-            self._at_all, self._poll = False, self._loop.time() + LOOK_EVERY
-            self._set_timer()
-
-    # -- looking
-
-    async def _look_on(self) -> None:
-        while self._due:
-            await self._look_once()
-
-    async def _look_once(self) -> None:
-        at_all, began = self._at_all, self._loop.time()
-        due = [run_id for run_id in self._due if run_id in self._waiting]
-        self._due.clear()
-        for start in range(0, len(due), AT_ONCE):
-            await self._read(due[start : start + AT_ONCE])
-        if at_all:
-            now = self._loop.time()
-            pause = max(PAUSE, min(PATIENCE * (now - began), EACH * len(due))) if len(due) > 1 else 0.0
-            self._rested, self._poll = now + min(pause, LOOK_EVERY), now + LOOK_EVERY
-            self._at_all = False
-            self._set_timer()
+    async def _read_all(self, run_ids: Sequence[str]) -> None:
+        for start in range(0, len(run_ids), AT_ONCE):
+            await self._read(run_ids[start : start + AT_ONCE])
 
     async def _read(self, run_ids: Sequence[str]) -> None:
         if len(run_ids) == 1:
@@ -205,8 +182,7 @@ class _Waits:
                 end.exception()  # who waited for it may be gone
             else:
                 end.set_result(what)
-        if not self._waiting:
-            self.rest()
+        self._rest()
 
 
 async def events_until_ended(watch: Watch, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
