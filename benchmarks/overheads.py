@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import socket
@@ -18,6 +19,7 @@ from uuid import uuid4
 
 from agent_runtime_core._json import decode, encode
 from agent_runtime_core.backends import open_url
+from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.events import EventBus
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.steps import Step, StepExecutor
@@ -26,6 +28,7 @@ from agent_runtime_core.tracing import NoopTraceSink, Tracer
 from .floor import Line, Size, in_turns, percentile
 
 CODEC = 2.0  # times what the json module takes
+REFUSED = 300.0  # milliseconds
 CONCURRENT = 2.5  # times what the same lists take one after the other
 TRACED = 1000.0  # microseconds of a run for one trace event
 CLOSING = 3.0  # seconds for traces that cannot be delivered
@@ -98,6 +101,24 @@ def _codec(size: Size) -> Iterator[Line]:
         times = size.of(full, full // 10)
         mine, bare = in_turns(size.rounds(21), _cpu(ours, times), _cpu(floor, times))
         yield Line(name, mine / times * 1e6, "µs", bare / times * 1e6, most=CODEC)
+
+
+def _refusals(size: Size) -> Iterator[Line]:
+    """Values that are too large or too deep, which a caller should not wait for."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    values = {"deep": deep, "a shared string": ["x" * 1_000_000] * 100, "many digits": [10**4000] * 100_000}
+    for name, value in values.items():
+        took = []
+        for _ in range(size.rounds(5)):
+            since = time.process_time()
+            with contextlib.suppress(UnserialisableResult):
+                encode(value)
+            took.append(time.process_time() - since)
+        yield Line(f"refuse a value, {name}", max(statistics.median(took) * 1e3, 1e-3), "ms", most=REFUSED)
+    while deep:  # the interpreter would free it by recursion
+        deep = deep.pop()
 
 
 def _lists(size: Size) -> Iterator[Line]:
@@ -227,5 +248,5 @@ def _cancels(size: Size) -> Iterator[Line]:
 
 
 def rows(size: Size) -> Iterator[Line]:
-    for part in (_codec, _lists, _traces, _followers, _cancels):
+    for part in (_codec, _refusals, _lists, _traces, _followers, _cancels):
         yield from part(size)

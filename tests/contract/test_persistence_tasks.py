@@ -12,10 +12,9 @@ from agent_runtime_core.testing.contracts.persistence.tasks import (
     Case,
     Make,
     check,
-    claims_are_not_supported,
 )
 from tests.contract.persistence.stores import SHARED, maker
-from tests.contract.persistence.tasks import BUILT_IN
+from tests.contract.persistence.tasks import BUILT_IN, claims_are_not_supported
 from tests.contract.third_party.plain_records import DEFECTS, PlainTasks
 
 

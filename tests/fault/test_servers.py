@@ -136,9 +136,7 @@ def test_that_other_test_left_nothing_under_this_prefix(redis_server: RedisServe
 
 
 def test_a_cluster_takes_writes_where_the_slot_is() -> None:
-    began = time.monotonic()
     with RedisCluster() as cluster:
-        assert time.monotonic() - began < 10
         assert len(set(cluster.urls)) == 3
         homes = set()
         for tag in "abcdefghijkl":

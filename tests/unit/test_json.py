@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -237,11 +236,6 @@ def test_the_value_itself_is_left_as_it_was() -> None:
 
 # --- refusals
 
-# A tracer, as of coverage, costs more than what it traces.
-TRACED = sys.gettrace() is not None
-# At one depth in a hundred a call crosses CPython's stack chunks, and 10 ms become 100.
-SOON = 0.3 if not TRACED else 5.0
-
 
 class Text(str):
     __slots__ = ()
@@ -423,14 +417,8 @@ def _bomb(leaf: object) -> object:
     ],
     ids=["depth", "shared text", "text", "keys", "bytes", "digits", "bomb"],
 )
-def test_hostile_values_are_refused_soon(make: Callable[[], object]) -> None:
-    value = make()
-    taken = []
-    for _ in range(3):
-        start = time.process_time()
-        refused(value)
-        taken.append(time.process_time() - start)
-    assert min(taken) < SOON
+def test_hostile_values_are_refused(make: Callable[[], object]) -> None:
+    refused(make())
 
 
 @pytest.mark.parametrize(
@@ -448,10 +436,8 @@ def test_hostile_values_are_refused_soon(make: Callable[[], object]) -> None:
     ids=lambda text: ascii(text[:30]),
 )  # fmt: skip
 def test_text_that_was_not_written_here_is_refused(text: str) -> None:
-    start = time.process_time()
     with pytest.raises(UnserialisableResult) as caught:
         decode(text)
-    assert time.process_time() - start < SOON
     assert caught.value.path.startswith("$")
     assert len(str(caught.value)) < 400
 

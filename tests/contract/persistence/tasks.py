@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from agent_runtime_core.errors import InvalidArgument, TaskNotHeld, UnserialisableResult
+from agent_runtime_core.errors import InvalidArgument, NotSupported, TaskNotHeld, UnserialisableResult
 from agent_runtime_core.persistence.base.tasks import TaskStore
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState, new_id
 from agent_runtime_core.testing.clock import START, VirtualClock
@@ -480,3 +480,25 @@ async def a_superseded_claim_writes_nothing(make: Make) -> None:
             "delete": lambda: store.delete(task_list.id),
         }
         await fenced(store.documents(Scope.PROJECT).commits, writes, state)
+
+
+async def claims_are_not_supported(make: Make) -> None:
+    """For a store that writes only the abstract methods: not among BUILT_IN."""
+    async with opened(make) as store:
+        task_list = await stored(store, Task(name="a"))
+        task = task_list.tasks[0]
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "update": lambda: store.update(task.id, state=TaskState.COMPLETE),
+            "update of another field": lambda: store.update(task.id, task_list_id=task_list.id, priority=1),
+            "ready": store.ready,
+            "claim": lambda: store.claim("w"),
+            "renew": lambda: store.renew(task, "w", lease_seconds=1),
+            "checkpoint": lambda: store.checkpoint(task, "w"),
+            "complete": lambda: store.complete(task, "w"),
+            "fail": lambda: store.fail(task, "w"),
+            "release": lambda: store.release(task, "w"),
+        }
+        for name, call in calls.items():
+            with refused(NotSupported, name):
+                await call()
+        same(await store.get(task_list.id), task_list, "the list after that")

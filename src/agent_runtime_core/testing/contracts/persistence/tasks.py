@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from ....errors import InvalidArgument, NotSupported
+from ....errors import InvalidArgument
 from ....persistence.base.tasks import TaskStore
 from ....persistence.models import Scope, Task, TaskList, TaskState, new_id
 from ..checks import Cases, refused, same
@@ -230,25 +230,3 @@ async def a_task_is_stored_and_found_alone_in_its_list(make: Make) -> None:
         same(await store.find_task(other.id, first.id), None, "a task in another list than its own")
         same(await store.find_task(given.id, UNKNOWN), None, "an unknown task")
         same(await store.find_task(UNKNOWN, first.id), None, "a task in an unknown list")
-
-
-async def claims_are_not_supported(make: Make) -> None:
-    """What a store of one's own says that brings no more than it has to."""
-    async with opened(make) as store:
-        task_list = await stored(store, Task(name="a"))
-        task = task_list.tasks[0]
-        calls: dict[str, Callable[[], Awaitable[Any]]] = {
-            "update": lambda: store.update(task.id, state=TaskState.COMPLETE),
-            "update of another field": lambda: store.update(task.id, task_list_id=task_list.id, priority=1),
-            "ready": store.ready,
-            "claim": lambda: store.claim("w"),
-            "renew": lambda: store.renew(task, "w", lease_seconds=1),
-            "checkpoint": lambda: store.checkpoint(task, "w"),
-            "complete": lambda: store.complete(task, "w"),
-            "fail": lambda: store.fail(task, "w"),
-            "release": lambda: store.release(task, "w"),
-        }
-        for name, call in calls.items():
-            with refused(NotSupported, name):
-                await call()
-        same(await store.get(task_list.id), task_list, "the list after that")
