@@ -358,10 +358,7 @@ class Mailbox:
 
     def _how(self, status: str, reason: str) -> Settle:
         row = self._row
-        return Settle(
-            row.claim_id, status, self._clock.wall(), parked=1, reason=reason,
-            failures=row.failures, crashes=row.crashes, stalls=row.stalls, mark=row.mark,
-        )  # fmt: skip
+        return self._ledger.queue.keep(row, row.claim_id)._replace(status=status, parked=1, reason=reason)
 
     async def _seal(self, how: Settle) -> None:
         self._writing += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Final
 
 from ._contexts import queued
@@ -16,19 +17,17 @@ from .pen import Pen
 Identity = tuple[str, str]  # (name, key)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Frame:
     """The step that code is running in."""
 
-    __slots__ = ("attempt", "book", "counts", "emitted", "key", "name", "outer")
-
-    def __init__(self, book: Uses, name: str, key: str, attempt: int, outer: Frame | None = None) -> None:
-        self.outer: Frame | None = outer
-        self.book: Uses = book
-        self.name: str = name
-        self.key: str = key
-        self.attempt: int = attempt
-        self.emitted: int = 0
-        self.counts: dict[tuple[str, str], int] | None = None  # uses of a name inside this step
+    book: Uses
+    name: str
+    key: str
+    attempt: int
+    outer: Frame | None = None
+    emitted: int = 0
+    counts: dict[tuple[str, str], int] | None = None  # uses of a name inside this step
 
     @property
     def step_id(self) -> str:

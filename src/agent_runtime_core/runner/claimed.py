@@ -121,8 +121,7 @@ class Claimed:
     async def _keep(self, **changes: Any) -> None:
         """Change counters of the row under this claim."""
         before = self.row
-        how = self.backends.queue.keep(before, before.claim_id)
-        how = how._replace(**{"status": "running", "error": before.error, **changes})
+        how = self._settle("running", **{"stalls": before.stalls, **changes})
         row: RunRow = (await self.ledger.settle(how))[0]
         # The deadline of an `execute` applies to this call only; the stored row has its own.
         self.row = row.changed(parked=before.parked, reason=before.reason, deadline=before.deadline)
@@ -159,18 +158,15 @@ class Claimed:
 
     # -- left to others
 
-    def _settle(
-        self, status: str, *, stalls: int = 0, reason: str = "", due_at: float = 0.0, parked: int = 0
-    ) -> Settle:
+    def _settle(self, status: str, *, stalls: int = 0, **changes: Any) -> Settle:
         row = self.row
-        # Of an end that was told to the queue alone, nothing is in the journal; that this one is, its mark tells.
-        mark = row.mark if status in LIVE else max(row.mark, 0)
-        # Why the last attempt failed or was deferred, and for how long, must survive a release of the claim.
-        error = row.error if status in LIVE else None
-        return Settle(
-            row.claim_id, status, self.clock.wall(), due_at, parked, reason, row.failures, row.crashes, stalls, mark,
-            error=error,
-        )  # fmt: skip
+        if status in LIVE:
+            # Why the last attempt failed or was deferred, and for how long, must survive a release of the claim.
+            changes = {"error": row.error, **changes}
+        else:
+            # Of an end that was told to the queue alone, nothing is in the journal; that this one is, its mark tells.
+            changes["mark"] = max(row.mark, 0)
+        return self.backends.queue.keep(row, row.claim_id)._replace(status=status, stalls=stalls, **changes)
 
     async def _leave(self, how: Settle) -> None:
         self.leaving = True

@@ -245,7 +245,7 @@ class Drive(Ends):
         if self.lost or self.place.parked:
             return None
         if not on_time:
-            return await self._not_on_time(ctx)
+            return await self._out_of_time(ctx)
         if task.cancelled():
             return await self._stopped(ctx)
         error = task.exception()
@@ -288,14 +288,6 @@ class Drive(Ends):
             return result
         finally:
             self.place.wake()  # a turn of the loop before the callbacks of the task
-
-    async def _not_on_time(self, ctx: Context) -> RunResult | None:
-        if self.place.cancelled:
-            return await self._cancelled(ctx)
-        if self.handing_back:
-            await self._give_back()
-            return None
-        return await self._timed_out(ctx)
 
     async def _clear(self, task: asyncio.Task[Any]) -> None:
         """End all tasks of a run that goes no further here, so that their `finally` blocks run on this loop.

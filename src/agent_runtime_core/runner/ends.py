@@ -106,11 +106,8 @@ class Ends(Asides):
 
     async def _stopped(self, ctx: Context) -> Outcome:
         """The task was cancelled, by one of us or by the agent's own code."""
-        if self.place.cancelled:
-            return await self._cancelled(ctx)
-        if self.handing_back:
-            await self._give_back()
-            return None
+        if self._is_leaving:
+            return await self._out_of_time(ctx)
         error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
         return await self._failed(used(ctx), error)
 
@@ -214,15 +211,7 @@ class Ends(Asides):
         after = after if after < at_most else seconds
         log.info("%s deferred for %.3g s: %s", self._what, after, kind)
         info = ErrorInfo(kind, cause, details={_DEFERRED: limit - left + after})
-        text, stalls = encode(error_payload(recordable(info))), self.row.stalls
-        if self.inline:
-            await self._renew(stalls=stalls, error=text)
-            await self._pause(after)
-            self._see(parked=1, reason=kind)
-            return Again()
-        how = self._settle("pending", due_at=self.clock.wall() + after, parked=1, stalls=stalls, reason=kind)
-        await self._leave(how._replace(error=text))
-        return None
+        return await self._again(after, recordable(info), stalls=self.row.stalls, parked=1, reason=kind)
 
     async def _failed(self, result: RunResult, error: ErrorInfo) -> Outcome:
         error = recordable(error)
@@ -235,16 +224,23 @@ class Ends(Asides):
                 return await self._end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
         delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
         log.info("attempt %d of %s failed: %s, next attempt in %.3g s", self.row.attempt, self._what, error.type, delay)
+        return await self._again(delay, error, stalls=0, failures=self.row.failures + 1)
+
+    async def _again(
+        self, seconds: float, error: ErrorInfo, *, parked: int = 0, reason: str = "", **counters: int
+    ) -> Again | None:
+        """Make another attempt after so many seconds, here or by the queue; a `parked` run resumes in it."""
         text = encode(error_payload(error))
         if self.inline:
-            await self._renew(failures=self.row.failures + 1, stalls=0, error=text)
-            self._next_attempt()
-            await self._pause(delay)
+            await self._renew(error=text, **counters)
+            if parked:
+                self._see(parked=parked, reason=reason)
+            else:
+                self._next_attempt()
+            await self._pause(seconds)
             return Again()
-        how = self._settle("pending")._replace(
-            due_at=self.clock.wall() + delay if delay else 0.0, failures=self.row.failures + 1, error=text
-        )
-        await self._leave(how)
+        due_at = self.clock.wall() + seconds if seconds else 0.0
+        await self._leave(self._settle("pending", error=text, due_at=due_at, parked=parked, reason=reason, **counters))
         return None
 
     async def _pause(self, seconds: float) -> None:

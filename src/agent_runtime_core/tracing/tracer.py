@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import inspect
 import logging
 import os
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from .._clock import SYSTEM, Clock
+from .._core.per_loop import call_in_loop
 from ..interfaces import TraceSink
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -150,8 +150,7 @@ class Tracer:
 
     def _ring(self) -> None:
         if self._loop is not None and self._bell is not None:
-            with contextlib.suppress(RuntimeError):  # closed between the two
-                self._loop.call_soon_threadsafe(self._bell.set)
+            call_in_loop(self._loop, self._bell.set)
 
     # -- in the sinks' thread
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from .._clock import Clock
 from .._contexts import restore
+from .._core.per_loop import PerLoop
 from .._core.settings import POSITIVE
 from ..config import get_config
 from ..context import Context
@@ -89,11 +88,10 @@ class StepProcessor:
         self.stream: bool = stream
         self.breakers: Breakers = breakers or Breakers(clock)
         self._clock = clock
-        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, Slots] = WeakKeyDictionary()
+        self._slots: PerLoop[Slots] = PerLoop(lambda loop: Slots())
 
     def _slot(self) -> contextlib.AbstractAsyncContextManager[None]:
-        slots = self._slots.setdefault(asyncio.get_running_loop(), Slots())
-        return slots.taken(lambda: self.max_in_flight)
+        return self._slots.here().taken(lambda: self.max_in_flight)
 
     # -- steps
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from .._contexts import start_helper
+from .._core.per_loop import call_in_loop
 from ..errors import InvalidArgument, brief
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
@@ -88,8 +89,7 @@ class _Subscriber(Generic[T]):
                 self._failed()
             return
         self._waiting.append(event)
-        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody is there to be told
-            self._loop.call_soon_threadsafe(self._begin)
+        call_in_loop(self._loop, self._begin)
 
     def _begin(self) -> None:
         if self._task is None or self._task.done():
