@@ -17,11 +17,11 @@ from importlib.util import find_spec
 from typing import Any
 from uuid import uuid4
 
-from agent_runtime_core._json import decode, encode
-from agent_runtime_core.backends import open_url
+from agent_runtime_core._core.codec.json import decode, encode
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.events import EventBus
 from agent_runtime_core.runner import AgentRunner, open_run
+from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.tracing import NoopTraceSink, Tracer
 

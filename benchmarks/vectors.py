@@ -17,8 +17,8 @@ from typing import Any
 from agent_runtime_core.persistence import vectors
 from agent_runtime_core.persistence.backends.sqlite import SQLiteHome
 from agent_runtime_core.persistence.document_stores.knowledge import StoredKnowledge
-from agent_runtime_core.persistence.index import Index
 from agent_runtime_core.persistence.models import Embedding
+from agent_runtime_core.persistence.vector_index import Index
 
 from .floor import Line, Size
 

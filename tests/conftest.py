@@ -126,8 +126,10 @@ def redis_url(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> str
     """That server, with a prefix for this test alone, so that it sees no key of another; here it is never taken for one
     that is away, though its machine may give it no time for some seconds."""
     if find_spec("redis"):
-        monkeypatch.setattr(importlib.import_module("agent_runtime_core._engines.redis_line"), "ANSWER", STANDSTILL)
-        monkeypatch.setattr(importlib.import_module("agent_runtime_core._engines.redis"), "PATIENCE", STANDSTILL)
+        monkeypatch.setattr(
+            importlib.import_module("agent_runtime_core._engines.redis.connection"), "ANSWER", STANDSTILL
+        )
+        monkeypatch.setattr(importlib.import_module("agent_runtime_core._engines.redis.engine"), "PATIENCE", STANDSTILL)
     return f"{redis_server.url}?prefix=t{next(_PREFIXES)}"
 
 

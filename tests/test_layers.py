@@ -1,97 +1,254 @@
-"""Imports in the library run strictly downward, name module files, and stand at the top of their module."""
+"""Imports run in one direction, name module files, and stand at the top of their module.
+
+Two tables say which way: `LAYERS` for the top of the package, `ROWS` for the modules inside each package. Imports for
+type checkers count. A reader therefore never has to follow a circle.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = "agent_runtime_core"
-SOURCE = Path(__file__).parents[1] / "src" / ROOT
+REPOSITORY = Path(__file__).parents[1]
+SOURCE = REPOSITORY / "src" / ROOT
 
-# Bottom first. A unit (a module, a package with all in it, or the part `_core.codec`) imports only units listed before
-# its own row; two units of one row are siblings and never import each other.
-LAYERS: list[set[str]] = [
-    {"errors", "_contexts"},
-    {"_core"},
-    {"_clock"},
-    {"_refusals", "_load"},
-    {"_core"},
-    {"_tags"},
-    {"_json", "_ids", "portal"},
-    {"_core.codec"},
-    {"status", "retry", "event_types", "config", "schema", "limits", "run_tasks"},
-    {"tools", "policy"},
-    {"interfaces"},
-    {"_engines"},
-    {"journal"},
-    {"queue", "events", "state", "persistence", "llm", "tracing", "notes"},
-    {"ledger", "outcome", "failures"},
-    {"pen", "place"},
-    {"uses"},
-    {"spent", "callees"},
-    {"recorded"},
-    {"book"},
-    {"effects"},
-    {"attempts", "mailbox"},
-    {"waits", "imperative"},
-    {"steps", "context"},
-    {"outputs", "keyed"},
-    {"loop", "planning"},
-    {"agents"},
-    {"registry", "backends"},
-    {"runner"},
-    {"orchestrator", "turns"},
-    {"testing", "cli"},
-    {"__main__"},
-    {"__init__"},
+# Bottom first. A unit is a top-level module, or a package with all in it. It imports only units of rows before its own.
+LAYERS: list[str] = [
+    "errors",
+    "_core status",
+    "_engines tools config limits portal retry schema",
+    "_journal interfaces queue",
+    "events state persistence llm tracing registry",
+    "_execution",
+    "runner steps loop",
+    "agents planning testing",
+    "orchestrator turns",
+    "cli",
+    "__main__ __init__",
 ]
-LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
-MAY_IMPORT_PACKAGES = {"__init__", "testing", "backends", "agents"}
-LOADER = "_load"
+
+# The same for the modules of a package, by their names below it. A subpackage is one unit here.
+ROWS: dict[str, list[str]] = {
+    "_core": [
+        "clock context_vars event_types json_schema lazy_import per_loop threads validation",
+        "codec ids run_tasks settings timeouts",
+        "arguments",
+    ],
+    "_core.codec": [
+        "tagged type_hints",
+        "json",
+        "typed",
+    ],
+    "_engines": [
+        "base notifier os_errors",
+        "commit_request memory shared_engine",
+        "sqlite",
+        "backend",
+        "redis",
+    ],
+    "_engines.sqlite": [
+        "live_directory transaction wal",
+        "liveness one_name user_transaction",
+        "database group_commit notifier",
+        "writer",
+        "engine",
+    ],
+    "_engines.redis": [
+        "script url",
+        "connection safety_checks",
+        "notifier pipeline subscription",
+        "engine",
+    ],
+    "queue": [
+        "records",
+        "blocking_claims queued_run transitions",
+        "base",
+        "memory redis sqlite",
+    ],
+    "events": [
+        "event",
+        "subscriptions",
+        "base",
+        "backed",
+        "memory redis sqlite",
+    ],
+    "state": [
+        "base",
+        "memory redis sqlite",
+    ],
+    "_journal": [
+        "record",
+        "memory redis sqlite",
+    ],
+    "persistence": [
+        "fencing models vectors",
+        "chat_format documents message_tree model_codec task_order vector_index",
+        "base jsonl legacy_files",
+        "document_stores",
+        "backends legacy_models",
+        "carry_over manager",
+    ],
+    "persistence.documents": [
+        "file_directory file_lock file_names full_text sqlite_fts",
+        "base",
+        "file_format operations redis sqlite_tables",
+        "file_index memory sqlite_queries",
+        "file_transaction sqlite",
+        "file_database",
+        "files",
+    ],
+    "persistence.document_stores": [
+        "arguments base change_log ranks ready_tasks three_way_merge",
+        "audit conversation_save embeddings memory preferences task_collection task_validation",
+        "conversations knowledge task_claims",
+        "tasks",
+    ],
+    "llm": [
+        "_anthropic_format _api_keys _circuit_breaker _client_per_loop "
+        "_error_messages _openai_errors _openai_format _prices _provider",
+        "_anthropic_options _anthropic_response _openai_stream _recording _retries",
+        "_client",
+        "openai",
+        "anthropic litellm",
+    ],
+    "tools": [
+        "annotations arguments expression",
+        "schema structured_output",
+        "tool",
+        "base",
+        "calculator registry results todo",
+        "invocation",
+    ],
+    "_execution": [
+        "result_codec step_failure step_policy write_buffer",
+        "claim_writer run_control",
+        "record_factory",
+        "step_keys",
+        "step_function usage",
+        "journal_view",
+        "step_journal",
+        "checkpoint_writer effects",
+        "mailbox step_runner",
+        "context_steps waits",
+        "context",
+        "recorded_calls",
+    ],
+    "runner": [
+        "backends backpressure concurrency conversation_history run_watcher settings signals",
+        "arguments audit_log completion_hooks forking heartbeat retention",
+        "cancellation claim run_recorder",
+        "guarded_calls run_client",
+        "outcomes",
+        "execution",
+        "inline_runs worker",
+        "runner",
+        "open_run",
+    ],
+    "steps": [
+        "model",
+        "checkpoint_only graph step_list",
+        "sequence worker_pool",
+        "graph_run map_run",
+        "executor",
+    ],
+    "loop": [
+        "state",
+        "session",
+        "model_calls tool_calls",
+        "turn_loop",
+    ],
+    "planning": [
+        "memory_operations number_words recorded_client references",
+        "arithmetic_requests plan todo_requests",
+        "base",
+        "executor llm_planner rule_planner",
+        "agent",
+        "progress",
+    ],
+    "turns": [
+        "change_listeners events logs personality_instance settings_files step_semaphore turn",
+        "context_manager event_topics hooks pack_reader planner",
+        "personality processor",
+        "settings",
+        "config_loader services",
+        "distributed_steps turn_records",
+        "turn_run",
+        "agent",
+        "manager",
+    ],
+    "testing": [
+        "clock crash_points models plugin run_comparison tools",
+        "cassettes context contracts simulated_process",
+        "crash_test recordings",
+    ],
+    "cli": [
+        "app_loader output",
+        "store",
+        "dead_letters runs worker",
+        "control",
+        "main",
+    ],
+}
+
+#: Modules and packages that may import a package by its public names.
+MAY_IMPORT_PACKAGES = {"__init__", "testing", "agents", "runner.backends"}
+LOADER = "_core.lazy_import"
+
+#: What the adapters of other people may import. Each is a promised package.
+FOR_ADAPTERS = {"queue", "events", "state", "errors", "persistence", "testing", "llm", "interfaces"}
 
 
-def _unit(module: str) -> str:
-    return "_core.codec" if f"{module}.".startswith("_core.codec.") else module.split(".")[0]
+def order(rows: list[str]) -> dict[str, int]:
+    return {unit: level for level, units in enumerate(rows) for unit in units.split()}
+
+
+LEVEL = order(LAYERS)
+LEVELS = {package: order(rows) for package, rows in ROWS.items()}
 
 
 def violations(files: dict[str, str]) -> list[str]:
-    """What breaks the rules in `files`, source text by path relative to the package."""
+    """Return what breaks the rules in `files`, source text by path relative to the package."""
     modules = {path.removesuffix(".py").replace("/", ".") for path in files}
     return [
         f"{path}:{line}: {problem}"
         for path, text in sorted(files.items())
-        for line, problem in _of(path, text, modules)
+        for line, problem in _violations_of(path, text, modules)
     ]
 
 
-def _of(path: str, text: str, modules: set[str]) -> list[tuple[int, str]]:
+def _violations_of(path: str, text: str, modules: set[str]) -> list[tuple[int, str]]:
     module = path.removesuffix(".py").replace("/", ".")
-    unit = _unit(module)
-    if unit not in LEVEL:
-        return [(1, f"{unit!r} stands in no layer")]
-    tree = ast.parse(text)
-    is_package = module.split(".")[-1] == "__init__"
-    at_top, for_types = _top_level(tree)
+    if module.split(".")[0] not in LEVEL:
+        return [(1, f"{module.split('.')[0]!r} is in no layer")]
     found = []
+    for package, levels in LEVELS.items():
+        if module.startswith(f"{package}.") and _unit(module, package) not in {*levels, "__init__"}:
+            found.append((1, f"{_unit(module, package)!r} is in no row of {package!r}"))
+    tree = ast.parse(text)
+    at_top, for_types = _top_level(tree)
+    lazy_init = module.split(".")[-1] == "__init__"
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
             continue
-        if node not in at_top and unit != LOADER:
+        if node not in at_top and module != LOADER:
             found.append((node.lineno, "import inside a function"))
-        if is_package and node in for_types:
-            continue
         for target in _targets(node, module, modules):
-            problem = _problem(target, module, unit, modules)
-            if problem and not (problem.startswith("third party") and node in for_types):
-                found.append((node.lineno, problem))
+            top, _, inside = target.partition(".")
+            if top != ROOT:
+                if node not in for_types and top not in sys.stdlib_module_names:
+                    found.append((node.lineno, f"third party package {top!r} is not loaded through {LOADER}"))
+            elif not (lazy_init and node in for_types):
+                found += [(node.lineno, problem) for problem in _problems(inside, module)]
     return found
 
 
 def _top_level(tree: ast.Module) -> tuple[set[ast.stmt], set[ast.stmt]]:
-    """The statements run by the import, and among them those only a type checker reads."""
+    """Return the statements that the import runs, and those of them that only a type checker reads."""
     at_top: set[ast.stmt] = set()
     for_types: set[ast.stmt] = set()
 
@@ -113,7 +270,7 @@ def _top_level(tree: ast.Module) -> tuple[set[ast.stmt], set[ast.stmt]]:
 
 
 def _targets(node: ast.Import | ast.ImportFrom, module: str, modules: set[str]) -> list[str]:
-    """Absolute dotted names of what is imported; a package itself ends in `.__init__`."""
+    """Return absolute dotted names of what is imported; a package itself ends in `.__init__`."""
     if isinstance(node, ast.Import):
         return [_file(alias.name, modules) for alias in node.names]
     base = (node.module or "").split(".") if node.module else []
@@ -122,13 +279,14 @@ def _targets(node: ast.Import | ast.ImportFrom, module: str, modules: set[str]) 
         base = here[: len(here) - node.level] + base
     dotted = ".".join(base)
     inside = f"{dotted}.".removeprefix(f"{ROOT}.").removesuffix(".")
-    if node.module and dotted != ROOT and f"{inside}.__init__" in modules:
-        # `from ._engines import sqlite` names a module file, `from .queue import RunQueue` a package.
+    if dotted == ROOT or f"{inside}.__init__" in modules:
+        # `from ._engines import memory` names a module file, `from .queue import RunQueue` a package.
+        prefix = "" if dotted == ROOT else f"{inside}."
         return [
-            f"{dotted}.{alias.name}" if f"{inside}.{alias.name}" in modules else f"{dotted}.__init__"
+            f"{dotted}.{alias.name}" if f"{prefix}{alias.name}" in modules else f"{dotted}.__init__"
             for alias in node.names
         ]
-    return [f"{dotted}.__init__" if not node.module or dotted == ROOT else dotted]
+    return [dotted]
 
 
 def _file(dotted: str, modules: set[str]) -> str:
@@ -136,56 +294,129 @@ def _file(dotted: str, modules: set[str]) -> str:
     return f"{dotted}.__init__" if dotted == ROOT or f"{inside}.__init__" in modules else dotted
 
 
-def _problem(target: str, module: str, unit: str, modules: set[str]) -> str | None:
-    top, _, inside = target.partition(".")
-    if top != ROOT:
-        known = top in sys.stdlib_module_names
-        return None if known else f"third party package {top!r} is not loaded through {LOADER}"
-    package, _, last = inside.rpartition(".")
+def _unit(module: str, package: str) -> str:
+    """Return the name of the unit of `package` that `module` is in."""
+    return module.removeprefix(f"{package}.").split(".")[0]
+
+
+def _problems(target: str, module: str) -> list[str]:
+    package, _, last = target.rpartition(".")
     if last == "__init__":
         if f"{module}.".startswith(f"{package}." if package else ""):
-            return f"imports its own package {(package or ROOT)!r}: name the module file"
-        if unit not in MAY_IMPORT_PACKAGES:
-            return f"imports the package {package!r}: name the module file"
-    other = _unit(inside)
+            return [f"imports its own package {(package or ROOT)!r}: name the module file"]
+        if not {module, module.split(".")[0]} & MAY_IMPORT_PACKAGES:
+            return [f"imports the package {package!r}: name the module file"]
+    mine, other = module.split(".")[0], target.split(".")[0]
     if other not in LEVEL:
-        return f"imports {inside!r}, which stands in no layer"
-    if other != unit and LEVEL[other] >= LEVEL[unit]:
-        return f"{unit!r} imports {other!r}, which is {'beside' if LEVEL[other] == LEVEL[unit] else 'above'} it"
-    return None
+        return [f"imports {target!r}, which is in no layer"]
+    if mine != other:
+        return _compared(mine, other, LEVEL)
+    return [
+        problem
+        for package, levels in LEVELS.items()
+        if module.startswith(f"{package}.") and target.startswith(f"{package}.")
+        for problem in _compared(_unit(module, package), _unit(target, package), levels)
+    ]
+
+
+def _compared(mine: str, other: str, levels: dict[str, int]) -> list[str]:
+    if mine == other or mine not in levels:
+        return []
+    if other not in levels:
+        return [f"imports {other!r}, which is in no row"]
+    if levels[other] < levels[mine]:
+        return []
+    return [
+        f"{mine!r} imports {other!r}, which is {'in the same row' if levels[other] == levels[mine] else 'above it'}"
+    ]
+
+
+def sources() -> dict[str, str]:
+    return {path.relative_to(SOURCE).as_posix(): path.read_text("utf-8") for path in SOURCE.rglob("*.py")}
 
 
 def test_the_library_keeps_its_layers() -> None:
-    files = {path.relative_to(SOURCE).as_posix(): path.read_text("utf-8") for path in SOURCE.rglob("*.py")}
+    files = sources()
     assert "__init__.py" in files
     assert violations(files) == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = sources()
+    modules = {path.removesuffix(".py").replace("/", ".") for path in files}
+    imports: dict[str, set[str]] = {}
+    for path, text in files.items():
+        module = path.removesuffix(".py").replace("/", ".")
+        tree = ast.parse(text)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+        if module.endswith("__init__"):
+            nodes = [node for node in nodes if node not in _top_level(tree)[1]]
+        targets = {target.removeprefix(f"{ROOT}.") for node in nodes for target in _targets(node, module, modules)}
+        imports[module] = targets & modules
+    while leaves := [module for module, targets in imports.items() if not targets & imports.keys()]:
+        for module in leaves:
+            del imports[module]
+    assert sorted(imports) == []
+
+
+def test_the_tables_name_only_what_is_there() -> None:
+    files = sources()
+    modules = {path.removesuffix(".py").replace("/", ".") for path in files}
+    assert {unit for unit in LEVEL if not any(f"{module}.".startswith(f"{unit}.") for module in modules)} == set()
+    for package, levels in LEVELS.items():
+        units = {_unit(module, package) for module in modules if module.startswith(f"{package}.")}
+        assert set(levels) - units == set(), package
+
+
+def test_the_top_of_the_package_is_what_users_are_promised() -> None:
+    there = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {path.stem for path in SOURCE.glob("*.py")}
+    public = {name for name in there if not name.startswith("_")} - {"cli"}
+    page = (REPOSITORY / "docs/reference/names.md").read_text("utf-8")
+    listed = set(re.findall(r"^## ([a-z_]+)$", page, re.MULTILINE)) - {ROOT}
+    assert public == listed
+    assert len(there) <= 36
+
+
+def test_adapters_of_other_people_import_promised_packages_only() -> None:
+    theirs = sorted((REPOSITORY / "tests/contract/third_party").glob("*.py"))
+    assert theirs
+    for path in theirs:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == ROOT:
+                assert (node.module or "").split(".")[1] in FOR_ADAPTERS, f"{path.name}: {node.module}"
 
 
 @pytest.mark.parametrize(
     ("path", "text", "problem"),
     [
-        ("errors.py", "from ._clock import Clock", "'errors' imports '_clock', which is above it"),
-        ("status.py", "from .retry import Backoff", "'status' imports 'retry', which is beside it"),
+        ("errors.py", "from ._core.clock import Clock", "'errors' imports '_core', which is above it"),
+        ("status.py", "from .retry import Backoff", "'status' imports 'retry', which is above it"),
         ("tools/tool.py", "from ..interfaces import RunContext", "'tools' imports 'interfaces', which is above it"),
-        ("queue/base.py", "from ..events.base import EventBus", "'queue' imports 'events', which is beside it"),
-        ("queue/base.py", "import agent_runtime_core.events.base", "'queue' imports 'events', which is beside it"),
         (
-            "_engines/sqlite.py",
+            "queue/base.py",
+            "from ..interfaces import RunContext",
+            "'queue' imports 'interfaces', which is in",
+        ),
+        ("queue/base.py", "import agent_runtime_core.events.base", "'queue' imports 'events', which is above it"),
+        (
+            "_engines/memory.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..queue.base import RunQueue",
             "'_engines' imports 'queue', which is above it",
         ),
-        ("queue/base.py", "def f():\n    from .memory import InMemoryQueue", "import inside a function"),
+        ("queue/base.py", "from .memory import InMemoryQueue", "'base' imports 'memory', which is above it"),
+        ("queue/memory.py", "from .sqlite import SQLiteQueue", "'memory' imports 'sqlite', which is in the same row"),
+        ("queue/stray.py", "", "'stray' is in no row of 'queue'"),
+        ("queue/base.py", "def f():\n    from .records import RunRow", "import inside a function"),
         ("queue/base.py", "class C:\n    import json", "import inside a function"),
-        ("ledger.py", "from agent_runtime_core import Step", "imports its own package 'agent_runtime_core'"),
-        ("ledger.py", "from . import errors", "imports its own package 'agent_runtime_core'"),
-        ("ledger.py", "import agent_runtime_core", "imports its own package 'agent_runtime_core'"),
-        ("queue/base.py", "from .. import errors", "imports its own package 'agent_runtime_core'"),
+        ("status.py", "from agent_runtime_core import Step", "imports its own package 'agent_runtime_core'"),
+        ("status.py", "from . import nowhere", "imports its own package 'agent_runtime_core'"),
+        ("status.py", "import agent_runtime_core", "imports its own package 'agent_runtime_core'"),
         ("queue/memory.py", "from . import RunQueue", "imports its own package 'queue'"),
         ("queue/memory.py", "from ..queue import RunQueue", "imports its own package 'queue'"),
-        ("ledger.py", "from .queue import RunQueue", "imports the package 'queue'"),
-        ("ledger.py", "from .nowhere import x", "which stands in no layer"),
-        ("stray.py", "", "'stray' stands in no layer"),
-        ("queue/redis.py", "import redis.asyncio", "third party package 'redis' is not loaded through _load"),
+        ("runner/claim.py", "from ..queue import RunQueue", "imports the package 'queue'"),
+        ("status.py", "from .nowhere import x", "which is in no layer"),
+        ("stray.py", "", "'stray' is in no layer"),
+        ("queue/redis.py", "import redis.asyncio", "third party package 'redis' is not loaded through"),
         ("testing/context.py", "from . import MockRunContext", "imports its own package 'testing'"),
     ],
 )
@@ -199,13 +430,13 @@ def test_a_violation_is_found(path: str, text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("ledger.py", "from .queue.base import RunQueue\nfrom ._engines import memory\nimport json"),
+        ("runner/claim.py", "from ..queue.base import RunQueue\nfrom .._engines import memory\nimport json"),
         ("__init__.py", "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    from .queue import RunQueue"),
         ("testing/context.py", "from ..queue import RunQueue"),
         ("queue/memory.py", "from .base import RunQueue"),
         ("queue/redis.py", "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    import redis.asyncio"),
-        ("_load.py", "def f():\n    import importlib"),
-        ("_json.py", "try:\n    from .errors import X\nexcept ImportError:\n    import json"),
+        ("_core/lazy_import.py", "def f():\n    import importlib"),
+        ("_core/clock.py", "try:\n    from ..errors import X\nexcept ImportError:\n    import json"),
     ],
 )
 def test_what_is_allowed_passes(path: str, text: str) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from agent_runtime_core.backends import open_url
+from agent_runtime_core.runner.backends import open_url
 
 from .ours import place
 

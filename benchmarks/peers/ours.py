@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
-from agent_runtime_core.queue.row import RunFilter
+from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus

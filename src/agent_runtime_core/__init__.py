@@ -137,9 +137,9 @@ __all__ = [
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from ._execution.context import RunContextImpl
     from .agents import ToolCallingAgent
     from .config import RuntimeConfig, configure, get_config, reset_config
-    from .context import RunContextImpl
     from .errors import (
         AgentRuntimeError,
         AuthenticationFailed,
@@ -251,7 +251,7 @@ else:
     _MODULES = {
         "agents": "ToolCallingAgent",
         "config": "RuntimeConfig configure get_config reset_config",
-        "context": "RunContextImpl",
+        "_execution.context": "RunContextImpl",
         "errors": "AgentRuntimeError AuthenticationFailed BadArguments CircuitOpen ContextOverflow EffectAlreadyDone "
         "IdempotencyConflict IllegalTransition InvalidArgument InvalidTurn JournalMismatch LeaseLost "
         "LimitExceeded MissingDependency ModelNotFound NotConfigured NotSupported OutputMismatch "

@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ._core.event_types import EventType
 from .errors import InvalidArgument, LimitExceeded, brief
-from .event_types import EventType
 from .interfaces import AgentRuntime, ErrorInfo, LLMClient, RunContext, RunResult
 from .limits import RunLimits
 from .llm import configured_client
-from .loop.core import run_turn_loop
 from .loop.state import CancellationToken, Hooks, LoopResult, TurnState
+from .loop.turn_loop import run_turn_loop
 from .tools.registry import ToolRegistry
 
 __all__ = ["ToolCallingAgent"]

@@ -27,7 +27,7 @@ from ._core.settings import (
     number,
     with_known_names,
 )
-from ._refusals import redacted_url
+from ._core.validation import redacted_url
 from .errors import InvalidArgument, brief
 
 __all__ = ["RuntimeConfig", "configure", "get_config", "reset_config"]

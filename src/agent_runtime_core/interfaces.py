@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, TypeVar
 from uuid import UUID
 
-from ._tags import NOT_STORED, stored_as_dict
+from ._core.codec.tagged import NOT_STORED, stored_as_dict
+from ._core.event_types import EventType
 from .errors import InvalidArgument, NotSupported, RunFailed, brief, deciding_error, shortened, text_of
-from .event_types import EventType
 from .retry import Delay
 from .status import RunStatus
 from .tools.registry import ToolRegistry

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ._contexts import queued
+from ._core.context_vars import queued
 from ._core.settings import COUNT, POSITIVE, POSITIVE_SECONDS, TRUTH, number
-from ._refusals import meant
+from ._core.validation import meant
 from .errors import InvalidArgument, LimitExceeded, brief
 
 __all__ = ["RunLimits"]

@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Any, cast
 from uuid import UUID
 
-from ._clock import aware
-from ._contexts import start_soon
+from ._core.clock import aware
+from ._core.context_vars import start_soon
 from ._core.settings import POSITIVE, SECONDS, number, with_known_names
 from .config import get_config
 from .errors import InvalidArgument, RunNotFound, UnknownRun, brief
@@ -23,11 +23,11 @@ from .persistence.jsonl import json_form
 from .persistence.manager import PersistenceConfig, PersistenceManager, get_persistence_manager
 from .planning.agent import PlanningAgent
 from .planning.base import BasePlanner
-from .planning.executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
+from .planning.executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES
 from .planning.plan import MOST_STEPS
 from .planning.progress import tried_steps
 from .registry import Registry
-from .runner.core import AgentRunner
+from .runner.runner import AgentRunner
 from .runner.settings import RunInfo
 from .status import TERMINAL
 from .status import RunStatus as _Status

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-from ._refusals import is_number
+from ._core.validation import is_number
 from .errors import InvalidArgument, brief
 
 __all__ = ["Backoff", "Chance", "Delay", "fixed", "run_backoff"]

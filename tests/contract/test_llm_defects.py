@@ -462,7 +462,7 @@ async def test_a_defect_is_found(defect: type[TheirClient], case: Case, monkeypa
 
 
 async def test_a_client_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime_core.testing.contracts.llm_rig.PATIENCE", 0.3)
+    monkeypatch.setattr("agent_runtime_core.testing.contracts.llm_fixtures.PATIENCE", 0.3)
     with pytest.raises(TimeoutError):
         await llm_streams.a_stream_that_stalls_is_an_error(made_by(WaitsForEver))
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, RunnerConfig
-from agent_runtime_core._tags import HALVES
-from agent_runtime_core.backends import open_url
+from agent_runtime_core._core.codec.tagged import HALVES
 from agent_runtime_core.cli.main import main as command
 from agent_runtime_core.config import configure, get_config
 from agent_runtime_core.errors import AgentRuntimeError
@@ -35,6 +34,7 @@ from agent_runtime_core.persistence import (
     TaskList,
     ToolCall,
 )  # fmt: skip
+from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.fault.rig import Agent
 from tests.support.backends import backends

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._load import pick
+from agent_runtime_core._core.lazy_import import pick
 from agent_runtime_core.persistence.documents.base import DocumentStore, Table
 from tests.contract.persistence.documents import CASES, Case, Make, refuses_a_zombie
 from tests.contract.places import places

@@ -13,29 +13,29 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import Clock
-from agent_runtime_core._contexts import start_soon
+from agent_runtime_core._core.clock import Clock
+from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.events import Guard, Op, StoredEvent
 from agent_runtime_core.queue import ClaimRequest, Mail, Moved, RunRow, Settle
 from agent_runtime_core.state import EffectExists, Record, StateRow
 from agent_runtime_core.testing.contracts import (
+    concurrency,
     events,
     events_claims,
     events_following,
     events_log,
     queue,
-    queue_doors,
     queue_entering,
     queue_lanes,
     queue_leases,
-    queue_looking,
     queue_mail,
+    queue_reads,
+    queue_take,
     runs,
     runs_afterwards,
     runs_attempts,
     runs_others,
-    several,
     state,
     state_checkpoints,
     state_claims,
@@ -546,7 +546,7 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_NeverDue), queue_mail.a_waiting_run_is_claimed_when_its_time_has_come),
     (_with(_DelayLosesPlace), queue_entering.a_delayed_run_keeps_its_priority_and_place),
     (_with(_NoReclaim), queue_leases.a_lease_that_ran_out_is_claimed_anew_and_counts_as_a_crash),
-    (_with(_StealsFromInline), queue_doors.take_claims_that_one_run),
+    (_with(_StealsFromInline), queue_take.take_claims_that_one_run),
     (_with(_UncountedCrash), queue_leases.crashes_in_a_row_are_counted_until_the_run_gets_on),
     (_with(_ClaimIdsFall), queue_leases.claim_ids_grow_also_where_the_clock_goes_back),
     (_with(_NoKeys), queue_entering.racing_enqueuers_of_one_key_make_one_run),
@@ -555,12 +555,12 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_SleepsOverMail), queue_mail.a_run_does_not_park_past_a_message),
     (_with(_SleepsOverMail), queue_mail.messages_racing_a_park_are_never_lost),
     (_with(_NoWaking), queue_mail.a_message_wakes_a_waiting_run),
-    (_with(_EndsAreNotFinal), queue_doors.a_run_moves_only_along_the_table_of_transitions),
-    (_with(_SuccessIsReopened), queue_doors.a_run_moves_only_along_the_table_of_transitions),
-    (_with(_LeavesMail), queue_looking.a_deleted_run_is_gone_with_its_mail_and_key),
-    (_with(_DeletesByName), queue_looking.a_run_is_deleted_as_it_was_seen),
-    (_with(_DeletesByNumber), queue_looking.a_run_is_deleted_as_it_was_seen),
-    (_with(_ForgetsLimits), queue_looking.times_and_limits_are_kept),
+    (_with(_EndsAreNotFinal), queue_take.a_run_moves_only_along_the_table_of_transitions),
+    (_with(_SuccessIsReopened), queue_take.a_run_moves_only_along_the_table_of_transitions),
+    (_with(_LeavesMail), queue_reads.a_deleted_run_is_gone_with_its_mail_and_key),
+    (_with(_DeletesByName), queue_reads.a_run_is_deleted_as_it_was_seen),
+    (_with(_DeletesByNumber), queue_reads.a_run_is_deleted_as_it_was_seen),
+    (_with(_ForgetsLimits), queue_reads.times_and_limits_are_kept),
     (_with(_HeldIsReady), queue_lanes.runs_of_one_key_go_one_at_a_time_in_order_of_arrival),
     (_with(_NoHead), queue_lanes.runs_of_one_key_go_one_at_a_time_in_order_of_arrival),
     (_with(_NoHead), queue_lanes.racing_claims_never_hold_two_runs_of_one_key),
@@ -582,11 +582,11 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_OneLaneIsDue), queue_lanes.a_delayed_run_comes_into_its_lane_when_it_is_due),
     (_with(_BackToTheEnd), queue_entering.a_run_that_was_given_back_keeps_its_place),
     (_with(_WaitingStandsAside), queue_lanes.an_inline_run_that_waits_keeps_its_turn),
-    (_with(_StoredUnclaimed), queue_doors.take_claims_that_one_run),
-    (_with(_NumbersComeAgain), queue_looking.a_deleted_run_is_gone_with_its_mail_and_key),
+    (_with(_StoredUnclaimed), queue_take.take_claims_that_one_run),
+    (_with(_NumbersComeAgain), queue_reads.a_deleted_run_is_gone_with_its_mail_and_key),
     (TornByCancel, queue_leases.a_writer_that_is_cancelled_wrote_all_or_nothing),
     (AnswersWhatItCannotRepeat, queue_leases.a_stale_claim_writes_nothing),
-    (ShortPages, queue_looking.what_is_many_is_listed_whole),
+    (ShortPages, queue_reads.what_is_many_is_listed_whole),
     (ShortPages, queue_mail.a_full_mailbox_is_read_in_order),
     (MailByName, queue_mail.a_full_mailbox_is_read_in_order),
     (NewsOfOthers, queue_mail.news_is_told_of_every_run_that_is_asked_about),
@@ -605,22 +605,22 @@ QUEUES: list[tuple[type[TheirQueue], queue.Case]] = [
     (_with(_MessagesInLines), queue_entering.names_are_told_apart),
     (_with(_LanesLike), queue_entering.lanes_are_told_apart),
     *(
-        (_with(_losing(f"loses{column}", **{column: None})), queue_looking.what_a_run_came_with_it_keeps)
+        (_with(_losing(f"loses{column}", **{column: None})), queue_reads.what_a_run_came_with_it_keeps)
         for column in ("deadline", "expires_at", "run_key", "parent_id", "idem_key", "lane")
     ),
-    (_with(_losing("losesmetadata", metadata="{}")), queue_looking.what_a_run_came_with_it_keeps),
+    (_with(_losing("losesmetadata", metadata="{}")), queue_reads.what_a_run_came_with_it_keeps),
     (_with(_SmallPriorities), queue_entering.claims_come_by_priority_then_in_order_of_arrival),
-    (_with(_SecondsOnly), queue_looking.what_a_run_came_with_it_keeps),
-    (_with(_EndsInSeconds), queue_looking.what_a_run_came_with_it_keeps),
-    (_with(_ShortReasons), queue_looking.what_a_run_came_with_it_keeps),
+    (_with(_SecondsOnly), queue_reads.what_a_run_came_with_it_keeps),
+    (_with(_EndsInSeconds), queue_reads.what_a_run_came_with_it_keeps),
+    (_with(_ShortReasons), queue_reads.what_a_run_came_with_it_keeps),
     (_with(_ShortOutputs), queue_entering.what_is_long_is_kept_whole),
     (SwallowsCancelling, queue_leases.a_caller_that_is_cancelled_in_a_commit_is_cancelled),
     (RefusesWhatIsLate, queue_leases.a_claim_holds_past_its_lease_until_somebody_takes_the_run),
     (TakesGreaterClaims, queue_leases.a_stale_claim_writes_nothing),
-    (SomeChildren, queue_looking.what_is_many_is_listed_whole),
-    (LiveChildren, queue_looking.children_know_their_parent),
-    (FindsFew, queue_looking.what_is_many_is_listed_whole),
-    (FindsAll, queue_looking.find_lists_what_was_asked_for),
+    (SomeChildren, queue_reads.what_is_many_is_listed_whole),
+    (LiveChildren, queue_reads.children_know_their_parent),
+    (FindsFew, queue_reads.what_is_many_is_listed_whole),
+    (FindsAll, queue_reads.find_lists_what_was_asked_for),
     (LastIsDue, queue_entering.a_delayed_run_waits_for_its_time),
     (DueThoughItIsOver, queue_entering.a_delayed_run_waits_for_its_time),
     (GivesForEver, queue_entering.claims_come_by_priority_then_in_order_of_arrival),
@@ -680,20 +680,20 @@ def emptied(queue: OnePlace) -> OnePlace:
 
 
 SEVERAL: list[tuple[Any, Any, Any]] = [
-    (TheirQueue, again, several.of_two_claimers_one_gets_the_run),
-    (TheirQueue, again, several.what_is_written_through_one_is_read_through_the_other),
-    (FencesOfOneObject, shared, several.a_claim_through_one_is_over_for_the_other),
-    (OnePlace, emptied, several.a_queue_is_all_there_when_it_is_opened_again),
-    (TheirBus, lambda bus: type(bus)(), several.sequences_go_on_through_both),
-    (TheirBus, lambda bus: type(bus)(), several.a_fence_of_a_bus_is_seen_through_the_other),
-    (TheirBus, lambda bus: type(bus)(), several.a_log_is_all_there_when_it_is_opened_again),
-    (TheirStore, lambda store: type(store)(), several.a_journal_is_one_through_both),
-    (TheirStore, lambda store: type(store)(), several.a_state_is_one_through_both),
-    (TheirStore, lambda store: type(store)(), several.a_store_is_all_there_when_it_is_opened_again),
+    (TheirQueue, again, concurrency.of_two_claimers_one_gets_the_run),
+    (TheirQueue, again, concurrency.what_is_written_through_one_is_read_through_the_other),
+    (FencesOfOneObject, shared, concurrency.a_claim_through_one_is_over_for_the_other),
+    (OnePlace, emptied, concurrency.a_queue_is_all_there_when_it_is_opened_again),
+    (TheirBus, lambda bus: type(bus)(), concurrency.sequences_go_on_through_both),
+    (TheirBus, lambda bus: type(bus)(), concurrency.a_fence_of_a_bus_is_seen_through_the_other),
+    (TheirBus, lambda bus: type(bus)(), concurrency.a_log_is_all_there_when_it_is_opened_again),
+    (TheirStore, lambda store: type(store)(), concurrency.a_journal_is_one_through_both),
+    (TheirStore, lambda store: type(store)(), concurrency.a_state_is_one_through_both),
+    (TheirStore, lambda store: type(store)(), concurrency.a_store_is_all_there_when_it_is_opened_again),
 ]
 
 PARTS: dict[Any, tuple[Any, ...]] = {
-    queue: (queue_entering, queue_leases, queue_mail, queue_doors, queue_lanes, queue_looking),
+    queue: (queue_entering, queue_leases, queue_mail, queue_take, queue_lanes, queue_reads),
     events: (events_log, events_claims, events_following),
     state: (state_checkpoints, state_journal, state_claims, state_effects),
     runs: (runs_attempts, runs_others, runs_afterwards),
@@ -1416,8 +1416,8 @@ async def test_several_objects_are_looked_at_where_a_second_one_can_be_opened() 
     for kit, make in ((events, TheirBus), (state, TheirStore)):
         with pytest.raises((AssertionError, LeaseLost)):
             await kit.check(make, again=lambda backend: type(backend)())
-    cases = {each for each in vars(several).values() if "again" in getattr(each, "__annotations__", {})}
-    assert cases - {several.opened} == {*queue.CASES.several, *events.CASES.several, *state.CASES.several}
+    cases = {each for each in vars(concurrency).values() if "again" in getattr(each, "__annotations__", {})}
+    assert cases - {concurrency.opened} == {*queue.CASES.several, *events.CASES.several, *state.CASES.several}
 
 
 @pytest.mark.parametrize("kit", [queue, events, state, runs], ids=lambda kit: kit.__name__.rpartition(".")[2])

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import SYSTEM, Clock
+from agent_runtime_core._core.clock import SYSTEM, Clock
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.state import get_state_store
 from agent_runtime_core.testing.clock import RunClock
-from agent_runtime_core.testing.contracts import several
+from agent_runtime_core.testing.contracts import concurrency
 from tests.contract.places import places
 
 MAKERS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
-    "queue": (get_queue, several.QUEUE),
-    "events": (get_event_bus, several.EVENTS),
-    "state": (get_state_store, several.STATE),
+    "queue": (get_queue, concurrency.QUEUE),
+    "events": (get_event_bus, concurrency.EVENTS),
+    "state": (get_state_store, concurrency.STATE),
 }
 CASES = [
     pytest.param(kind, concern, case, id=f"{kind}-{concern}-{case.__name__}", marks=marks)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from agent_runtime_core._clock import SYSTEM, Clock
+from agent_runtime_core._core.clock import SYSTEM, Clock
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunResult
 from agent_runtime_core.queue import get_queue

@@ -9,12 +9,12 @@ import pytest
 
 from agent_runtime_core._engines.base import Op
 from agent_runtime_core._engines.memory import MemoryEngine
+from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.events.base import payload_of
-from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.events.event import payload_of
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.row import Settle
+from agent_runtime_core.queue.records import Settle
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.state import InMemoryStateStore

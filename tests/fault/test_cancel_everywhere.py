@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines import sqlite_writer
-from agent_runtime_core._ids import stored_id
-from agent_runtime_core.backends import Backends
+from agent_runtime_core._core.ids import stored_id
+from agent_runtime_core._engines.sqlite import writer
 from agent_runtime_core.errors import RunFailed
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
+from agent_runtime_core.runner.backends import Backends
 from agent_runtime_core.status import TERMINAL, RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 
@@ -119,9 +119,9 @@ FEWEST = {"memory": 11, "sqlite": 14, "sqlite, by the thread": 19, "sqlite, a tu
 def carried_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = request.node.callspec.params.get("kind", "") if hasattr(request.node, "callspec") else ""
     if kind.endswith("thread"):
-        monkeypatch.setattr(sqlite_writer, "ON_LOOP", 0)
+        monkeypatch.setattr(writer, "ON_LOOP", 0)
     elif kind.endswith("each"):
-        monkeypatch.setattr(sqlite_writer, "TURN", -1.0)
+        monkeypatch.setattr(writer, "TURN", -1.0)
 
 
 async def nothing_left(runner: AgentRunner, run_id: str, before: set[asyncio.Task[Any]]) -> str | None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines import sqlite_groups, sqlite_writer
-from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.sqlite import group_commit, writer
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
 from agent_runtime_core.queue import SQLiteQueue
 
 
@@ -35,8 +35,8 @@ async def test_a_claim_cancelled_between_its_write_and_its_commit_is_given_back(
                 assert go.wait(10)
             return self.conn.execute(sql, *args)
 
-    monkeypatch.setattr(sqlite_groups, "SQLiteTx", SlowToCommit)
-    monkeypatch.setattr(sqlite_writer, "ON_LOOP", 0)  # what holds up the commit is to hold up a thread
+    monkeypatch.setattr(group_commit, "SQLiteTx", SlowToCommit)
+    monkeypatch.setattr(writer, "ON_LOOP", 0)  # what holds up the commit is to hold up a thread
     queue = SQLiteQueue(tmp_path / "queue.db")
     await queue.enqueue(None, "agent", {})
     slow.add("COMMIT")

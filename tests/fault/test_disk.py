@@ -23,8 +23,8 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import StorageCorrupt, StorageError, StorageTooNew, UnknownRun
-from agent_runtime_core.journal.record import Record
 from tests.fault.children import Child
 from tests.fault.jobs.agents import open_runner
 from tests.fault.rig import until

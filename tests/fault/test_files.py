@@ -18,7 +18,7 @@ import pytest
 
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.persistence.documents.base import Document, Entry, Table
-from agent_runtime_core.persistence.documents.file_form import read_page
+from agent_runtime_core.persistence.documents.file_format import read_page
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from tests.fault.children import PATIENCE, Child, Command, until

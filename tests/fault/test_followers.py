@@ -19,10 +19,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from agent_runtime_core.backends import open_url
 from agent_runtime_core.errors import StorageError
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, get_event_bus
-from agent_runtime_core.events.feed import PAGE, WINDOW
+from agent_runtime_core.events.subscriptions import PAGE, WINDOW
+from agent_runtime_core.runner.backends import open_url
 from tests.fault.children import Child
 from tests.servers import RedisServer
 

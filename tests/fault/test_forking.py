@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core.errors import StorageBusy, StorageError, StorageFull, UnknownRun
 from agent_runtime_core.events import SQLiteEventBus
 from agent_runtime_core.queue import SQLiteQueue

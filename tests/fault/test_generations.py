@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import SYSTEM
-from agent_runtime_core._ids import stored_id
-from agent_runtime_core.backends import Backends
+from agent_runtime_core._core.clock import SYSTEM
+from agent_runtime_core._core.ids import stored_id
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.queue.row import RunFilter, RunRow
+from agent_runtime_core.queue.records import RunFilter, RunRow
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner.backends import Backends
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock

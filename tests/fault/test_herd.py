@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import ProviderUnavailable, RateLimited, StorageBusy
-from agent_runtime_core.llm._breaker import Breakers, Key
+from agent_runtime_core.llm._circuit_breaker import Breakers, Key
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.claimed import AFTER_OUTAGE
-from agent_runtime_core.runner.drive import Drive
+from agent_runtime_core.runner.claim import AFTER_OUTAGE
+from agent_runtime_core.runner.execution import Drive
 from agent_runtime_core.testing.clock import VirtualClock
 
 from .rig import settings, store

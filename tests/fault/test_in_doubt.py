@@ -11,9 +11,9 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._execution.step_policy import Happened
 from agent_runtime_core.errors import InvalidArgument, LeaseLost
 from agent_runtime_core.interfaces import RunContext
-from agent_runtime_core.policy import Happened
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor

@@ -13,17 +13,17 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.step_keys import FRAME
+from agent_runtime_core._execution.step_policy import Happened
 from agent_runtime_core.config import configure
 from agent_runtime_core.interfaces import LLMResponse, RunContext, RunResult
-from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.loop import run_turn_loop
-from agent_runtime_core.policy import Happened
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from agent_runtime_core.uses import FRAME
 from tests.unit.scripted import Scripted, asks, call
 
 from .rig import KINDS, Store, drop, eventually, settings, store, until

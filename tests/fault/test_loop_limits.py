@@ -16,10 +16,11 @@ from typing import Any, cast
 
 import pytest
 
+from agent_runtime_core._execution.step_keys import FRAME
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import AgentRuntimeError, LimitExceeded, RateLimited, RequestRefused
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, RunResult
-from agent_runtime_core.journal.record import Record
 from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.loop import agent_tool, run_turn_loop
 from agent_runtime_core.runner import AgentRunner, open_run
@@ -27,7 +28,6 @@ from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
-from agent_runtime_core.uses import FRAME
 from tests.unit.scripted import Scripted, asks, call
 
 from .rig import Agent, Store, drop, settings, store

@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from agent_runtime_core import open_run, tool
+from agent_runtime_core._execution.context import Context
 from agent_runtime_core.agents import ToolCallingAgent
-from agent_runtime_core.context import Context
 from agent_runtime_core.errors import (
     CircuitOpen,
     LimitExceeded,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import SYSTEM
+from agent_runtime_core._core.clock import SYSTEM
+from agent_runtime_core._core.ids import run_uuid
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._ids import run_uuid
 from agent_runtime_core.errors import StorageBusy, StorageError, StorageFull
-from agent_runtime_core.runner import claimed
+from agent_runtime_core.runner import claim
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
 
@@ -136,7 +136,7 @@ async def test_execute_survives_each(
 
 @pytest.fixture(autouse=True)
 def _put_off_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claimed, "AFTER_OUTAGE", 0.0)
+    monkeypatch.setattr(claim, "AFTER_OUTAGE", 0.0)
 
 
 async def lease_over(runner: Any, run_id: Any) -> bool:

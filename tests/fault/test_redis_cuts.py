@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from agent_runtime_core._engines import redis_line
+from agent_runtime_core._core.lazy_import import load
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.redis import RedisEngine
-from agent_runtime_core._engines.redis_line import Line, Unanswered, Unsent, connection
-from agent_runtime_core._engines.redis_script import RedisConcern, prepared
-from agent_runtime_core._engines.redis_url import redis_place
-from agent_runtime_core._load import load
-from agent_runtime_core.backends import open_url
+from agent_runtime_core._engines.redis import connection as redis_line
+from agent_runtime_core._engines.redis.connection import Line, Unanswered, Unsent, connection
+from agent_runtime_core._engines.redis.engine import RedisEngine
+from agent_runtime_core._engines.redis.script import RedisConcern, prepared
+from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.cut import Cut
 from tests.fault.rig import Agent, consistent, settings, until

@@ -16,11 +16,11 @@ import pytest
 import agent_runtime_core
 from agent_runtime_core import AgentRunner, RunStatus
 from agent_runtime_core._engines.base import Guard, Op
-from agent_runtime_core.backends import open_url
 from agent_runtime_core.errors import IdempotencyConflict, IllegalTransition, StorageError, UnknownRun
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, Scope
-from agent_runtime_core.queue.row import LIVE
+from agent_runtime_core.queue.records import LIVE
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner.backends import open_url
 from agent_runtime_core.state import EffectRow
 from tests.fault.rig import Agent, settings, until, until_status
 from tests.servers import RedisServer

@@ -18,9 +18,9 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from agent_runtime_core.backends import open_url
 from agent_runtime_core.errors import StorageBusy, UnknownRun
 from agent_runtime_core.registry import Registry
+from agent_runtime_core.runner.backends import open_url
 from tests.fault.rig import Agent, consistent, settings, until
 from tests.servers import RedisServer
 

@@ -17,10 +17,10 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from agent_runtime_core._engines.redis_url import redis_place
-from agent_runtime_core.context import Context
+from agent_runtime_core._engines.redis.url import redis_place
+from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import StorageBusy
-from agent_runtime_core.queue.row import RunRow, Settle
+from agent_runtime_core.queue.records import RunRow, Settle
 from tests.fault.children import Child, committing, lines, until
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.fenced import context, writes
@@ -220,7 +220,7 @@ async def test_a_process_that_stands_still_in_a_commit_makes_others_busy_until_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "all.db"
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite.PATIENCE", 0.5)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.PATIENCE", 0.5)
     here = open_runner([str(db)] * 3)
     run_id = await here.submit("noop", {})
     with Child("standing", db) as child:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.redis_checks import ASKED, check, findings, identity, parsed_config, parsed_info
-from agent_runtime_core._engines.redis_url import redis_place
+from agent_runtime_core._engines.redis.safety_checks import ASKED, check, findings, identity, parsed_config, parsed_info
+from agent_runtime_core._engines.redis.url import redis_place
 from agent_runtime_core.errors import UnsafeRedis
 from tests.resp import Link, Refused
 from tests.servers import RedisCluster, RedisServer

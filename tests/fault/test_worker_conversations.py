@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import AgentRunner
-from agent_runtime_core.context import conversation_id
+from agent_runtime_core._execution.context import conversation_id
 from tests.fault.children import PATIENCE, ROOT, Command
 
 AGENT = "tests.fault.jobs.assistant:Assistant"

@@ -10,19 +10,19 @@ from typing import Any, cast
 
 from agent_runtime_core._engines.base import Concern, Op
 from agent_runtime_core._engines.memory import MemoryTx
-from agent_runtime_core.book import Book
-from agent_runtime_core.journal.record import Record
-from agent_runtime_core.ledger import Ledger
-from agent_runtime_core.queue import rows
+from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.journal_view import Recorded
+from agent_runtime_core._execution.step_journal import Book
+from agent_runtime_core._execution.step_keys import Uses
+from agent_runtime_core._journal.record import Record
+from agent_runtime_core.queue import transitions as rows
 from agent_runtime_core.queue.base import RunQueue
 from agent_runtime_core.queue.memory import MemoryRows
-from agent_runtime_core.queue.row import ClaimRequest, RunRow, Settle
-from agent_runtime_core.queue.rows import Rows
+from agent_runtime_core.queue.records import ClaimRequest, RunRow, Settle
 from agent_runtime_core.queue.sqlite import SQLiteRows
-from agent_runtime_core.recorded import Recorded
+from agent_runtime_core.queue.transitions import Rows
 from agent_runtime_core.runner.worker import Worker
 from agent_runtime_core.steps.graph import Graph
-from agent_runtime_core.uses import Uses
 
 Patch = tuple[Any, str, Any]
 

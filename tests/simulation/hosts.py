@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core.backends import Backends
 from agent_runtime_core.events.memory import InMemoryEventBus
 from agent_runtime_core.events.sqlite import SQLiteEventBus
 from agent_runtime_core.queue.memory import InMemoryQueue
 from agent_runtime_core.queue.sqlite import SQLiteQueue
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner.core import AgentRunner
+from agent_runtime_core.runner.backends import Backends
+from agent_runtime_core.runner.runner import AgentRunner
 from agent_runtime_core.runner.settings import RunnerConfig
 from agent_runtime_core.state.memory import InMemoryStateStore
 from agent_runtime_core.state.sqlite import SQLiteStateStore

@@ -15,18 +15,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Concern, Engine, Guard, Op
+from agent_runtime_core._engines.commit_request import Request, settle
 from agent_runtime_core._engines.memory import MemoryTx
-from agent_runtime_core._engines.requests import Request, settle
-from agent_runtime_core._engines.sqlite import _answer
+from agent_runtime_core._engines.sqlite.engine import _answer
+from agent_runtime_core._journal.memory import CONCERN as JOURNAL
+from agent_runtime_core._journal.memory import append, applied
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import StorageBusy, StorageClosed
-from agent_runtime_core.journal.memory import CONCERN as JOURNAL
-from agent_runtime_core.journal.memory import append, applied
-from agent_runtime_core.journal.record import Record
+from agent_runtime_core.queue.blocking_claims import StandingClaims
 from agent_runtime_core.queue.memory import InMemoryQueue
-from agent_runtime_core.queue.row import ClaimRequest, RunRow
-from agent_runtime_core.queue.standing import StandingClaims
+from agent_runtime_core.queue.records import ClaimRequest, RunRow
 
 from .loop import HOST
 from .stores import Tables, outcome

@@ -6,9 +6,9 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core.events.base import Event
-from agent_runtime_core.journal.record import DONE
-from agent_runtime_core.queue.row import LIVE, RunFilter, RunRow
+from agent_runtime_core._journal.record import DONE
+from agent_runtime_core.events.event import Event
+from agent_runtime_core.queue.records import LIVE, RunFilter, RunRow
 
 from .plans import RunPlan
 from .script import expected, payload_of, read_effects

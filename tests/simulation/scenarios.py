@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from agent_runtime_core._ids import run_uuid
+from agent_runtime_core._core.ids import run_uuid
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     InvalidArgument,
@@ -21,9 +21,9 @@ from agent_runtime_core.errors import (
     StorageClosed,
     UnknownRun,
 )
-from agent_runtime_core.events.base import Event
+from agent_runtime_core.events.event import Event
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.queue.row import LIVE
+from agent_runtime_core.queue.records import LIVE
 
 from .ablations import without
 from .hosts import Host

@@ -9,8 +9,8 @@ from collections import Counter
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core._engines.user_transaction import UserTransaction
-from agent_runtime_core.context import Context
+from agent_runtime_core._engines.sqlite.user_transaction import UserTransaction
+from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import WaitTimeout
 from agent_runtime_core.interfaces import AgentRuntime, RunResult
 from agent_runtime_core.steps.executor import StepExecutor

@@ -9,13 +9,13 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Concern, Guard, Op
+from agent_runtime_core._engines.commit_request import Request
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.requests import Request
-from agent_runtime_core._engines.sqlite import SQLiteEngine, _answer
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core._engines.sqlite_writer import Writer
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine, _answer
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
+from agent_runtime_core._engines.sqlite.writer import Writer
 from agent_runtime_core.errors import StorageClosed
 
 from .ablations import weakened

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Concern, Op
+from agent_runtime_core._journal.memory import CONCERN as JOURNAL
+from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
-from agent_runtime_core.journal.memory import CONCERN as JOURNAL
-from agent_runtime_core.journal.record import DONE, Record
 
 from .hosts import Host
 from .loop import HOST, Deadlock, SimLoop

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent_runtime_core._core.ids import step_id
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
-from agent_runtime_core._engines.requests import Request
-from agent_runtime_core._ids import step_id
-from agent_runtime_core.journal.record import DONE, Record, is_copied
-from agent_runtime_core.queue.row import LIVE, Mail, RunRow, Settle
+from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._journal.record import DONE, Record, is_copied
+from agent_runtime_core.queue.records import LIVE, Mail, RunRow, Settle
 from agent_runtime_core.runner.worker import APART
 
 from .loop import HOST

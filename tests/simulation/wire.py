@@ -8,9 +8,9 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Concern, Op
-from agent_runtime_core._engines.requests import Request, settle
+from agent_runtime_core._engines.commit_request import Request, settle
 from agent_runtime_core.errors import StorageBusy
 
 from .loop import HOST, SimLoop

@@ -18,9 +18,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from agent_runtime_core._core.codec.json import decode, encode
+from agent_runtime_core._core.codec.tagged import HALVES
 from agent_runtime_core._core.codec.typed import register_type
-from agent_runtime_core._json import decode, encode
-from agent_runtime_core._tags import HALVES
 from agent_runtime_core.errors import UnserialisableResult
 
 # Split over the properties that use them.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from agent_runtime_core._load import load
+from agent_runtime_core._core.lazy_import import load
 
 PATH = "/api/public/otel/v1/traces"
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
-from agent_runtime_core.journal.record import Record
 from agent_runtime_core.queue import InMemoryQueue, SQLiteQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig

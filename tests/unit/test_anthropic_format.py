@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._json import decode, encode
+from agent_runtime_core._core.codec.json import decode, encode
 from agent_runtime_core.errors import NotSupported, ProviderUnavailable, RequestRefused
-from agent_runtime_core.llm._anthropic_answer import Assembly, answer_of, usage_of
 from agent_runtime_core.llm._anthropic_format import conversation_of
 from agent_runtime_core.llm._anthropic_options import options_of, tools_of
+from agent_runtime_core.llm._anthropic_response import Assembly, answer_of, usage_of
 from agent_runtime_core.llm._openai_format import ids_in, incoming
 
 HELLO = {"role": "user", "content": "hello"}

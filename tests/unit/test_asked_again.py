@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._journal.record import DONE, STARTED, Record
 from agent_runtime_core.errors import StorageBusy
-from agent_runtime_core.journal.record import DONE, STARTED, Record
 from tests.unit.rig import Rig, Script, soon
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core.backends import Backends, configured, open_url, traced
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from agent_runtime_core.config import RuntimeConfig, configure, get_config
 from agent_runtime_core.errors import InvalidArgument, StorageCorrupt, UnknownSetting
 from agent_runtime_core.events import EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue, RunQueue, SQLiteQueue, get_queue
 from agent_runtime_core.runner import AgentRunner
+from agent_runtime_core.runner.backends import Backends, configured, open_url, traced
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore, StateStore, get_state_store
 from agent_runtime_core.testing.clock import VirtualClock
 

@@ -16,7 +16,7 @@ from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.flow import Flow
+from agent_runtime_core.runner.backpressure import Flow
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
 from tests.unit.rig import Rig, Script, soon, until

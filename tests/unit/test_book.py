@@ -7,17 +7,17 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._ids import step_id
-from agent_runtime_core.book import Book
+from agent_runtime_core._core.ids import step_id
+from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.step_journal import Book
+from agent_runtime_core._execution.step_keys import Frame
+from agent_runtime_core._journal.record import Record, expand
 from agent_runtime_core.errors import JournalMismatch, StepExecutionError
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.journal.record import Record, expand
-from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.testing import VirtualClock
-from agent_runtime_core.uses import Frame
 
 RUN = str(UUID(int=1))
 

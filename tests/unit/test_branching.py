@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_runtime_core.errors import InvalidArgument
-from agent_runtime_core.persistence.branching import (
+from agent_runtime_core.persistence.message_tree import (
     BrokenHistory,
     branches,
     copies,

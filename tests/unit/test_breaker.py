@@ -22,7 +22,7 @@ from agent_runtime_core.errors import (
     RequestRefused,
     StreamCut,
 )
-from agent_runtime_core.llm._breaker import RECHECK, Breakers, Key, Permit
+from agent_runtime_core.llm._circuit_breaker import RECHECK, Breakers, Key, Permit
 from agent_runtime_core.testing.clock import VirtualClock
 
 KEY: Key = ("openai", "https://api.example/v1", "gpt-4o")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent_runtime_core.llm._by_loop import ByLoop
+from agent_runtime_core.llm._client_per_loop import ByLoop
 
 
 class Sdk:

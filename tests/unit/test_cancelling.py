@@ -13,7 +13,7 @@ from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
-from agent_runtime_core.runner.claimed import NOTICE
+from agent_runtime_core.runner.claim import NOTICE
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor

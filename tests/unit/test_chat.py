@@ -30,9 +30,9 @@ from agent_runtime_core.errors import (
     StreamCut,
 )
 from agent_runtime_core.interfaces import LLMResponse, LLMStreamChunk, ToolCallDict
-from agent_runtime_core.llm._breaker import SHARED, Breakers
-from agent_runtime_core.llm._chat import RETRY_BUDGET, ChatClient, Retries, RetryBudget, forbid_remote
-from agent_runtime_core.llm._wire import Answer, Piece, Request, Timeouts, Wire
+from agent_runtime_core.llm._circuit_breaker import SHARED, Breakers
+from agent_runtime_core.llm._client import RETRY_BUDGET, ChatClient, Retries, RetryBudget, forbid_remote
+from agent_runtime_core.llm._provider import Answer, Piece, Request, Timeouts, Wire
 from agent_runtime_core.testing.clock import VirtualClock
 
 ASK = [{"role": "user", "content": "hello"}]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.persistence.branching import copies
-from agent_runtime_core.persistence.chat import RAW, chat_of, message_of, same_chat
-from agent_runtime_core.persistence.forms import model_of, text_of
+from agent_runtime_core.persistence.chat_format import RAW, chat_of, message_of, same_chat
+from agent_runtime_core.persistence.message_tree import copies
+from agent_runtime_core.persistence.model_codec import model_of, text_of
 from agent_runtime_core.persistence.models import ConversationMessage, ToolCall, new_id
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}

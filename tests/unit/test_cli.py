@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import __version__
+from agent_runtime_core._core.ids import stored_id
+from agent_runtime_core._core.validation import redacted
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._ids import stored_id
-from agent_runtime_core._refusals import redacted
+from agent_runtime_core._journal.record import ENDED, Record
+from agent_runtime_core.cli.app_loader import agents_of
 from agent_runtime_core.cli.main import main
-from agent_runtime_core.cli.target import agents_of
-from agent_runtime_core.cli.text import LogFormatter
+from agent_runtime_core.cli.output import LogFormatter
 from agent_runtime_core.config import configure, reset_config
 from agent_runtime_core.errors import UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
-from agent_runtime_core.journal.record import ENDED, Record
-from agent_runtime_core.queue.row import Settle
+from agent_runtime_core.queue.records import Settle
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 
@@ -196,7 +196,7 @@ def test_runs_are_listed_and_filtered(run: Run, url: str) -> None:
 
 
 def test_more_runs_than_a_page_are_listed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime_core.cli.place._PAGE", 3)
+    monkeypatch.setattr("agent_runtime_core.cli.store._PAGE", 3)
 
     async def fill(runner: AgentRunner) -> None:
         for n in range(10):
@@ -874,7 +874,7 @@ def test_an_unexpected_error_shows_no_secret(run: Run, url: str, monkeypatch: py
     def broken(*_: Any) -> None:
         raise LookupError(f"redis://u:{SECRET}@h \x9b")
 
-    monkeypatch.setattr("agent_runtime_core.cli.looking.about", broken)
+    monkeypatch.setattr("agent_runtime_core.cli.runs.about", broken)
     code, out, err = run("runs", "--url", url)
     assert (code, out) == (1, "")
     assert "LookupError: redis://***@h ?\n" in err

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no clock that counts while it sleeps")
@@ -26,7 +26,7 @@ def test_the_time_of_leases_goes_on_while_the_machine_sleeps() -> None:
 def test_a_forked_child_draws_other_numbers_than_its_parent() -> None:
     code = """
 import os
-from agent_runtime_core._clock import SYSTEM
+from agent_runtime_core._core.clock import SYSTEM
 
 pid = os.fork()
 os.write(1, b"%d\\n" % SYSTEM.random.getrandbits(80))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.errors import StorageClosed
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
@@ -102,7 +102,7 @@ async def test_what_does_not_stop_is_given_back_all_the_same(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside, more = asyncio.Event(), asyncio.Event()
-    monkeypatch.setattr("agent_runtime_core.runner.inline.SHUTDOWN", 0.01)
+    monkeypatch.setattr("agent_runtime_core.runner.inline_runs.SHUTDOWN", 0.01)
 
     async def body(ctx: Any) -> int:
         inside.set()

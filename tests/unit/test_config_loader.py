@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import portal
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.config import RuntimeConfig, get_config
 from agent_runtime_core.errors import InvalidArgument, UnknownSetting
 from agent_runtime_core.testing import VirtualClock

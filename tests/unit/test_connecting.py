@@ -12,7 +12,7 @@ import pytest
 
 from agent_runtime_core.errors import ProviderTimeout
 from agent_runtime_core.llm import AnthropicClient, LiteLLMClient, OpenAIClient, Retries, Timeouts
-from agent_runtime_core.llm._chat import ChatClient
+from agent_runtime_core.llm._client import ChatClient
 from agent_runtime_core.llm.litellm import _imported
 from tests.litellm_rest import settled
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._execution.recorded_calls import KeyedSteps
 from agent_runtime_core.errors import (
     JournalMismatch,
     StepExecutionError,
 )
-from agent_runtime_core.keyed import KeyedSteps
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.unit.rig import Rig, Script, twice
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._execution.claim_writer import BUSY_TRIES
 from agent_runtime_core.errors import (
     InvalidArgument,
     NotSupported,
@@ -21,7 +22,6 @@ from agent_runtime_core.errors import (
     UnserialisableResult,
 )
 from agent_runtime_core.events import SQLiteEventBus
-from agent_runtime_core.ledger import BUSY_TRIES
 from agent_runtime_core.queue import SQLiteQueue
 from agent_runtime_core.runner import AgentRunner, open_run
 from agent_runtime_core.state import SQLiteStateStore

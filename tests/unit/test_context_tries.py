@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from agent_runtime_core._json import encode
+from agent_runtime_core._core.codec.json import encode
+from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._journal.record import DONE, RETRYING, Record
 from agent_runtime_core.errors import (
     StepExecutionError,
     StorageBusy,
     WaitTimeout,
 )
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.journal.record import DONE, RETRYING, Record
-from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.registry import Registry

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core import waits
+from agent_runtime_core._execution import waits
+from agent_runtime_core._execution.waits import Waits
 from agent_runtime_core.errors import (
     InvalidArgument,
     RunFailed,
@@ -20,7 +21,6 @@ from agent_runtime_core.errors import (
 from agent_runtime_core.interfaces import RunResult
 from agent_runtime_core.queue import memory
 from agent_runtime_core.testing import VirtualClock
-from agent_runtime_core.waits import Waits
 from tests.support.line_count import count_lines
 from tests.unit.rig import Rig, Script, soon, twice, until
 

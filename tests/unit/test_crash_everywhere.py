@@ -13,16 +13,16 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._clock import aware
+from agent_runtime_core._core.clock import aware
+from agent_runtime_core._core.codec.json import encode
 from agent_runtime_core._engines.base import Concern, Op
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._json import encode
+from agent_runtime_core._execution.context import Context
+from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.agents import ToolCallingAgent
-from agent_runtime_core.context import Context
 from agent_runtime_core.errors import InvalidArgument, NotSupported, StorageClosed, UnknownAgent, WaitTimeout
 from agent_runtime_core.events import Event
 from agent_runtime_core.interfaces import AgentRuntime, RunContext, RunResult
-from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.llm import use_llm_client
 from agent_runtime_core.loop import agent_tool
 from agent_runtime_core.persistence import Conversation, ConversationMessage
@@ -32,10 +32,18 @@ from agent_runtime_core.runner import RunnerConfig
 from agent_runtime_core.state.memory import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import Step, StepExecutor
-from agent_runtime_core.testing import CrashReport, MockLLMClient, MockLLMResponse, crash_everywhere, lives
-from agent_runtime_core.testing.accounts import _wrong
-from agent_runtime_core.testing.killing import Blow, Front
-from agent_runtime_core.testing.lives import Life
+from agent_runtime_core.testing import (
+    CrashReport,
+    MockLLMClient,
+    MockLLMResponse,
+    crash_everywhere,
+)
+from agent_runtime_core.testing import (
+    simulated_process as lives,
+)
+from agent_runtime_core.testing.crash_points import Blow, Front
+from agent_runtime_core.testing.run_comparison import _wrong
+from agent_runtime_core.testing.simulated_process import Life
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 

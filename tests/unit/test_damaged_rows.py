@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import aware
+from agent_runtime_core._core.clock import aware
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
+from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import StepExecutionError, StorageCorrupt, UnknownRun
 from agent_runtime_core.events import InMemoryEventBus, SQLiteEventBus
-from agent_runtime_core.journal.record import DONE, Record
 from agent_runtime_core.persistence import PersistenceManager, Scope
 from agent_runtime_core.persistence.documents.base import Table
 from agent_runtime_core.persistence.models import AuditEntry, AuditEventType, Conversation, ConversationMessage
 from agent_runtime_core.queue import SQLiteQueue
-from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.state import InMemoryStateStore, SQLiteStateStore

@@ -24,8 +24,8 @@ from agent_runtime_core import (
     configure,
     open_run,
 )
+from agent_runtime_core._execution.context import conversation_id
 from agent_runtime_core.config import reset_config
-from agent_runtime_core.context import conversation_id
 from agent_runtime_core.errors import StorageBusy
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
@@ -193,9 +193,9 @@ class Plain(AgentRuntime):
 runner = AgentRunner.open({str(tmp_path / "app.db")!r})
 assert runner.execute_sync(Plain()).status == "succeeded"
 named = [each for each in sys.modules if each.startswith("agent_runtime_core.persistence.backends")]
-assert not named and "agent_runtime_core.runner.chronicle" not in sys.modules, named
+assert not named and "agent_runtime_core.runner.run_recorder" not in sys.modules, named
 assert runner.execute_sync(Plain(), input_data={{"conversation_id": "a"}}).status == "succeeded"
-assert "agent_runtime_core.runner.chronicle" in sys.modules
+assert "agent_runtime_core.runner.run_recorder" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

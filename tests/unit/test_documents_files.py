@@ -27,8 +27,8 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.persistence.backends.files import FileHome
 from agent_runtime_core.persistence.documents.base import Absent, Changed, Entry, Table
-from agent_runtime_core.persistence.documents.file_disk import Disk
-from agent_runtime_core.persistence.documents.file_form import sealed
+from agent_runtime_core.persistence.documents.file_directory import Disk
+from agent_runtime_core.persistence.documents.file_format import sealed
 from agent_runtime_core.persistence.documents.file_lock import locked
 from agent_runtime_core.persistence.documents.files import FileDocuments
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import StorageCorrupt
-from agent_runtime_core.persistence.documents import sqlite, sqlite_reads, sqlite_words
+from agent_runtime_core.persistence.documents import sqlite, sqlite_fts, sqlite_queries
 from agent_runtime_core.persistence.documents.base import Document, Entry, Table
 from agent_runtime_core.persistence.documents.sqlite import SQLiteDocuments
 from agent_runtime_core.testing import VirtualClock
@@ -106,13 +106,13 @@ async def test_an_append_costs_the_same_at_any_length(path: Path, words: str) ->
         assert many <= 1.5 * few
 
 
-@pytest.mark.parametrize("asked_for", list(sqlite_reads.FIND))
+@pytest.mark.parametrize("asked_for", list(sqlite_queries.FIND))
 async def test_what_is_found_by_rank_is_not_sorted_again(path: Path, asked_for: tuple[str, bool]) -> None:
     async with opened(path) as table:
         await table.write(table.put(Entry("a", "")))
     values = dict.fromkeys(("kind", "group", "low", "high", "now", "prefix", "end", "limit", "offset"), 1)
     conn = sqlite3.connect(path)
-    plan = " ".join(row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + sqlite_reads.FIND[asked_for], values))
+    plan = " ".join(row[3] for row in conn.execute("EXPLAIN QUERY PLAN " + sqlite_queries.FIND[asked_for], values))
     conn.close()
     assert "SEARCH d USING INDEX arc_documents_" in plan
     assert ("TEMP B-TREE" in plan) == (asked_for[0] == "key")
@@ -182,7 +182,7 @@ async def test_the_first_search_makes_the_index_and_writes_keep_it(path: Path) -
 
 
 async def test_a_large_index_is_made_in_parts_while_others_write(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_words, "CHUNK", 30)
+    monkeypatch.setattr(sqlite_fts, "CHUNK", 30)
     chance = random.Random(3)
     async with opened(path) as table:
         await table.write(*(table.put(Entry(f"k{n:02}", "", words=f"all n{n}")) for n in range(40)))
@@ -210,7 +210,7 @@ async def test_programs_without_fts5_search_too_and_what_they_write_is_indexed_l
         await table.write(*(table.put(Entry(f"k{n}", "", words=f"all n{n}")) for n in range(4)))
         assert await _keys(table, "all n1") == ["k1"]
         with monkeypatch.context() as patched:
-            patched.setattr(sqlite_words, "has_index", lambda: False)
+            patched.setattr(sqlite_fts, "has_index", lambda: False)
             await table.write(
                 table.put(Entry("k1", "", words="all changed")),
                 table.delete("k2"),
@@ -228,7 +228,7 @@ async def test_a_file_made_without_fts5_is_indexed_by_a_program_that_has_it(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_words, "has_index", lambda: False)
+        patched.setattr(sqlite_fts, "has_index", lambda: False)
         async with opened(path) as table:
             await table.write(table.put(Entry("a", "", words="some words")))
             assert await _keys(table, "word") == ["a"]
@@ -244,7 +244,7 @@ async def test_where_the_index_stays_incomplete_it_is_looked_through(
     async with opened(path) as table:
         await table.write(table.put(Entry("a", "", words="some words")))
         # As where a program without FTS5 writes between each two steps of this one.
-        monkeypatch.setattr(sqlite_words, "complete", lambda view: False)
+        monkeypatch.setattr(sqlite_fts, "complete", lambda view: False)
         assert await _keys(table, "words some") == ["a"]
 
 
@@ -256,7 +256,7 @@ async def test_the_index_and_the_look_through_find_the_same(path: Path, monkeypa
         await table.write(*(table.put(Entry(key, "", words=words)) for key, words in texts.items()))
         queries = ["".join(chance.choices(letters, k=chance.randrange(1, 5))) for _ in range(80)]
         indexed = [await _keys(table, query) for query in queries]
-        monkeypatch.setattr(sqlite_words, "has_index", lambda: False)
+        monkeypatch.setattr(sqlite_fts, "has_index", lambda: False)
         assert indexed == [await _keys(table, query) for query in queries]
         assert sum(map(bool, indexed)) > 20
 

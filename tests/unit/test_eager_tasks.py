@@ -8,7 +8,7 @@ from contextvars import copy_context
 
 import pytest
 
-from agent_runtime_core._contexts import start_soon
+from agent_runtime_core._core.context_vars import start_soon
 from agent_runtime_core.interfaces import RunContext
 from tests.unit.rig import Rig
 

@@ -13,11 +13,11 @@ import pytest
 
 from agent_runtime_core import EffectAlreadyDone
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core._execution.step_policy import Happened
+from agent_runtime_core._journal.record import FORKED
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepInDoubt
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.journal.record import FORKED
 from agent_runtime_core.loop import run_turn_loop
-from agent_runtime_core.policy import Happened
 from agent_runtime_core.runner import open_run
 from agent_runtime_core.state.base import StateStore
 from agent_runtime_core.steps import Step, StepExecutor

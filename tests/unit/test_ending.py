@@ -19,7 +19,7 @@ from agent_runtime_core.interfaces import RunResult, TraceSink
 from agent_runtime_core.persistence import PersistenceManager
 from agent_runtime_core.queue import InMemoryQueue
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
-from agent_runtime_core.runner.ending import Ending
+from agent_runtime_core.runner.completion_hooks import Ending
 from agent_runtime_core.runner.settings import RunInfo
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus

@@ -11,7 +11,7 @@ from agent_runtime_core._engines.base import FORGET, INSTALL, Concern, Engine, G
 from agent_runtime_core._engines.memory import MemoryEngine, MemoryTx
 from agent_runtime_core.errors import LeaseLost
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.row import Mail, Moved
+from agent_runtime_core.queue.records import Mail, Moved
 from agent_runtime_core.testing import VirtualClock
 
 OLD, NEW = "0" * 26, "1" + "0" * 25

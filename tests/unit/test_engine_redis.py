@@ -18,15 +18,16 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_runtime_core._clock import SYSTEM
-from agent_runtime_core._engines import redis_bell, redis_line
+from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, Op
-from agent_runtime_core._engines.redis import RedisEngine
-from agent_runtime_core._engines.redis_line import Line, NotCarriedOut, Unanswered
-from agent_runtime_core._engines.redis_pipe import BATCH, LARGE, CommitPipeline, ScriptCall, joined
-from agent_runtime_core._engines.redis_script import RedisConcern, Script, bulk, prepared
-from agent_runtime_core._engines.redis_url import redis_place
-from agent_runtime_core._engines.shared import Process
+from agent_runtime_core._engines.redis import connection, notifier
+from agent_runtime_core._engines.redis.connection import Line, NotCarriedOut, Unanswered
+from agent_runtime_core._engines.redis.engine import RedisEngine
+from agent_runtime_core._engines.redis.pipeline import BATCH, LARGE, CommitPipeline, ScriptCall, joined
+from agent_runtime_core._engines.redis.script import RedisConcern, Script, bulk, prepared
+from agent_runtime_core._engines.redis.url import redis_place
+from agent_runtime_core._engines.shared_engine import Process
+from agent_runtime_core._journal.record import DONE, Record
 from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,
@@ -36,9 +37,8 @@ from agent_runtime_core.errors import (
     StorageFull,
     UnsafeRedis,
 )
-from agent_runtime_core.journal.record import DONE, Record
+from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.queue.redis import RedisQueue
-from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.state.redis import RedisStateStore
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.cut import Cut
@@ -101,7 +101,7 @@ PATIENT = 30.0  # seconds, where it is not the point that somebody loses patienc
 
 @pytest.fixture(autouse=True)
 def _a_server_may_stand_still_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_line, "ANSWER", PATIENT)
+    monkeypatch.setattr(connection, "ANSWER", PATIENT)
 
 
 def opened(url: str, patience: float = PATIENT) -> RedisEngine:
@@ -356,7 +356,7 @@ async def test_of_one_that_stayed_away_it_is_told_that_nothing_was_written(monke
 async def test_an_idle_connection_is_made_anew_after_a_restart(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_line, "IDLE", 0.0)
+    monkeypatch.setattr(connection, "IDLE", 0.0)
     with RedisServer(appendonly="yes") as server, one(server.url) as engine:
         await put(engine, "a", "1")
         await asyncio.to_thread(server.restart)
@@ -369,7 +369,7 @@ async def test_an_idle_connection_is_made_anew_after_a_restart(
 async def test_a_busy_connection_that_is_lost_is_told_as_unknown_and_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_line, "IDLE", 3600.0)  # however long the restart takes
+    monkeypatch.setattr(connection, "IDLE", 3600.0)  # however long the restart takes
     with RedisServer(appendonly="yes") as server, one(server.url) as engine:
         await put(engine, "a", "1")
         server.restart()
@@ -421,7 +421,7 @@ async def test_a_user_who_may_end_no_connection_is_served() -> None:
 async def test_a_stopped_server_is_busy_in_time_and_used_again_when_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(redis_line, "ANSWER", 0.3)
+    monkeypatch.setattr(connection, "ANSWER", 0.3)
     with RedisServer() as server, one(server.url, 0.5) as engine:
         await put_at_last(engine, "a", "0")
         server.stop()
@@ -831,7 +831,7 @@ async def test_a_user_with_the_rights_that_the_guide_names_writes_reads_and_hear
 async def test_a_server_that_was_replaced_is_told_and_all_listeners_are_woken(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_line, "IDLE", 0.0)
+    monkeypatch.setattr(connection, "IDLE", 0.0)
     with RedisServer() as server, one(server.url) as engine:
         woken = threading.Event()
         engine.listen("mail", woken.set)
@@ -922,8 +922,8 @@ async def test_a_topic_that_nobody_listens_to_any_more_is_left(redis_server: Red
 async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_bell, "QUIET", 0.05)
-    monkeypatch.setattr(redis_bell, "_TURN", 0.02)
+    monkeypatch.setattr(notifier, "QUIET", 0.05)
+    monkeypatch.setattr(notifier, "_TURN", 0.02)
     with Cut(redis_server.port) as proxy, one(f"{proxy.url}?prefix=quiet") as engine:
         heard: list[int] = []
         engine.listen("things", lambda: heard.append(1))
@@ -938,9 +938,9 @@ async def test_a_bell_that_hears_nothing_asks_and_then_connects_anew(
 async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection_while(
     when: str, engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscribe, dropped = redis_bell.ChannelBell._subscribe, threading.Event()
+    subscribe, dropped = notifier.ChannelBell._subscribe, threading.Event()
 
-    def subscribing(self: redis_bell.ChannelBell, conn: Any) -> None:
+    def subscribing(self: notifier.ChannelBell, conn: Any) -> None:
         send = conn.send_command
 
         def drop() -> None:  # as redis-py does where it cannot send
@@ -957,7 +957,7 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
         subscribe(self, conn)
         drop()
 
-    monkeypatch.setattr(redis_bell.ChannelBell, "_subscribe", subscribing)
+    monkeypatch.setattr(notifier.ChannelBell, "_subscribe", subscribing)
     woken = threading.Event()
     engine.listen("things", woken.set)
     assert await asyncio.to_thread(woken.wait, PATIENT)
@@ -972,15 +972,15 @@ async def test_a_bell_is_hung_anew_where_a_listeners_thread_drops_its_connection
 async def test_why_a_bell_is_not_heard_is_said_once_for_each_kind_of_error(
     redis_server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, errors = redis_bell.ChannelBell._hear, [ValueError("one"), ValueError("two"), TypeError("three")]
+    hear, errors = notifier.ChannelBell._hear, [ValueError("one"), ValueError("two"), TypeError("three")]
 
-    def hearing(self: redis_bell.ChannelBell, conn: Any) -> None:
+    def hearing(self: notifier.ChannelBell, conn: Any) -> None:
         if errors:
             raise errors.pop(0)
         hear(self, conn)
 
-    monkeypatch.setattr(redis_bell.ChannelBell, "_hear", hearing)
-    monkeypatch.setattr(redis_bell, "pause", lambda seconds: None)
+    monkeypatch.setattr(notifier.ChannelBell, "_hear", hearing)
+    monkeypatch.setattr(notifier, "pause", lambda seconds: None)
     with one(f"{redis_server.url}?prefix=said") as engine:
         woken: list[int] = []
         engine.listen("things", lambda: woken.append(1))
@@ -1054,7 +1054,7 @@ async def test_after_close_nothing_is_taken(redis_url: str) -> None:
 
 
 async def test_close_does_not_wait_for_ever_for_a_server_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_line, "ANSWER", 0.2)
+    monkeypatch.setattr(connection, "ANSWER", 0.2)
     with RedisServer() as server:
         engine = opened(server.url, 0.3)
         engine.listen("things", lambda: None)
@@ -1092,7 +1092,7 @@ async def test_a_commit_of_a_loop_that_does_not_turn_is_answered_and_those_of_ot
 async def test_a_connection_that_speaks_unasked_is_not_used_again(
     engine: RedisEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_line, "IDLE", 0.0)
+    monkeypatch.setattr(connection, "IDLE", 0.0)
     await put(engine, "a", "1")
     conn = engine._line._conn
     conn.send_command("PING")
@@ -1231,7 +1231,7 @@ def test_a_server_that_sends_us_elsewhere_again_and_again_is_tried_later(monkeyp
     monkeypatch.setattr(Line, "_connect", lambda self: None)
     monkeypatch.setattr(Line, "fresh", lambda self: False)
     monkeypatch.setattr(Line, "call", lambda self, last: (_ for _ in ()).throw(NotCarriedOut("MOVED 7 :6380")))
-    with pytest.raises(redis_line.Unsent, match="elsewhere again and again"):
+    with pytest.raises(connection.Unsent, match="elsewhere again and again"):
         line.evaluate(b"")
     assert (line.place.host, line.place.port) == ("127.0.0.1", 6380)
 
@@ -1244,7 +1244,7 @@ def test_where_the_node_is_gone_that_we_were_sent_to_the_first_one_is_asked_agai
         assert line.place.port == node.port
     with pytest.raises(Unanswered):
         line.evaluate(b"2")
-    with pytest.raises(redis_line.Unsent, match="cannot be reached"):
+    with pytest.raises(connection.Unsent, match="cannot be reached"):
         line.evaluate(b"3")
     assert line.evaluate(b"4") == [b"4"]
     assert line.place.port == redis_server.port

@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines import sqlite
 from agent_runtime_core._engines.base import INSTALL, Concern, Guard, NotApplied, Op
-from agent_runtime_core._engines.presence import CommitLock
-from agent_runtime_core._engines.requests import Request
-from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx, translate
+from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._engines.sqlite import engine as sqlite
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._engines.sqlite.liveness import CommitLock
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx, translate
 from agent_runtime_core.errors import (
     InvalidArgument,
     LeaseLost,
@@ -38,7 +38,7 @@ from agent_runtime_core.errors import (
     StorageTooNew,
 )
 from agent_runtime_core.queue import SQLiteQueue
-from agent_runtime_core.queue.row import RunFilter
+from agent_runtime_core.queue.records import RunFilter
 from tests.unit.rig import no_thread, soon, until
 
 OLD, NEW = "0" * 26, "1" + "0" * 25
@@ -444,7 +444,7 @@ async def test_strange_names_are_names(tmp_path: Path, name: str) -> None:
 async def test_nothing_is_acknowledged_for_a_file_that_is_not_there_any_more(
     engine: SQLiteEngine, path: Path, after: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite_file._LOOK", 0.0)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.database._LOOK", 0.0)
 
     async def commit() -> None:
         if where == "loop":
@@ -473,7 +473,7 @@ async def test_nothing_is_acknowledged_for_a_file_that_is_not_there_any_more(
 async def test_nothing_is_acknowledged_without_what_belongs_to_the_file(
     engine: SQLiteEngine, path: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite_file._LOOK", 0.0)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.database._LOOK", 0.0)
     await engine.commit(None, [Op("put", ("a", 1))])
     Path(f"{path}{what}").unlink()
     for _ in range(2):
@@ -516,8 +516,8 @@ def test_what_cannot_be_kept_leaves_nothing_open(path: Path, monkeypatch: pytest
         return locks[-1]
 
     locks: list[CommitLock] = []
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite.Presence", refuse)
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite.CommitLock", made)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.Presence", refuse)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.engine.CommitLock", made)
     with pytest.raises(StorageError, match=r"a\.db may not be written or read \(no\): grant it"):
         opened(path)
     assert [lock._fd for lock in locks] == [-1]

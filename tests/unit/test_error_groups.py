@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import Step, StepExecutor, open_run
+from agent_runtime_core._execution.recorded_calls import KeyedSteps
+from agent_runtime_core._execution.step_policy import NEVER_RETRIED
 from agent_runtime_core.errors import (
     AuthenticationFailed,
     CircuitOpen,
@@ -40,15 +42,13 @@ from agent_runtime_core.errors import (
     text_of,
 )
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.keyed import KeyedSteps
-from agent_runtime_core.llm._breaker import Breakers
-from agent_runtime_core.planning.executing import AS_THEY_ARE, _may_help
-from agent_runtime_core.policy import NEVER_RETRIED
-from agent_runtime_core.runner.ends import FINAL_ERRORS
+from agent_runtime_core.llm._circuit_breaker import Breakers
+from agent_runtime_core.planning.executor import AS_THEY_ARE, _may_help
+from agent_runtime_core.runner.outcomes import FINAL_ERRORS
 from agent_runtime_core.status import RunStatus
-from agent_runtime_core.steps.crew import STOPS
+from agent_runtime_core.steps.worker_pool import STOPS
 from agent_runtime_core.testing import MockRunContext, VirtualClock
-from agent_runtime_core.tools.calls import answer_call
+from agent_runtime_core.tools.invocation import answer_call
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import Tool
 from tests.unit.rig import Rig

@@ -19,10 +19,12 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import events
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
+from agent_runtime_core._core.event_types import EventType
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._journal.record import ATTEMPT, DONE, ENDED, STARTED, Record
 from agent_runtime_core.config import configure
 from agent_runtime_core.errors import (
     InvalidArgument,
@@ -33,11 +35,9 @@ from agent_runtime_core.errors import (
     StorageCorrupt,
     UnserialisableResult,
 )
-from agent_runtime_core.event_types import EventType
 from agent_runtime_core.events import Event, EventBus, InMemoryEventBus, SQLiteEventBus, get_event_bus
-from agent_runtime_core.events.base import StoredEvent, payload_of
-from agent_runtime_core.events.feed import PAGE, WINDOW, WINDOW_BYTES, Hub
-from agent_runtime_core.journal.record import ATTEMPT, DONE, ENDED, STARTED, Record
+from agent_runtime_core.events.event import StoredEvent, payload_of
+from agent_runtime_core.events.subscriptions import PAGE, WINDOW, WINDOW_BYTES, Hub
 from tests.unit.rig import soon
 
 RUN = UUID("0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2a01")
@@ -677,7 +677,7 @@ async def test_closing_twice_lets_go_of_the_file_once(tmp_path: Path) -> None:
 
 
 async def test_a_commit_rings_instead_of_being_polled_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite_bell._POLL", 300.0)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.notifier._POLL", 300.0)
     bus = SQLiteEventBus(tmp_path / "events.db")
     await bus.publish(RUN, "tick", {})
     stream = bus.subscribe(RUN, 0)

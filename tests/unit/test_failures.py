@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._json import encode
+from agent_runtime_core._core.codec.json import encode
+from agent_runtime_core._execution.recorded_calls import KeyedSteps
+from agent_runtime_core._execution.step_failure import as_raised, failed_again
+from agent_runtime_core._journal.record import FAILED, Record
 from agent_runtime_core.errors import (
     CircuitOpen,
     InvalidArgument,
@@ -20,9 +23,6 @@ from agent_runtime_core.errors import (
     WaitTimeout,
     text_of,
 )
-from agent_runtime_core.failures import as_raised, failed_again
-from agent_runtime_core.journal.record import FAILED, Record
-from agent_runtime_core.keyed import KeyedSteps
 from tests.unit.rig import Rig, twice
 
 

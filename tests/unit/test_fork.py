@@ -11,10 +11,10 @@ from uuid import UUID
 
 import pytest
 
+from agent_runtime_core._core.codec.json import decode
+from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._core.codec.typed import register_type
-from agent_runtime_core._json import decode
-from agent_runtime_core._tags import REGISTRY
-from agent_runtime_core.effects import FORKED_FROM
+from agent_runtime_core._execution.effects import FORKED_FROM
 from agent_runtime_core.errors import IdempotencyConflict, InvalidArgument, StepExecutionError, StorageFull, UnknownRun
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
 from agent_runtime_core.limits import RunLimits

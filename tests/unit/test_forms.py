@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_runtime_core._core.codec import typed
+from agent_runtime_core._core.codec.json import decode, encode
+from agent_runtime_core._core.codec.tagged import OWN
 from agent_runtime_core._core.codec.type_hints import returns_of
 from agent_runtime_core._core.codec.typed import build, codec_for, register_type
-from agent_runtime_core._json import decode, encode
-from agent_runtime_core._tags import OWN
 from agent_runtime_core.errors import InvalidArgument, UnserialisableResult
 from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.persistence import Task, TaskState
@@ -353,7 +353,7 @@ SAMPLES: dict[Any, Any] = {
 
 @pytest.mark.parametrize("tag", sorted(OWN))
 def test_a_model_of_this_library_is_a_result_without_an_annotation(tag: str) -> None:
-    module, _, name = tag.rpartition(".")
+    module, _, name = OWN[tag].partition(":")
     cls = getattr(importlib.import_module(module), name)
     write, read = codec_for(None)
     for value in [*cls] if issubclass(cls, enum.Enum) else [_made(cls)]:
@@ -372,13 +372,13 @@ def test_every_public_enum_is_a_result_without_an_annotation() -> None:
         package = importlib.import_module(f"agent_runtime_core{name}")
         public = [getattr(package, each) for each in package.__all__]
         found |= {each for each in public if isinstance(each, type) and issubclass(each, enum.Enum)}
-    assert {f"{each.__module__}.{each.__qualname__}" for each in found} <= OWN
+    assert {f"{each.__module__}:{each.__qualname__}" for each in found} <= set(OWN.values())
     assert len(found) > 10
 
 
 def test_a_model_of_this_library_is_read_by_a_process_that_had_not_met_it() -> None:
     text = codec_for(None)[0]([Task(id=UUID(int=1), name="x", state=TaskState.COMPLETE)])
-    code = f"from agent_runtime_core._json import decode; print(decode({text!r})[0].state)"
+    code = f"from agent_runtime_core._core.codec.json import decode; print(decode({text!r})[0].state)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "TaskState.COMPLETE"
 

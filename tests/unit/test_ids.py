@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime_core import _ids
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core import ids
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.errors import InvalidArgument
 
 ULID = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}")
@@ -28,24 +28,24 @@ class SetClock(Clock):
 @settings(max_examples=500, deadline=None)
 @given(st.integers(0, 2**128 - 1), st.integers(0, 2**128 - 1))
 def test_ulid_text_sorts_as_the_numbers_do_and_parses_back(one: int, other: int) -> None:
-    texts = _ids.ulid_text(one), _ids.ulid_text(other)
+    texts = ids.ulid_text(one), ids.ulid_text(other)
     assert (texts[0] < texts[1]) == (one < other)
     assert ULID.fullmatch(texts[0])
-    assert _ids.parse_ulid(texts[0]) == one
-    assert _ids.parse_ulid(texts[0].lower()) == one
+    assert ids.parse_ulid(texts[0]) == one
+    assert ids.parse_ulid(texts[0].lower()) == one
 
 
 def test_ulid_text_is_the_published_example() -> None:
     # From the ULID specification: the time part of 01ARZ3NDEKTSV4RRFFQ69G5FAV is this millisecond.
-    assert _ids.parse_ulid("01ARZ3NDEKTSV4RRFFQ69G5FAV") >> 80 == 1469922850259
-    assert _ids.ulid_text(2**128 - 1) == "7" + "Z" * 25
-    assert _ids.ulid_text(0) == "0" * 26
+    assert ids.parse_ulid("01ARZ3NDEKTSV4RRFFQ69G5FAV") >> 80 == 1469922850259
+    assert ids.ulid_text(2**128 - 1) == "7" + "Z" * 25
+    assert ids.ulid_text(0) == "0" * 26
 
 
 @pytest.mark.parametrize("bits", [-1, 2**128])
 def test_a_number_that_no_ulid_holds_is_refused(bits: int) -> None:
     with pytest.raises(InvalidArgument, match="128 bits"):
-        _ids.ulid_text(bits)
+        ids.ulid_text(bits)
 
 
 @pytest.mark.parametrize(
@@ -64,24 +64,24 @@ def test_a_number_that_no_ulid_holds_is_refused(bits: int) -> None:
 )
 def test_text_that_is_no_ulid_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="is no ULID"):
-        _ids.parse_ulid(text)
+        ids.parse_ulid(text)
 
 
 def test_a_new_ulid_carries_the_time_and_80_bits_of_chance() -> None:
     clock = SetClock(1_700_000_000.123)
-    made = [_ids.parse_ulid(_ids.new_ulid(clock)) for _ in range(200)]
+    made = [ids.parse_ulid(ids.new_ulid(clock)) for _ in range(200)]
     assert {bits >> 80 for bits in made} == {1_700_000_000_123}
     assert len({bits & (1 << 80) - 1 for bits in made}) == 200
-    assert _ids.new_ulid(SetClock(5.0)) == _ids.new_ulid(SetClock(5.0))
+    assert ids.new_ulid(SetClock(5.0)) == ids.new_ulid(SetClock(5.0))
 
 
 def test_a_new_ulid_is_above_the_last_one_when_the_clock_went_back() -> None:
     clock = SetClock(1_700_000_000.0)
-    last = _ids.new_ulid(clock)
+    last = ids.new_ulid(clock)
     clock.seconds -= 3600
     tails = set()
     for _ in range(100):
-        following = _ids.new_ulid(clock, after=last)
+        following = ids.new_ulid(clock, after=last)
         assert following > last
         last = following
         tails.add(last[10:])
@@ -90,74 +90,74 @@ def test_a_new_ulid_is_above_the_last_one_when_the_clock_went_back() -> None:
 
 
 def test_a_new_ulid_takes_the_clock_where_that_is_above() -> None:
-    assert _ids.parse_ulid(_ids.new_ulid(SetClock(9.0), after=_ids.ulid_text(0))) >> 80 == 9000
+    assert ids.parse_ulid(ids.new_ulid(SetClock(9.0), after=ids.ulid_text(0))) >> 80 == 9000
 
 
 @pytest.mark.parametrize(("seconds", "ms"), [(-5.0, 0), (1e15, 2**48 - 1)])
 def test_a_wall_time_that_no_ulid_holds_is_cut(seconds: float, ms: int) -> None:
-    assert _ids.parse_ulid(_ids.new_ulid(SetClock(seconds))) >> 80 == ms
+    assert ids.parse_ulid(ids.new_ulid(SetClock(seconds))) >> 80 == ms
 
 
 def test_ids_made_one_after_the_other_are_ulids_and_all_differ() -> None:
     clock = Clock(seed=1)
-    made = [_ids.next_id(clock, 5.0) for _ in range(3000)]
+    made = [ids.next_id(clock, 5.0) for _ in range(3000)]
     assert len(set(made)) == 3000
-    assert len({_ids.parse_ulid(each) >> 10 for each in made}) == 3
+    assert len({ids.parse_ulid(each) >> 10 for each in made}) == 3
 
 
 def test_ids_of_claims_and_events_have_the_time_at_which_they_were_made() -> None:
     clock = SetClock(0.0)
     for n in range(1, 4000):
         clock.seconds = n / 3333
-        assert _ids.parse_ulid(_ids.next_id(clock, clock.seconds)) >> 80 == int(clock.seconds * 1000)
+        assert ids.parse_ulid(ids.next_id(clock, clock.seconds)) >> 80 == int(clock.seconds * 1000)
     clock.seconds = 0.5  # it went back
-    assert _ids.parse_ulid(_ids.next_id(clock, 0.5)) >> 80 == 500
+    assert ids.parse_ulid(ids.next_id(clock, 0.5)) >> 80 == 500
 
 
 def test_a_forked_process_makes_none_of_the_ids_of_its_parent() -> None:
     clock = Clock(seed=1)
-    _ids.next_id(clock, 5.0)
+    ids.next_id(clock, 5.0)
     ahead = copy.copy(clock)
     clock.ids, ahead.ids = itertools.tee(clock.ids)
     ahead.forked()
-    assert not {_ids.next_id(clock, 5.0) for _ in range(1023)} & {_ids.next_id(ahead, 5.0) for _ in range(1023)}
+    assert not {ids.next_id(clock, 5.0) for _ in range(1023)} & {ids.next_id(ahead, 5.0) for _ in range(1023)}
 
 
 def test_nothing_is_above_the_last_ulid_of_all() -> None:
     with pytest.raises(InvalidArgument, match="no ULID above"):
-        _ids.new_ulid(SetClock(1.0), after="7" + "Z" * 25)
+        ids.new_ulid(SetClock(1.0), after="7" + "Z" * 25)
 
 
 def test_step_ids_are_stable_and_told_apart() -> None:
     # A stored journal depends on this very text.
-    assert _ids.step_id("run", "fetch", "0") == _ids.step_id("run", "fetch", "0") == "0QSS2XTRQJCP8GFCT43ZGJQTME"
+    assert ids.step_id("run", "fetch", "0") == ids.step_id("run", "fetch", "0") == "0QSS2XTRQJCP8GFCT43ZGJQTME"
     parts = [("a", "b", "c"), ("ab", "", "c"), ("", "ab", "c"), ("a", "bc", ""), ("a", "", "bc"), ("1:1", "a", "b")]
-    assert len({_ids.step_id(*three) for three in parts}) == len(parts)
-    assert ULID.fullmatch(_ids.step_id("r", "\ud800", "\0"))
+    assert len({ids.step_id(*three) for three in parts}) == len(parts)
+    assert ULID.fullmatch(ids.step_id("r", "\ud800", "\0"))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.tuples(st.text(), st.text(), st.text()), st.tuples(st.text(), st.text(), st.text()))
 def test_step_ids_are_equal_only_for_equal_parts(one: tuple[str, str, str], other: tuple[str, str, str]) -> None:
-    assert (_ids.step_id(*one) == _ids.step_id(*other)) == (one == other)
+    assert (ids.step_id(*one) == ids.step_id(*other)) == (one == other)
 
 
 def test_a_run_id_that_is_a_uuid_stays_one() -> None:
     run_id = UUID("0F8FAD5B-d9cb-469f-a165-70867728950e")
-    assert _ids.run_uuid(run_id, Clock(1)) == (run_id, None)
-    assert _ids.run_uuid(str(run_id), Clock(1)) == (run_id, None)
-    assert _ids.run_uuid(str(run_id).upper(), Clock(1)) == (run_id, None)
+    assert ids.run_uuid(run_id, Clock(1)) == (run_id, None)
+    assert ids.run_uuid(str(run_id), Clock(1)) == (run_id, None)
+    assert ids.run_uuid(str(run_id).upper(), Clock(1)) == (run_id, None)
 
 
 def test_another_string_always_maps_to_the_same_uuid() -> None:
     # Part of every store: it may never change.
-    assert _ids.run_uuid("run-123", Clock(1)) == (UUID("5a3120bf-3353-54b5-a92c-269a638dfbd3"), "run-123")
+    assert ids.run_uuid("run-123", Clock(1)) == (UUID("5a3120bf-3353-54b5-a92c-269a638dfbd3"), "run-123")
     key = "é" * 512
-    run_id, run_key = _ids.run_uuid(key, Clock(2))
+    run_id, run_key = ids.run_uuid(key, Clock(2))
     assert (run_id.version, run_key) == (5, key)
-    assert _ids.run_uuid("run-124", Clock(1))[0] != _ids.run_uuid("run-123", Clock(1))[0]
+    assert ids.run_uuid("run-124", Clock(1))[0] != ids.run_uuid("run-123", Clock(1))[0]
     # Only the canonical text is a UUID; this is a string like another.
-    assert _ids.run_uuid("0f8fad5bd9cb469fa16570867728950e", Clock(1))[1] is not None
+    assert ids.run_uuid("0f8fad5bd9cb469fa16570867728950e", Clock(1))[1] is not None
 
 
 def test_a_fresh_run_id_comes_from_the_clock() -> None:
@@ -165,13 +165,13 @@ def test_a_fresh_run_id_comes_from_the_clock() -> None:
         def wall(self) -> float:
             return 1_700_000_000.5
 
-    one, key = _ids.run_uuid(None, At(3))
+    one, key = ids.run_uuid(None, At(3))
     assert ((one.int >> 76) & 0xF, one.variant, key) == (7, "specified in RFC 4122", None)
     assert one.int >> 80 == 1_700_000_000_500
-    assert one == _ids.run_uuid(None, At(3))[0]
-    assert one != _ids.run_uuid(None, At(4))[0]
+    assert one == ids.run_uuid(None, At(3))[0]
+    assert one != ids.run_uuid(None, At(4))[0]
     clock = At(5)
-    made = [_ids.run_uuid(None, clock)[0] for _ in range(1000)]
+    made = [ids.run_uuid(None, clock)[0] for _ in range(1000)]
     assert made == sorted(set(made))
 
 
@@ -189,32 +189,32 @@ def test_a_fresh_run_id_comes_from_the_clock() -> None:
 )
 def test_a_run_id_that_cannot_be_kept_is_refused(value: object, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told) as caught:
-        _ids.run_uuid(value, Clock(1))  # type: ignore[arg-type]
+        ids.run_uuid(value, Clock(1))  # type: ignore[arg-type]
     assert len(str(caught.value)) < 300
 
 
 def test_a_child_run_has_one_id_that_no_run_key_has() -> None:
-    step = _ids.step_id("run", "call", "0")
-    assert _ids.child_run_id(step) == _ids.child_run_id(step)
-    assert _ids.child_run_id(step).version == 5
-    assert _ids.child_run_id(step) != _ids.child_run_id(_ids.step_id("run", "call", "1"))
-    assert _ids.child_run_id(step) != _ids.run_uuid(step, Clock(1))[0]
+    step = ids.step_id("run", "call", "0")
+    assert ids.child_run_id(step) == ids.child_run_id(step)
+    assert ids.child_run_id(step).version == 5
+    assert ids.child_run_id(step) != ids.child_run_id(ids.step_id("run", "call", "1"))
+    assert ids.child_run_id(step) != ids.run_uuid(step, Clock(1))[0]
 
 
 def test_a_trace_id_is_the_run_id_in_32_hex_digits() -> None:
-    assert _ids.trace_id(UUID("0f8fad5b-d9cb-469f-a165-70867728950e")) == "0f8fad5bd9cb469fa16570867728950e"
+    assert ids.trace_id(UUID("0f8fad5b-d9cb-469f-a165-70867728950e")) == "0f8fad5bd9cb469fa16570867728950e"
 
 
 def test_a_ticket_that_is_not_above_the_last_one_moves_above_it_and_keeps_its_chance() -> None:
-    low, high = _ids.ulid_text(5 << 80 | 77), _ids.ulid_text(9 << 80 | 3)
-    assert _ids.above(high, low) == high
-    assert _ids.above(low, high) == _ids.ulid_text(10 << 80 | 77) > high
-    assert _ids.above(high, high) == _ids.ulid_text(10 << 80 | 3)
+    low, high = ids.ulid_text(5 << 80 | 77), ids.ulid_text(9 << 80 | 3)
+    assert ids.above(high, low) == high
+    assert ids.above(low, high) == ids.ulid_text(10 << 80 | 77) > high
+    assert ids.above(high, high) == ids.ulid_text(10 << 80 | 3)
 
 
 def test_a_run_is_stored_under_one_text_however_it_is_named() -> None:
-    run_id, _ = _ids.run_uuid("run-123", Clock(seed=7))
-    assert {_ids.stored_id(each) for each in ("run-123", run_id, str(run_id), str(run_id).upper())} == {str(run_id)}
+    run_id, _ = ids.run_uuid("run-123", Clock(seed=7))
+    assert {ids.stored_id(each) for each in ("run-123", run_id, str(run_id), str(run_id).upper())} == {str(run_id)}
     for wrong in (None, "", 3):
         with pytest.raises(InvalidArgument):
-            _ids.stored_id(wrong)  # type: ignore[arg-type]
+            ids.stored_id(wrong)  # type: ignore[arg-type]

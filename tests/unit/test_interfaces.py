@@ -10,8 +10,8 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import interfaces
+from agent_runtime_core._core.event_types import EventType
 from agent_runtime_core.errors import NotSupported, RunFailed
-from agent_runtime_core.event_types import EventType
 from agent_runtime_core.interfaces import (
     AgentRuntime,
     ErrorInfo,

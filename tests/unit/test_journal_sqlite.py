@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.requests import Request
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.commit_request import Request
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
+from agent_runtime_core._journal.record import DONE, ENDED, Record
+from agent_runtime_core._journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED, _crc
 from agent_runtime_core.errors import StorageCorrupt
-from agent_runtime_core.journal.record import DONE, ENDED, Record
-from agent_runtime_core.journal.sqlite import LONGEST_PACKED, SHORTEST_PACKED, _crc
 from agent_runtime_core.state import SQLiteStateStore
 
 RUN = "5bd5bb05-9e0c-4ac2-a1ba-9a2be0f8a1ce"

@@ -18,18 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_runtime_core import _json
-from agent_runtime_core._json import (
-    MAX_PARSED,
-    MAX_WHOLE,
-    arguments_digest,
-    decode,
-    decode_all,
-    encode,
-)
-from agent_runtime_core._tags import REVIVE
+from agent_runtime_core._core.codec import json as _json
+from agent_runtime_core._core.codec.json import MAX_PARSED, MAX_WHOLE, arguments_digest, decode, decode_all, encode
+from agent_runtime_core._core.codec.tagged import REVIVE
+from agent_runtime_core._core.event_types import EventType
 from agent_runtime_core.errors import UnserialisableResult
-from agent_runtime_core.event_types import EventType
 from agent_runtime_core.interfaces import ToolCallDict
 from agent_runtime_core.persistence import TaskState
 from agent_runtime_core.status import StepStatus
@@ -216,7 +209,7 @@ def test_an_enum_that_is_neither_text_nor_number_is_told_by_no_value_and_a_regis
 
 def test_sets_are_written_in_one_order_in_every_process() -> None:
     code = (
-        "from agent_runtime_core._json import encode;"
+        "from agent_runtime_core._core.codec.json import encode;"
         "print(encode({'one', 'two', 'three', 4, ('five',), frozenset({'six', 'seven'})}))"
     )
     written = {

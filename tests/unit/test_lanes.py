@@ -17,8 +17,8 @@ from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, RunBusy, UnknownRun
 from agent_runtime_core.queue import InMemoryQueue, Moved, SQLiteQueue
 from agent_runtime_core.queue import sqlite as sqlite_queue
-from agent_runtime_core.queue.row import RunRow
-from agent_runtime_core.queue.rows import PLACE
+from agent_runtime_core.queue.records import RunRow
+from agent_runtime_core.queue.transitions import PLACE
 from agent_runtime_core.runner import AgentRunner, RunnerConfig, open_run
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock

@@ -15,13 +15,13 @@ import pytest
 from agent_runtime_core.agents import ToolCallingAgent
 from agent_runtime_core.errors import PlanningError
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from agent_runtime_core.outputs import Output
 from agent_runtime_core.persistence import AuditEventType, PersistenceManager
 from agent_runtime_core.planning.base import BasePlanner
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
 from agent_runtime_core.tools import ToolRegistry
+from agent_runtime_core.tools.structured_output import Output
 from agent_runtime_core.turns import TurnManager
 from tests.unit.rig import Hurried, Rig
 

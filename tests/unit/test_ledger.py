@@ -10,13 +10,13 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core._engines.base import INSTALL, Guard, Op
-from agent_runtime_core.book import Book
+from agent_runtime_core._execution.claim_writer import BUSY_TRIES, Ledger
+from agent_runtime_core._execution.step_journal import Book
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.errors import LeaseLost, StorageBusy
 from agent_runtime_core.events import InMemoryEventBus
-from agent_runtime_core.journal.record import Record
-from agent_runtime_core.ledger import BUSY_TRIES, Ledger
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.row import Moved, RunRow, Settle
+from agent_runtime_core.queue.records import Moved, RunRow, Settle
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.testing import VirtualClock
 

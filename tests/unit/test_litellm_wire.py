@@ -29,7 +29,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import LLMResponse
 from agent_runtime_core.llm import LiteLLMClient, Retries, Timeouts, get_llm_client
-from agent_runtime_core.llm._assembly import Assembly
+from agent_runtime_core.llm._openai_stream import Assembly
 from tests.litellm_rest import settled
 from tests.unit.wire_server import Script, WireServer, script, serving, stream
 

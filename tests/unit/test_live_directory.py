@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus, open_run
-from agent_runtime_core._engines import presence, sqlite_bell
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.live_directory import open_lock
-from agent_runtime_core._engines.presence import RESCAN, Presence
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite import liveness, notifier
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._engines.sqlite.live_directory import open_lock
+from agent_runtime_core._engines.sqlite.liveness import RESCAN, Presence
 from agent_runtime_core.errors import StorageBusy, StorageCorrupt, StorageError, StorageFull
 from agent_runtime_core.testing import VirtualClock
 from tests.unit.rig import Script, soon
@@ -166,7 +166,7 @@ async def test_without_fifos_everything_works_and_one_line_says_so(
 
     real = getattr(os, call)
     monkeypatch.setattr(os, call, refused)
-    monkeypatch.setattr(sqlite_bell, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(notifier, "_TRY_AGAIN", 0.0)
     script = Script(lambda ctx: ctx.step("s", lambda: 1))
     with caplog.at_level(logging.INFO, "agent_runtime_core"):
         async with AgentRunner.open(tmp_path / "a.db") as runner:
@@ -185,7 +185,7 @@ async def test_without_fifos_everything_works_and_one_line_says_so(
 
 
 async def test_a_fifo_that_could_not_be_made_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_bell, "_TRY_AGAIN", 0.0)
+    monkeypatch.setattr(notifier, "_TRY_AGAIN", 0.0)
     engine = opened(tmp_path / "a.db")
     with pytest.MonkeyPatch.context() as patch:
         Failing(patch, os, "mkfifo", errno.ENOSPC, 1)
@@ -271,7 +271,7 @@ def test_a_lock_that_cannot_be_looked_at_counts_as_alive(
                     raise PermissionError(errno.EACCES, "Permission denied")
                 return real(path, flags)
 
-            monkeypatch.setattr(presence, "open_lock", refuse)
+            monkeypatch.setattr(liveness, "open_lock", refuse)
     other = Presence(tmp_path, f"{PEER[:-1]}0", VirtualClock())
     assert other.dead([PEER]) == ()
     other.close()
@@ -327,7 +327,7 @@ async def test_a_file_system_without_permissions_is_taken_as_it_is(
 
 OPEN = """
 import os, sys
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 
 path, user, umask, stays = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "stays"
 os.umask(umask)

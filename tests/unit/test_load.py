@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from agent_runtime_core._load import load, pick
+from agent_runtime_core._core.lazy_import import load, pick
 from agent_runtime_core.errors import InvalidArgument, MissingDependency
 
 HOUSE = "agent_runtime_core"

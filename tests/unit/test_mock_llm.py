@@ -21,8 +21,8 @@ from agent_runtime_core.interfaces import (
     ToolRegistry,
 )
 from agent_runtime_core.llm import get_llm_client, use_llm_client
-from agent_runtime_core.llm._chat import ChatClient, forbid_remote
-from agent_runtime_core.llm._wire import Answer, Request, Wire
+from agent_runtime_core.llm._client import ChatClient, forbid_remote
+from agent_runtime_core.llm._provider import Answer, Request, Wire
 from agent_runtime_core.testing import (
     LLMEvaluator,
     MockLLMClient,
@@ -31,7 +31,7 @@ from agent_runtime_core.testing import (
     create_test_context,
     run_agent_test,
 )
-from agent_runtime_core.tools.calls import answer_call
+from agent_runtime_core.tools.invocation import answer_call
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core import AgentRunner, open_run
-from agent_runtime_core._engines import one_name
 from agent_runtime_core._engines.base import Op
+from agent_runtime_core._engines.sqlite import one_name
 from agent_runtime_core.errors import StorageBusy, StorageError
 from tests.unit.test_engine_sqlite import get, opened
 
@@ -71,7 +71,9 @@ async def test_a_second_hard_link_is_refused_and_the_first_name_works_on(a: Path
 async def test_other_processes_of_the_first_name_may_come(a: Path, b: Path) -> None:
     await write(a, "x")
     os.link(a, b)
-    code = "import sys; from agent_runtime_core._engines.sqlite import SQLiteEngine; SQLiteEngine.open(sys.argv[1])"
+    code = (
+        "import sys; from agent_runtime_core._engines.sqlite.engine import SQLiteEngine; SQLiteEngine.open(sys.argv[1])"
+    )
     engine = opened(a)
     first, second = (
         subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, check=False)
@@ -162,7 +164,7 @@ async def test_a_symbolic_link_is_the_same_name(a: Path, b: Path) -> None:
 
 HOLDS = """
 import sys
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 engine = SQLiteEngine.open(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()
@@ -238,7 +240,7 @@ set -e
 mount --bind "$1" "$2"
 exec "$3" -c "
 import sys
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 SQLiteEngine.open(sys.argv[1]).close_now()
 print('opened')" "$4"
 """

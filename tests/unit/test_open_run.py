@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.context import Context
+from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.context import Context
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -22,9 +23,8 @@ from agent_runtime_core.errors import (
     RunFailed,
     StorageClosed,
 )
-from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, open_run, open_run_sync
-from agent_runtime_core.runner.heart import Heart, Held
+from agent_runtime_core.runner.heartbeat import Heart, Held
 from agent_runtime_core.steps import Step, StepExecutor
 
 

@@ -18,8 +18,8 @@ import pytest
 
 openai = pytest.importorskip("openai")
 
-from agent_runtime_core._json import decode, encode  # noqa: E402
-from agent_runtime_core._load import load  # noqa: E402
+from agent_runtime_core._core.codec.json import decode, encode  # noqa: E402
+from agent_runtime_core._core.lazy_import import load  # noqa: E402
 from agent_runtime_core.config import configure  # noqa: E402
 from agent_runtime_core.errors import (  # noqa: E402
     AuthenticationFailed,
@@ -42,9 +42,9 @@ from agent_runtime_core.llm import (  # noqa: E402
     Timeouts,
     get_llm_client,
 )
-from agent_runtime_core.llm._assembly import Assembly  # noqa: E402
-from agent_runtime_core.llm._breaker import Breakers  # noqa: E402
-from agent_runtime_core.llm._configured import is_loopback  # noqa: E402
+from agent_runtime_core.llm._api_keys import is_loopback  # noqa: E402
+from agent_runtime_core.llm._circuit_breaker import Breakers  # noqa: E402
+from agent_runtime_core.llm._openai_stream import Assembly  # noqa: E402
 from tests.unit.wire_server import Script, WireServer, cut_places, events, script, serving, stream  # noqa: E402
 
 SNAPSHOTS = Path(__file__).parent / "snapshots" / "openai"

@@ -6,10 +6,17 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._json import encode
+from agent_runtime_core._core.codec.json import encode
+from agent_runtime_core._execution.result_codec import (
+    decode_result,
+    encode_result,
+    error_in,
+    error_payload,
+    payload_of,
+    result_of,
+)
 from agent_runtime_core.errors import UnserialisableResult
 from agent_runtime_core.interfaces import ErrorInfo, RunResult
-from agent_runtime_core.outcome import decode_result, encode_result, error_in, error_payload, payload_of, result_of
 from agent_runtime_core.runner import AgentRunner
 from agent_runtime_core.status import RunStatus
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, Optional, TypedDict
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument
-from agent_runtime_core.outputs import Output
+from agent_runtime_core.tools.structured_output import Output
 
 
 class Mood(Enum):

@@ -18,7 +18,7 @@ from agent_runtime_core.limits import RunLimits
 from agent_runtime_core.testing import MockLLMClient, VirtualClock
 from agent_runtime_core.tools import ToolRegistry, tool
 from agent_runtime_core.turns import MemorySettings, PersonalityInstance, PersonalityPackManager, Sampling
-from agent_runtime_core.turns.files import Reading, twice
+from agent_runtime_core.turns.settings_files import Reading, twice
 
 FULL = """
 name = "helper"

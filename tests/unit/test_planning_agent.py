@@ -18,7 +18,7 @@ from agent_runtime_core.planning import (
     RuleBasedPlanner,
     built_in_tools,
 )
-from agent_runtime_core.planning.asking import RecordedClient
+from agent_runtime_core.planning.recorded_client import RecordedClient
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.testing import create_test_context
 from agent_runtime_core.tools import Tool, ToolRegistry

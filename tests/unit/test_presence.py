@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agent_runtime_core._engines.presence import RESCAN, CommitLock, Presence
-from agent_runtime_core._engines.sqlite_bell import FileBell
+from agent_runtime_core._engines.sqlite.liveness import RESCAN, CommitLock, Presence
+from agent_runtime_core._engines.sqlite.notifier import FileBell
 from agent_runtime_core.testing import VirtualClock
 
 fcntl = pytest.importorskip("fcntl")
@@ -75,8 +75,8 @@ def test_one_that_let_go_is_dead_and_leaves_no_files(one: Presence, two: Presenc
 
 def test_a_killed_process_is_dead_at_once_and_is_cleared_away(one: Presence) -> None:
     code = (
-        "import os, sys, pathlib; from agent_runtime_core._engines.presence import Presence;"
-        "from agent_runtime_core._clock import SYSTEM;"
+        "import os, sys, pathlib; from agent_runtime_core._engines.sqlite.liveness import Presence;"
+        "from agent_runtime_core._core.clock import SYSTEM;"
         "p = Presence(pathlib.Path(sys.argv[1]), sys.argv[2], SYSTEM); p.hang_bell(); print('up', flush=True);"
         "sys.stdin.read()"
     )

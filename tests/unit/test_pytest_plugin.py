@@ -15,7 +15,7 @@ Run = Callable[..., pytest.RunResult]
 FAR = """
     import pytest
     from agent_runtime_core.llm import ChatClient, use_llm_client
-    from agent_runtime_core.llm._wire import Answer, Wire
+    from agent_runtime_core.llm._provider import Answer, Wire
     from agent_runtime_core.testing import MockLLMClient
 
     class Far(Wire):
@@ -141,7 +141,7 @@ def test_loading_the_plugin_loads_next_to_nothing_of_the_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         "agent_runtime_core",
-        "agent_runtime_core._load",
+        "agent_runtime_core._core.lazy_import",
         "agent_runtime_core.errors",
         "agent_runtime_core.testing",
         "agent_runtime_core.testing.plugin",

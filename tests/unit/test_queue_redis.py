@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("redis")
 
+from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.queue.redis import RedisQueue
-from agent_runtime_core.queue.row import RunRow
 from agent_runtime_core.testing.clock import VirtualClock
 from tests.servers import RedisServer
 

@@ -15,7 +15,7 @@ import pytest
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core.errors import LeaseLost, StorageCorrupt, UnserialisableResult
 from agent_runtime_core.queue import SQLiteQueue, sqlite
-from agent_runtime_core.queue.row import Moved, RunFilter, RunRow, Settle
+from agent_runtime_core.queue.records import Moved, RunFilter, RunRow, Settle
 from agent_runtime_core.queue.sqlite import LARGEST_KEPT
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner

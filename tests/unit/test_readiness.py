@@ -17,9 +17,9 @@ from agent_runtime_core.persistence.document_stores.ready_tasks import ReadyTask
 from agent_runtime_core.persistence.document_stores.tasks import StoredTasks
 from agent_runtime_core.persistence.documents.base import Document, Entry, Query, Table
 from agent_runtime_core.persistence.documents.memory import MemoryDocuments
-from agent_runtime_core.persistence.forms import text_of
+from agent_runtime_core.persistence.model_codec import text_of
 from agent_runtime_core.persistence.models import Scope, Task, TaskList, TaskState
-from agent_runtime_core.persistence.readiness import circle, ready_of
+from agent_runtime_core.persistence.task_order import circle, ready_of
 from agent_runtime_core.testing.clock import VirtualClock
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from agent_runtime_core._core.codec.tagged import REGISTRY
 from agent_runtime_core._core.codec.typed import register_type
-from agent_runtime_core._tags import REGISTRY
+from agent_runtime_core._execution.context import conversation_id
 from agent_runtime_core.agents import ToolCallingAgent
-from agent_runtime_core.context import conversation_id
 from agent_runtime_core.errors import InvalidArgument, UnknownRun
 from agent_runtime_core.interfaces import AgentRuntime, LLMClient, RunContext, RunResult
 from agent_runtime_core.loop import agent_tool

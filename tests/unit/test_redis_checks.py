@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._engines.redis_checks import (
+from agent_runtime_core._engines.redis.safety_checks import (
     ASKED,
     Finding,
     check,
@@ -16,7 +16,7 @@ from agent_runtime_core._engines.redis_checks import (
     parsed_config,
     parsed_info,
 )
-from agent_runtime_core._engines.redis_url import Place, redis_place
+from agent_runtime_core._engines.redis.url import Place, redis_place
 from agent_runtime_core.errors import StorageError, UnsafeRedis
 
 HERE = redis_place("redis://127.0.0.1:6379/0")

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("redis")
 
 from agent_runtime_core._engines.base import Op
-from agent_runtime_core._engines.redis import RedisEngine
+from agent_runtime_core._engines.redis.engine import RedisEngine
+from agent_runtime_core._journal.record import DONE, ENDED, Record
 from agent_runtime_core.events.redis import RedisEventBus
-from agent_runtime_core.journal.record import DONE, ENDED, Record
+from agent_runtime_core.queue.records import RunFilter
 from agent_runtime_core.queue.redis import PAGE, RedisQueue
-from agent_runtime_core.queue.row import RunFilter
 from agent_runtime_core.state.redis import RedisStateStore
 
 pytestmark = pytest.mark.redis

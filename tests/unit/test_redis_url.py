@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agent_runtime_core._engines.redis_url import Place, redis_place
-from agent_runtime_core._refusals import redacted_url
+from agent_runtime_core._core.validation import redacted_url
+from agent_runtime_core._engines.redis.url import Place, redis_place
 from agent_runtime_core.errors import InvalidArgument
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_runtime_core.errors import InvalidArgument, PlanningError
-from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rules
+from agent_runtime_core.planning import Plan, PlanStep, RuleBasedPlanner, StepKind, resolve, rule_planner
 from agent_runtime_core.planning.arithmetic_requests import read_arithmetic
 from agent_runtime_core.tools import CalculatorTool, Tool, ToolRegistry
 from tests.unit.prompts import CALC, REFUSED, TABLE, TODO, Grammar, Wanted, op, todo
@@ -108,7 +108,7 @@ async def test_what_is_no_sum_for_one_of_its_words_is_not_read_as_one(
         texts.append(text)
         return read_arithmetic(text, last, apart=apart)
 
-    monkeypatch.setattr(rules, "read_arithmetic", read)
+    monkeypatch.setattr(rule_planner, "read_arithmetic", read)
     with contextlib.suppress(PlanningError):
         await RuleBasedPlanner().create_plan(prompt, TOOLS)
     assert len(texts) <= asked

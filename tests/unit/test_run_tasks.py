@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._contexts import RUN, queued, start_helper
-from agent_runtime_core.run_tasks import RunTasks, context_of, run_of, scan, tasks_of
+from agent_runtime_core._core.context_vars import RUN, queued, start_helper
+from agent_runtime_core._core.run_tasks import RunTasks, context_of, run_of, scan, tasks_of
 from tests.unit.rig import soon
 
 anyio: Any = None

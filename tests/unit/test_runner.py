@@ -16,10 +16,10 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core import configure, register_runtime
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core._engines.base import Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
-from agent_runtime_core.backends import Backends
+from agent_runtime_core._execution.claim_writer import Ledger
 from agent_runtime_core.errors import (
     IdempotencyConflict,
     IllegalTransition,
@@ -37,13 +37,13 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.events import InMemoryEventBus
 from agent_runtime_core.interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult, TraceSink
-from agent_runtime_core.ledger import Ledger
 from agent_runtime_core.queue import InMemoryQueue, QueuedRun
-from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.registry import Registry
-from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, watching
-from agent_runtime_core.runner import core as runner_core
-from agent_runtime_core.runner.drive import Drive
+from agent_runtime_core.runner import AgentRunner, RunInfo, RunnerConfig, run_watcher
+from agent_runtime_core.runner import runner as runner_core
+from agent_runtime_core.runner.backends import Backends
+from agent_runtime_core.runner.execution import Drive
 from agent_runtime_core.state import InMemoryStateStore
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.testing import VirtualClock
@@ -1000,7 +1000,7 @@ async def test_vacuum_forgets_what_is_old_and_ended(place: Path | None) -> None:
         assert await rig.told(run_id="old") == []
         assert await rig.runner.vacuum({"failed": 0, "succeeded": 0}) == 2
         assert await rig.runner.vacuum() == 0
-        with pytest.raises(InvalidArgument, match="not 'pending'"):
+        with pytest.raises(InvalidArgument, match="no final status 'pending'"):
             await rig.runner.vacuum({"pending": 0})
         # A forgotten id is a new run.
         assert await rig.value(answer, "old") == 42
@@ -1096,22 +1096,22 @@ def test_the_defaults_of_a_runner_config() -> None:
     [
         ({"worker_id": ""}, "not ''"),
         ({"worker_id": 3}, "not 3"),
-        ({"run_timeout_seconds": 0}, "run_timeout_seconds.*not 0"),
-        ({"max_unsent_bytes": 0}, "max_unsent_bytes.*not 0"),
-        ({"heartbeat_interval_seconds": -1}, "heartbeat_interval_seconds.*not -1"),
-        ({"lease_ttl_seconds": float("inf")}, "lease_ttl_seconds.*not inf"),
-        ({"lease_ttl_seconds": True}, "lease_ttl_seconds.*not True"),
-        ({"retry_backoff_base": -2}, "retry_backoff_base.*not -2"),
-        ({"retry_backoff_max": "x"}, "retry_backoff_max.*not 'x'"),
-        ({"park_after": float("nan")}, "park_after.*not nan"),
-        ({"grace_seconds": -1}, "grace_seconds.*not -1"),
-        ({"max_retries": 0}, "max_retries.*not 0"),
-        ({"max_retries": True}, "not True"),
-        ({"max_retries": 1.0}, r"not 1\.0"),
-        ({"retention": {"running": 1}}, "not 'running'"),
-        ({"retention": {"failed": -1}}, "'failed'.*not -1"),
-        ({"retention": {"failed": "1"}}, "'failed'.*not '1'"),
-        ({"retention": 60}, "retention.*not 60"),
+        ({"run_timeout_seconds": 0}, "run_timeout_seconds.*got 0"),
+        ({"max_unsent_bytes": 0}, "max_unsent_bytes.*got 0"),
+        ({"heartbeat_interval_seconds": -1}, "heartbeat_interval_seconds.*got -1"),
+        ({"lease_ttl_seconds": float("inf")}, "lease_ttl_seconds.*got inf"),
+        ({"lease_ttl_seconds": True}, "lease_ttl_seconds.*got True"),
+        ({"retry_backoff_base": -2}, "retry_backoff_base.*got -2"),
+        ({"retry_backoff_max": "x"}, "retry_backoff_max.*got 'x'"),
+        ({"park_after": float("nan")}, "park_after.*got nan"),
+        ({"grace_seconds": -1}, "grace_seconds.*got -1"),
+        ({"max_retries": 0}, "max_retries.*got 0"),
+        ({"max_retries": True}, "got True"),
+        ({"max_retries": 1.0}, r"got 1\.0"),
+        ({"retention": {"running": 1}}, "no final status 'running'"),
+        ({"retention": {"failed": -1}}, "retention: failed.*got -1"),
+        ({"retention": {"failed": "1"}}, "retention: failed.*got '1'"),
+        ({"retention": 60}, "retention.*got 60"),
     ],
 )
 def test_a_bad_setting_of_a_runner_is_named(options: dict[str, Any], said: str) -> None:
@@ -1171,7 +1171,7 @@ async def test_a_bad_argument_of_submit_is_named(options: dict[str, Any], said: 
         ("run_loop", {"concurrency": 1.5}, r"not 1\.5"),
         ("run_loop", {"concurrency": "4"}, "not '4'"),
         ("run_loop", {"poll_interval": None}, "not None"),
-        ("vacuum", {"retention": {"failed": True}}, "not True"),
+        ("vacuum", {"retention": {"failed": True}}, "got True"),
     ],
 )
 async def test_a_bad_argument_of_a_verb_is_named(verb: str, options: dict[str, Any], said: str) -> None:
@@ -1320,7 +1320,7 @@ async def test_a_runner_that_was_closed_is_not_used_again(tmp_path: Path) -> Non
 
 
 async def test_a_stream_whose_queue_does_not_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_EVERY", 0)
+    monkeypatch.setattr(run_watcher, "LOOK_EVERY", 0)
     async with Rig() as rig:
         await rig.runner.submit("script", run_id="r")
         await rig.runner.cancel("r")

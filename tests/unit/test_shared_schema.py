@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent_runtime_core import AgentRunner, RunStatus
-from agent_runtime_core._engines import sqlite
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite import engine as sqlite
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._journal import sqlite as journal
 from agent_runtime_core.events import sqlite as events
-from agent_runtime_core.journal import sqlite as journal
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceConfig, PersistenceManager
 from agent_runtime_core.persistence.documents import sqlite as documents
 from agent_runtime_core.queue import sqlite as queue

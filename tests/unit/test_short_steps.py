@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core.journal.record import Record
+from agent_runtime_core._journal.record import Record
 from agent_runtime_core.loop import run_turn_loop
 from agent_runtime_core.steps import Step, StepExecutor
 from agent_runtime_core.testing import MockLLMClient, MockLLMResponse

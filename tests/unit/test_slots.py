@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agent_runtime_core.turns.slots import Slots
+from agent_runtime_core.turns.step_semaphore import Slots
 
 
 class Crowd:

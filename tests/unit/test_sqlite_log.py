@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_runtime_core._engines.sqlite_log import WAL_SIZE, Log
+from agent_runtime_core._engines.sqlite.wal import WAL_SIZE, Log
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -14,11 +14,11 @@ import pytest
 
 pytest.importorskip("redis")
 
-from agent_runtime_core._engines.redis_letters import Subscription
-from agent_runtime_core.queue import standing as standing_module
+from agent_runtime_core._engines.redis.subscription import Subscription
+from agent_runtime_core.queue import blocking_claims as standing_module
+from agent_runtime_core.queue.blocking_claims import StandingClaims
+from agent_runtime_core.queue.records import RunFilter, RunRow
 from agent_runtime_core.queue.redis import RedisQueue
-from agent_runtime_core.queue.row import RunFilter, RunRow
-from agent_runtime_core.queue.standing import StandingClaims
 from agent_runtime_core.registry import Registry
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner.worker import Worker

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_runtime_core._core.event_types import EventType
 from agent_runtime_core.errors import IllegalTransition
-from agent_runtime_core.event_types import EventType
 from agent_runtime_core.status import TERMINAL, TRANSITIONS, RunStatus, StepStatus, check
 
 FREE = {

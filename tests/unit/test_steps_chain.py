@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._json import decode
+from agent_runtime_core._core.codec.json import decode
 from agent_runtime_core.errors import (
     InvalidArgument,
     JournalMismatch,

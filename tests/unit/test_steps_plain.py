@@ -311,7 +311,7 @@ async def test_cancelling_the_task_stays_a_cancellation() -> None:
 async def test_what_code_writes_into_state_is_seen() -> None:
     ctx = MockRunContext()
     executor = StepExecutor(ctx)
-    executor._state = ExecutionState(custom_state={"user": "ada"})
+    executor.options.state = ExecutionState(custom_state={"user": "ada"})
     assert executor.state.custom_state == {"user": "ada"}
     executor.update_custom_state({"n": 1})
 

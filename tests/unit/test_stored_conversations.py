@@ -19,7 +19,7 @@ from agent_runtime_core.persistence.document_stores.arguments import escaped, id
 from agent_runtime_core.persistence.document_stores.ranks import ranks_for
 from agent_runtime_core.persistence.document_stores.three_way_merge import IdentityMap
 from agent_runtime_core.persistence.documents.base import CHANGE_TRIES, Changed
-from agent_runtime_core.persistence.documents.words import text_in
+from agent_runtime_core.persistence.documents.full_text import text_in
 from agent_runtime_core.persistence.models import Conversation, ConversationMessage, Message, Scope
 from tests.contract.third_party.plain_stores import PlainConversations
 from tests.unit.codec_values import QUICK

@@ -393,6 +393,7 @@ def test_a_child_forked_while_other_threads_are_in_calls_has_its_own() -> None:
     code = """
 import asyncio, os, signal, threading
 from agent_runtime_core import portal
+from agent_runtime_core._core import threads
 
 async def here():
     return await portal.in_thread(os.getpid)
@@ -409,7 +410,7 @@ async def forks():
 
 # Beside the loop's thread and an idle one, and while others are where the loop and a thread are given out.
 print(portal.call(here) == os.getpid(), forked(), portal.call(forks))
-with portal._portal._lock, portal._threads._lock:
+with portal._portal._lock, threads._threads._lock:
     print(forked())
 print(portal.call(here) == os.getpid())
 """

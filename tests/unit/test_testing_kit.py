@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.errors import (
     InvalidArgument,
     LimitExceeded,

@@ -14,7 +14,7 @@ import pytest
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.testing import MockRunContext
 from agent_runtime_core.tools import Tool, ToolRegistry, tool
-from agent_runtime_core.tools.forms import schema_of, typed
+from agent_runtime_core.tools.annotations import schema_of, typed
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import aware
+from agent_runtime_core._core.clock import aware
 from agent_runtime_core.errors import InvalidArgument, InvalidTurn, StorageBusy
 from agent_runtime_core.interfaces import TraceSink
 from agent_runtime_core.tracing.tracer import Tracer

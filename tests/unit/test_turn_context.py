@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from agent_runtime_core._json import encode
+from agent_runtime_core._core.codec.json import encode
 from agent_runtime_core.errors import LeaseLost, StorageBusy
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import Plan, PlanStep

@@ -27,7 +27,7 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import LLMClient, LLMResponse, LLMStreamChunk
 from agent_runtime_core.limits import RunLimits
-from agent_runtime_core.llm._breaker import Breakers
+from agent_runtime_core.llm._circuit_breaker import Breakers
 from agent_runtime_core.persistence import Conversation, ConversationMessage, PersistenceManager, ToolCall
 from agent_runtime_core.planning import LLMPlanner, Plan, PlanStep, StepKind, built_in_tools
 from agent_runtime_core.planning.base import BasePlanner
@@ -45,7 +45,6 @@ from agent_runtime_core.turns import (
     TurnEvent,
     TurnManager,
 )
-from agent_runtime_core.turns.attempt import last_said
 from agent_runtime_core.turns.events import (
     AUDIT,
     RESULTS,
@@ -58,6 +57,7 @@ from agent_runtime_core.turns.events import (
 )
 from agent_runtime_core.turns.logs import TurnLog
 from agent_runtime_core.turns.planner import PlanExecutor
+from agent_runtime_core.turns.turn_run import last_said
 from tests.unit.rig import Rig, until
 from tests.unit.scripted import Scripted
 

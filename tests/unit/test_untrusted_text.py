@@ -18,12 +18,12 @@ import pytest
 import agent_runtime_core
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.planning import PlanningError, PlanStep, RuleBasedPlanner, built_in_tools, references, resolve
-from agent_runtime_core.planning.executing import step_input
+from agent_runtime_core.planning.executor import step_input
 from agent_runtime_core.planning.references import _plain as plain_text
 from agent_runtime_core.tools.arguments import read_arguments
 from agent_runtime_core.tools.registry import ToolRegistry
 from agent_runtime_core.tools.tool import tool
-from agent_runtime_core.turns.instances import filled
+from agent_runtime_core.turns.personality_instance import filled
 
 HANG = 120  # seconds: a ceiling that only catches a hang
 LENGTH = 10_000  # characters; a quadratic pattern takes a second for each text, a cubic one hours

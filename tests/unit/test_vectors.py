@@ -14,7 +14,7 @@ import pytest
 
 from agent_runtime_core.errors import InvalidArgument
 from agent_runtime_core.persistence import vectors
-from agent_runtime_core.persistence.index import AT_ONCE, Index
+from agent_runtime_core.persistence.vector_index import AT_ONCE, Index
 from agent_runtime_core.persistence.vectors import CoarseRows, NumpyRows, PlainRows, Rows, dot, floats, unit
 
 

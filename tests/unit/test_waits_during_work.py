@@ -353,7 +353,7 @@ async def test_gathered_tasks_that_clean_up_at_different_speeds_are_cancelled_on
 async def test_a_task_that_continued_after_an_earlier_cancellation_is_cancelled_again(
     place: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent_runtime_core.runner.drive.wait_cancelled", partial(wait_cancelled, grace=0.05))
+    monkeypatch.setattr("agent_runtime_core.runner.execution.wait_cancelled", partial(wait_cancelled, grace=0.05))
     ended = asyncio.Event()
     async with worker(place, park_after=60) as here:
 

@@ -11,11 +11,12 @@ from uuid import UUID
 import pytest
 
 from agent_runtime_core.errors import StorageBusy, StorageClosed, StorageError, UnknownRun
-from agent_runtime_core.events.base import Event, EventBus
+from agent_runtime_core.events.base import EventBus
+from agent_runtime_core.events.event import Event
 from agent_runtime_core.queue.base import RunQueue
-from agent_runtime_core.queue.row import News, RunRow
-from agent_runtime_core.runner import watching
-from agent_runtime_core.runner.watching import AT_ONCE, PATIENCE, Watch, events_until_ended
+from agent_runtime_core.queue.records import News, RunRow
+from agent_runtime_core.runner import run_watcher
+from agent_runtime_core.runner.run_watcher import AT_ONCE, PATIENCE, Watch, events_until_ended
 
 
 class _Rings:
@@ -84,7 +85,7 @@ class _Busy(_Rings):
 
 
 async def test_a_queue_that_is_busy_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_EVERY", 0)
+    monkeypatch.setattr(run_watcher, "LOOK_EVERY", 0)
     assert await _streamed(_Busy(4)) == [0, 1, 2]
 
 
@@ -193,7 +194,7 @@ async def test_a_look_that_took_long_does_not_make_the_next_one_late(monkeypatch
 
 
 async def test_a_run_whose_bell_nobody_hears_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_EVERY", 0)
+    monkeypatch.setattr(run_watcher, "LOOK_EVERY", 0)
     queue = _Runs(2)
     waits = _all(_watch(queue), queue)
     await _turns()

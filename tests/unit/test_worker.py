@@ -20,9 +20,10 @@ from uuid import UUID
 
 import pytest
 
-from agent_runtime_core._clock import Clock
-from agent_runtime_core._contexts import start_soon
-from agent_runtime_core._tags import REGISTRY
+from agent_runtime_core._core.clock import Clock
+from agent_runtime_core._core.codec.tagged import REGISTRY
+from agent_runtime_core._core.context_vars import start_soon
+from agent_runtime_core._execution.run_control import Place
 from agent_runtime_core.errors import (
     InvalidArgument,
     StorageBusy,
@@ -33,14 +34,13 @@ from agent_runtime_core.errors import (
 )
 from agent_runtime_core.interfaces import TraceSink
 from agent_runtime_core.persistence import PersistenceManager
-from agent_runtime_core.place import Place
 from agent_runtime_core.queue import InMemoryQueue
-from agent_runtime_core.queue.row import RunRow
+from agent_runtime_core.queue.records import RunRow
 from agent_runtime_core.runner import AgentRunner, RunnerConfig
 from agent_runtime_core.runner import worker as worker_module
-from agent_runtime_core.runner.claimed import AFTER_OUTAGE
-from agent_runtime_core.runner.drive import POISON, Drive
-from agent_runtime_core.runner.heart import Heart, Held
+from agent_runtime_core.runner.claim import AFTER_OUTAGE
+from agent_runtime_core.runner.execution import POISON, Drive
+from agent_runtime_core.runner.heartbeat import Heart, Held
 from agent_runtime_core.runner.worker import APART, Worker
 from agent_runtime_core.status import RunStatus
 from agent_runtime_core.steps import register_type

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from agent_runtime_core._engines.base import Concern, Op, always
-from agent_runtime_core._engines.presence import CommitLock
-from agent_runtime_core._engines.requests import LoopBatch, Request
-from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx
-from agent_runtime_core._engines.sqlite_writer import GROUP, OPS_ON_LOOP, SHORT_FLUSH
+from agent_runtime_core._engines.commit_request import LoopBatch, Request
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._engines.sqlite.liveness import CommitLock
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
+from agent_runtime_core._engines.sqlite.writer import GROUP, OPS_ON_LOOP, SHORT_FLUSH
 from agent_runtime_core.errors import StorageError
 from tests.unit.rig import soon
 
@@ -162,7 +162,7 @@ async def test_a_disk_that_flushes_slowly_is_left_to_the_thread_until_it_is_fast
         now[0] += took[0]
         return now[0]
 
-    monkeypatch.setattr("agent_runtime_core._engines.sqlite_groups.time.perf_counter", perf_counter)
+    monkeypatch.setattr("agent_runtime_core._engines.sqlite.group_commit.time.perf_counter", perf_counter)
     engine = SQLiteEngine.open(tmp_path / "slow.db", durability=durability)
     engine.add(THINGS)
     engine.log._look_after = 1_000_000  # looking after the log is the thread's

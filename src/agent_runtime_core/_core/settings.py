@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from .._refusals import is_number, meant, redacted, redacted_url
 from ..errors import InvalidArgument, UnknownSetting, brief
+from .validation import is_number, meant, redacted, redacted_url
 
 _Kind = TypeVar("_Kind")
 

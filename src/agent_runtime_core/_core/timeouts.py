@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
-from .._contexts import start_soon
+from .context_vars import start_soon
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, cast
 
-from .._clock import Clock
-from .._refusals import a_kind
+from .._core.clock import Clock
+from .._core.threads import started
+from .._core.validation import a_kind
 from ..errors import InvalidArgument, LeaseLost
-from .threads import started
 
 
 class Op(NamedTuple):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._clock import SYSTEM, Clock
+from .._core.clock import SYSTEM, Clock
 from ..errors import LeaseLost
 from .base import FENCE_APPLIED, FENCE_OPS, Concern, Engine, Guard, NotApplied, Op
 

@@ -15,16 +15,16 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any, NoReturn
 
-from .._json import strictly
-from .._load import load
-from .._refusals import redacted
+from .._core.codec.json import strictly
+from .._core.lazy_import import load
+from .._core.validation import redacted
+from .._execution.step_policy import EFFECTS
 from ..errors import AgentRuntimeError, UnknownRun, brief
-from ..policy import EFFECTS
 from ..status import RunStatus
-from .acting import approve, cancel, carried, fork, resume, signal, vacuum
-from .letters import discarded, listed, requeued
-from .looking import runs, show
-from .text import plain, trace, warn
+from .control import approve, cancel, carried, fork, resume, signal, vacuum
+from .dead_letters import discarded, listed, requeued
+from .output import plain, trace, warn
+from .runs import runs, show
 from .worker import work
 
 #: What looks like `user:password@` without a scheme. A wrong call may hold a URL that lost its first half.

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..config import get_config
 from ..errors import InvalidArgument
-from ..runner.core import AgentRunner
+from ..runner.runner import AgentRunner
 from ..runner.settings import RunnerConfig
-from .place import in_memory, named, open_place
-from .target import agents_of
-from .text import LogFormatter, say
+from .app_loader import agents_of
+from .output import LogFormatter, say
+from .store import in_memory, named, open_place
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._load import lazily, pick
+from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
     from .._engines.base import Guard, Op
-    from .base import Event, EventBus, StoredEvent
+    from .base import EventBus
+    from .event import Event, StoredEvent
     from .memory import InMemoryEventBus
     from .redis import RedisEventBus
     from .sqlite import SQLiteEventBus
@@ -30,11 +31,11 @@ __all__ = [
 BACKENDS = {"memory": ".memory:InMemoryEventBus", "sqlite": ".sqlite:SQLiteEventBus", "redis": ".redis:RedisEventBus"}
 
 _LAZY = {
-    "Event": ".base:Event",
+    "Event": ".event:Event",
     "EventBus": ".base:EventBus",
     "Guard": ".._engines.base:Guard",
     "Op": ".._engines.base:Op",
-    "StoredEvent": ".base:StoredEvent",
+    "StoredEvent": ".event:StoredEvent",
 } | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .._engines.backed import Backed
+from .._engines.backend import Backed
 from .base import EventBus
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any, ClassVar
 
-from .._engines.backed import OnMemory
+from .._engines.backend import OnMemory
 from .._engines.base import Concern, NotApplied, Op
 from .._engines.memory import MemoryTx
-from ..journal import memory as journal
-from ..journal.record import Record
+from .._journal import memory as journal
+from .._journal.record import Record
 from .backed import BackedBus
-from .base import DELETE, PUBLISH, TRIM, StoredEvent, merged
+from .base import DELETE, PUBLISH, TRIM
+from .event import StoredEvent, merged
 
 _CLEAR = "events.clear"
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from .._core.codec.json import compact
 from .._engines.base import Concern
-from .._engines.redis import OnRedis
-from .._engines.redis_script import Codec, RedisConcern, as_list, part
-from .._json import compact
-from ..journal import redis as journal
-from ..journal.record import Record
+from .._engines.redis.engine import OnRedis
+from .._engines.redis.script import Codec, RedisConcern, as_list, part
+from .._journal import redis as journal
+from .._journal.record import Record
 from .backed import BackedBus
-from .base import PUBLISH, StoredEvent, merged
+from .base import PUBLISH
+from .event import StoredEvent, merged
 
 Row = tuple[str, str, str, float]
 
@@ -27,7 +28,7 @@ CONCERN = RedisConcern(
     "events",
     {},
     script=part(__file__),
-    seldom=part(__file__, "redis_seldom"),
+    seldom=part(__file__, "redis_admin"),
     codecs={PUBLISH: Codec(_packed, as_list), "events.heads": Codec(unpack=as_list)},
 )
 

@@ -6,14 +6,15 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from .._engines.backed import OnSQLite
+from .._engines.backend import OnSQLite
 from .._engines.base import Concern, NotApplied, always
-from .._engines.sqlite_tx import SQLiteTx
+from .._engines.sqlite.transaction import SQLiteTx
+from .._journal import sqlite as journal
+from .._journal.record import Record
 from ..errors import StorageCorrupt, brief
-from ..journal import sqlite as journal
-from ..journal.record import Record
 from .backed import BackedBus
-from .base import DELETE, PUBLISH, TRIM, StoredEvent, merged
+from .base import DELETE, PUBLISH, TRIM
+from .event import StoredEvent, merged
 
 _INSERT = "INSERT INTO arc_events VALUES (?,?,?,?,?,?)"
 _FIND = "SELECT seq FROM arc_events WHERE run_id = ? AND event_id = ?"

@@ -9,16 +9,16 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
 
-from .._contexts import restore
-from .._load import lazily, pick
+from .._core.context_vars import restore
+from .._core.lazy_import import lazily, pick
 from ..config import RuntimeConfig, get_config
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
 
 if TYPE_CHECKING:
-    from ._chat import ChatClient
-    from ._configured import AnthropicConfigurationError, OpenAIConfigurationError
-    from ._tries import Retries
-    from ._wire import Timeouts
+    from ._api_keys import AnthropicConfigurationError, OpenAIConfigurationError
+    from ._client import ChatClient
+    from ._provider import Timeouts
+    from ._retries import Retries
     from .anthropic import AnthropicClient
     from .litellm import LiteLLMClient
     from .openai import OpenAIClient
@@ -47,11 +47,11 @@ PROVIDERS = {
 }
 
 _LAZY = {dotted.partition(":")[2]: dotted for dotted in PROVIDERS.values()} | {
-    "AnthropicConfigurationError": "._configured:AnthropicConfigurationError",
-    "ChatClient": "._chat:ChatClient",
-    "OpenAIConfigurationError": "._configured:OpenAIConfigurationError",
-    "Retries": "._tries:Retries",
-    "Timeouts": "._wire:Timeouts",
+    "AnthropicConfigurationError": "._api_keys:AnthropicConfigurationError",
+    "ChatClient": "._client:ChatClient",
+    "OpenAIConfigurationError": "._api_keys:OpenAIConfigurationError",
+    "Retries": "._retries:Retries",
+    "Timeouts": "._provider:Timeouts",
 }
 
 _used: ContextVar[LLMClient | None] = ContextVar("agent_runtime_core_llm_client", default=None)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._json import strictly
+from .._core.codec.json import strictly
 from ..errors import RequestRefused, brief
 
 PROVIDER = "anthropic"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from .._ids import HALF
+from .._core.ids import HALF
 
 #: What every assistant message has; all else that a provider adds to one is its own.
 _KNOWN = frozenset({"role", "content", "tool_calls", "refusal"})

@@ -10,20 +10,20 @@ import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from .._clock import SYSTEM, Clock
-from .._load import load
+from .._core.clock import SYSTEM, Clock
+from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import AuthenticationFailed, ProviderError, RequestRefused, StreamCut
-from ._anthropic_answer import Assembly, answer_of
 from ._anthropic_format import PROVIDER, conversation_of
 from ._anthropic_options import options_of, tools_of
-from ._breaker import Breakers
-from ._by_loop import ByLoop
-from ._chat import ChatClient
-from ._configured import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
+from ._anthropic_response import Assembly, answer_of
+from ._api_keys import AnthropicConfigurationError, is_loopback, refuse_sdk_options, required_key
+from ._circuit_breaker import Breakers
+from ._client import ChatClient
+from ._client_per_loop import ByLoop
 from ._openai_errors import of_status, translated, without_keys
-from ._tries import Retries
-from ._wire import Answer, Piece, Request, Timeouts, Wire
+from ._provider import Answer, Piece, Request, Timeouts, Wire
+from ._retries import Retries
 from .openai import broken_off
 
 __all__ = ["AnthropicClient", "AnthropicWire"]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from .._load import load
+from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import (
     ContextOverflow,
@@ -18,12 +18,12 @@ from ..errors import (
     NotConfigured,
     ProviderError,
 )
-from ._assembly import Assembly
-from ._chat import ChatClient
-from ._configured import is_loopback, refuse_sdk_options, usable
+from ._api_keys import is_loopback, refuse_sdk_options, usable
+from ._client import ChatClient
 from ._openai_errors import translated, without_keys
 from ._openai_format import ids_in, outgoing
-from ._wire import Answer, Piece, Request, Timeouts, Wire
+from ._openai_stream import Assembly
+from ._provider import Answer, Piece, Request, Timeouts, Wire
 from .openai import answer_of, as_dict, asked_of, poured, vectors
 
 __all__ = ["LiteLLMClient"]

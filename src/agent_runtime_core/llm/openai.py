@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from typing import Any
 from urllib.parse import urlsplit
 
-from .._load import load
+from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import (
     MissingDependency,
@@ -21,13 +21,13 @@ from ..errors import (
     ProviderUnavailable,
     StreamCut,
 )
-from ._assembly import Assembly, plain_text
-from ._by_loop import ByLoop
-from ._chat import ChatClient
-from ._configured import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
+from ._api_keys import OpenAIConfigurationError, is_loopback, refuse_sdk_options, required_key
+from ._client import ChatClient
+from ._client_per_loop import ByLoop
 from ._openai_errors import of_status, translated, without_keys
 from ._openai_format import ids_in, incoming, outgoing, usage_of
-from ._wire import Answer, Piece, Request, Timeouts, Wire
+from ._openai_stream import Assembly, plain_text
+from ._provider import Answer, Piece, Request, Timeouts, Wire
 
 __all__ = ["OpenAIClient", "OpenAIConfigurationError"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .calling import agent_tool
-from .core import run_turn_loop
 from .state import CancellationToken, Hooks, LoopResult, TurnState
+from .tool_calls import agent_tool
+from .turn_loop import run_turn_loop
 
 __all__ = ["CancellationToken", "Hooks", "LoopResult", "TurnState", "agent_tool", "run_turn_loop"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._load import lazily
+from .._core.lazy_import import lazily
 
 if TYPE_CHECKING:
     from .backends.files import (
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from .base.memory import MemoryStore
     from .base.preferences import PreferencesStore
     from .base.tasks import TaskStore
-    from .branching import Branch, BrokenHistory
     from .manager import PersistenceConfig, PersistenceManager, configure_persistence, get_persistence_manager
+    from .message_tree import Branch, BrokenHistory
     from .models import (
         AuditEntry,
         AuditEventType,
@@ -83,8 +83,8 @@ _MODELS = (
 )
 _LAZY = {
     "AuditStore": ".base.audit:AuditStore",
-    "Branch": ".branching:Branch",
-    "BrokenHistory": ".branching:BrokenHistory",
+    "Branch": ".message_tree:Branch",
+    "BrokenHistory": ".message_tree:BrokenHistory",
     "ConversationStore": ".base.conversations:ConversationStore",
     "KnowledgeStore": ".base.knowledge:KnowledgeStore",
     "MemoryStore": ".base.memory:MemoryStore",

@@ -13,24 +13,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from .._clock import SYSTEM, Clock, aware
+from .._core.clock import SYSTEM, Clock, aware
+from .._core.codec.json import encode
+from .._core.ids import new_ulid
 from .._engines.base import Op
-from .._ids import new_ulid
-from .._json import encode
 from ..errors import InvalidArgument, StorageError, UnserialisableResult, brief
 from .backends.files import home_directory, project_directory
 from .document_stores.arguments import stored_key
 from .document_stores.base import CONVERSATION, MEMORY, MESSAGE, PREFERENCE, TASK, TASK_LIST
 from .document_stores.conversation_save import Header, header_entry, message_entry
 from .documents.base import Entry, Table
-from .documents.file_disk import Disk, told
+from .documents.file_directory import Disk, told
 from .documents.file_lock import LOCK, locked
 from .documents.files import FileDocuments
-from .forms import model_of, text_of
 from .legacy_files import CARRIED, PREFERENCES, old_files, root_of
+from .legacy_models import conversation_of, task_list_of
+from .model_codec import model_of, text_of
 from .models import Task, moment
-from .old_models import conversation_of, task_list_of
-from .readiness import circle
+from .task_order import circle
 
 _LARGEST: Final = 1 << 30  # bytes of a value: what was written once is not refused now
 _AT_ONCE: Final = 100  # documents in one commit

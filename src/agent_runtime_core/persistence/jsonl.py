@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from enum import Enum
 from typing import Any
 
-from .._ids import HALF
+from .._core.ids import HALF
 from .documents.base import Document
 
 

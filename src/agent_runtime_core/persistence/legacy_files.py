@@ -13,7 +13,7 @@ import shlex
 from typing import Final
 
 from ..errors import StorageOutdated, StorageTooNew
-from .documents.file_disk import told
+from .documents.file_directory import told
 
 DIRECTORY: Final = ".agent_runtime"
 LAYOUT: Final = 1

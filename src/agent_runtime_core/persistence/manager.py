@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from .._clock import SYSTEM
+from .._core.clock import SYSTEM
+from .._core.ids import new_ulid
+from .._core.lazy_import import load
+from .._core.validation import meant
 from .._engines.base import Engine
 from .._engines.memory import MemoryEngine
-from .._ids import new_ulid
-from .._load import load
-from .._refusals import meant
 from ..config import get_config, place_of
 from ..errors import InvalidArgument, UnknownSetting, brief
 from .backends.files import FileConversationStore, FileMemoryStore, FilePreferencesStore, FileTaskStore

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from .._clock import SYSTEM, aware
-from .._ids import run_uuid
+from .._core.clock import SYSTEM, aware
+from .._core.ids import run_uuid
 
 
 class Scope(str, Enum):  # noqa: UP042 - StrEnum prints as its value

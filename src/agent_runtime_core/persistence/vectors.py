@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from .._load import load
+from .._core.lazy_import import load
 from ..errors import InvalidArgument, MissingDependency, brief
 
 _sumprod = getattr(math, "sumprod", None)

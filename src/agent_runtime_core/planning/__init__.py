@@ -5,12 +5,12 @@ from __future__ import annotations
 from ..errors import PlanningError
 from .agent import PlanningAgent, built_in_tools
 from .base import BasePlanner
-from .by_model import LLMPlanner
-from .executing import PlanResult, execute_plan
-from .memory import memory_operations
+from .executor import PlanResult, execute_plan
+from .llm_planner import LLMPlanner
+from .memory_operations import memory_operations
 from .plan import Plan, PlanStep, StepKind
 from .references import resolve
-from .rules import RuleBasedPlanner
+from .rule_planner import RuleBasedPlanner
 
 __all__ = [
     "BasePlanner",

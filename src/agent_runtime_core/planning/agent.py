@@ -15,12 +15,12 @@ from ..tools.calculator import CalculatorTool
 from ..tools.registry import ToolRegistry
 from ..tools.todo import TodoStoreTool
 from ..tools.tool import Tool
-from .asking import RecordedClient, count_recorded
 from .base import BasePlanner, checked_planner, plan_of, registry_of
-from .by_model import LLMPlanner
-from .executing import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, execute_plan
+from .executor import BACKOFF_BASE, MAX_CONCURRENCY, MAX_RETRIES, execute_plan
+from .llm_planner import LLMPlanner
 from .plan import Plan
-from .rules import RuleBasedPlanner
+from .recorded_client import RecordedClient, count_recorded
+from .rule_planner import RuleBasedPlanner
 
 #: The step that makes the plan, and the name of the model calls inside it.
 PLANNING = "plan"

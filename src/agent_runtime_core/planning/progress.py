@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any, cast
 
-from .._json import decode
+from .._core.codec.json import decode
+from .._journal.record import DONE, FAILED, RETRYING, Record
 from ..errors import InvalidArgument
-from ..journal.record import DONE, FAILED, RETRYING, Record
 from ..tools.registry import ToolRegistry
 from .agent import PLANNING
-from .executing import SCOPE, approved_input, step_input, step_name
+from .executor import SCOPE, approved_input, step_input, step_name
 from .plan import Plan, PlanStep
 
 _STEPS = f"x:{SCOPE}/p:0:"

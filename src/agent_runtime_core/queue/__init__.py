@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._load import lazily, pick
+from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
     from .._engines.base import Guard, NotApplied, Op
     from .base import RunQueue
     from .memory import InMemoryQueue
-    from .queued import QueuedRun
+    from .queued_run import QueuedRun
+    from .records import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
     from .redis import RedisQueue
-    from .row import ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle
-    from .rows import Rows, operations, replays
     from .sqlite import SQLiteQueue
+    from .transitions import Rows, operations, replays
 
 __all__ = [
     "BACKENDS",
@@ -44,9 +44,9 @@ BACKENDS = {"memory": ".memory:InMemoryQueue", "sqlite": ".sqlite:SQLiteQueue", 
 
 _LAZY = (
     {name: f".._engines.base:{name}" for name in ("Guard", "NotApplied", "Op")}
-    | {"QueuedRun": ".queued:QueuedRun", "RunQueue": ".base:RunQueue"}
-    | {name: f".row:{name}" for name in ("ClaimRequest", "Mail", "Moved", "News", "RunFilter", "RunRow", "Settle")}
-    | {name: f".rows:{name}" for name in ("Rows", "operations", "replays")}
+    | {"QueuedRun": ".queued_run:QueuedRun", "RunQueue": ".base:RunQueue"}
+    | {name: f".records:{name}" for name in ("ClaimRequest", "Mail", "Moved", "News", "RunFilter", "RunRow", "Settle")}
+    | {name: f".transitions:{name}" for name in ("Rows", "operations", "replays")}
     | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}
 )
 

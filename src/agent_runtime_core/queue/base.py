@@ -10,19 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from .._clock import SYSTEM, Clock
+from .._core.arguments import deadline_at, keys_of, mapping, named, seconds, whole
+from .._core.clock import SYSTEM, Clock
+from .._core.codec.json import digest, encode
+from .._core.ids import HALF, ULID_RANDOM_LENGTH, new_ulid, next_id, run_uuid, stored_id, unbroken
 from .._engines.base import Backend, Guard, Op
-from .._ids import HALF, new_ulid, next_id, run_uuid, stored_id, unbroken
-from .._json import digest, encode
 from ..errors import AgentRuntimeError, InvalidArgument, LeaseLost, StorageBusy, UnknownRun, brief
-from .given import deadline_at, keys_of, mapping, named, seconds, whole
-from .queued import QueuedRun
-from .row import FROM_OUTSIDE, LIVE, ClaimRequest, Mail, Moved, News, RunFilter, RunRow, Settle, same_input, same_run
+from .queued_run import QueuedRun
+from .records import (
+    FROM_OUTSIDE,
+    LIVE,
+    ClaimRequest,
+    Mail,
+    Moved,
+    News,
+    RunFilter,
+    RunRow,
+    Settle,
+    same_input,
+    same_run,
+)
 
 if TYPE_CHECKING:
-    from .standing import StandingClaims
+    from .blocking_claims import StandingClaims
 
-CHANCE = 16  # characters of a ULID after its time
 MOST = 1_000_000
 MOST_AT_ONCE = 10_000  # runs that one claim takes: each has its id drawn before, on the caller's loop
 MOST_LISTED = 2**53  # every store can be asked for so many
@@ -221,9 +232,9 @@ class RunQueue(Backend):
     async def unclaim(self, tickets: Sequence[str]) -> None:
         """Give back what was claimed with those tickets, if anything was."""
         # A claim id ends with its ticket's bits of chance, however high it had to be lifted.
-        ends = {ticket[-CHANCE:] for ticket in tickets}
+        ends = {ticket[-ULID_RANDOM_LENGTH:] for ticket in tickets}
         for row in await self.find(RunFilter(("running",), limit=MOST)):
-            if row.claim_id[-CHANCE:] in ends:
+            if row.claim_id[-ULID_RANDOM_LENGTH:] in ends:
                 with contextlib.suppress(LeaseLost, Moved):
                     await self.settle(
                         row.run_id, self.keep(row, row.claim_id)._replace(status="pending", parked=row.parked)
@@ -231,7 +242,7 @@ class RunQueue(Backend):
 
     def surely(self, ends: set[str]) -> None:
         """What was claimed with tickets that end so came to its caller after all."""
-        self.unsure = {ticket for ticket in self.unsure if ticket[-CHANCE:] not in ends}
+        self.unsure = {ticket for ticket in self.unsure if ticket[-ULID_RANDOM_LENGTH:] not in ends}
 
     async def claim(
         self, worker_id: str, lease_seconds: float = 60, *, agent_keys: Sequence[str] | None = None, limit: int = 1

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
-from .._engines.backed import OnMemory
+from .._engines.backend import OnMemory
 from .._engines.base import Concern
 from .._engines.memory import MemoryTx
 from .base import MAX_RETRIES, RunQueue
-from .row import BEHIND, LIVE, ClaimRequest, Mail, News, RunFilter, RunRow
-from .rows import Rows, concern
+from .records import BEHIND, LIVE, ClaimRequest, Mail, News, RunFilter, RunRow
+from .transitions import Rows, concern
 
 TABLES = ("runs", "ready", "due", "running", "keys", "children", "count", "mail", "heads", "behind", "inline")
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._engines.base import Concern
-from .._engines.redis import OnRedis
-from .._engines.redis_script import Codec, RedisConcern, as_list, part
+from .._engines.redis.engine import OnRedis
+from .._engines.redis.script import Codec, RedisConcern, as_list, part
 from .base import RunQueue
-from .row import ASIDE, BEHIND, Mail, Moved, News, RunFilter, RunRow, Settle
-from .rows import PLACE
-from .standing import Addressed, StandingClaims
+from .blocking_claims import Addressed, StandingClaims
+from .records import ASIDE, BEHIND, Mail, Moved, News, RunFilter, RunRow, Settle
+from .transitions import PLACE
 
 if TYPE_CHECKING:
-    from .._engines.redis import RedisEngine
+    from .._engines.redis.engine import RedisEngine
 
 PAGE = 500  # rows or messages in one answer, at most
 
@@ -149,10 +149,13 @@ CONCERN = RedisConcern(
         (
             _DECIDED,
             _STANDING,
-            *(_placed(part(__file__, name)) for name in ("redis_rows", "redis_lanes", "redis_claims", "redis")),
+            *(
+                _placed(part(__file__, name))
+                for name in ("redis_rows", "redis_concurrency_keys", "redis_claims", "redis")
+            ),
         )
     ),
-    seldom=_placed(part(__file__, "redis_seldom")),
+    seldom=_placed(part(__file__, "redis_admin")),
     codecs={
         "queue.insert": Codec(lambda row: (_cells(row),), _row),
         "queue.claim": Codec(unpack=_rows),

@@ -9,15 +9,15 @@ from itertools import compress
 from operator import itemgetter, ne
 from typing import Any, ClassVar, get_args, get_type_hints
 
-from .._engines.backed import OnSQLite
+from .._core.ids import known_uuid
+from .._engines.backend import OnSQLite
 from .._engines.base import Concern
-from .._engines.sqlite_tx import SQLiteTx
-from .._ids import known_uuid
+from .._engines.sqlite.transaction import SQLiteTx
 from ..errors import StorageCorrupt, brief
 from ..status import RunStatus
 from .base import RunQueue
-from .row import ClaimRequest, Mail, News, RunFilter, RunRow, damaged
-from .rows import Rows, concern
+from .records import ClaimRequest, Mail, News, RunFilter, RunRow, damaged
+from .transitions import Rows, concern
 
 DEAD_HOLDERS_EVERY = 0.1  # seconds between looks for dead processes while claiming
 DUE_AT_ONCE = 5_000  # delayed runs that one claim makes ready: the others wait for the next

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .core import AgentRunner
-from .door import SyncRun, open_run, open_run_sync
+from .open_run import SyncRun, open_run, open_run_sync
+from .runner import AgentRunner
 from .settings import RunInfo, RunnerConfig
 
 __all__ = ["AgentRunner", "RunInfo", "RunnerConfig", "SyncRun", "open_run", "open_run_sync"]

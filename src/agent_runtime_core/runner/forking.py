@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 from uuid import UUID
 
+from .._core.codec.json import decode, encode
+from .._core.ids import step_id
 from .._engines.base import INSTALL, NOBODY, Op
-from .._ids import step_id
-from .._json import decode, encode
-from ..backends import Backends
-from ..book import Book
-from ..effects import FORKED_FROM, join_lineage, membership
+from .._execution.claim_writer import Ledger
+from .._execution.effects import FORKED_FROM, join_lineage, membership
+from .._execution.journal_view import is_approval
+from .._execution.step_journal import Book
+from .._execution.step_policy import EFFECTS
+from .._journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
 from ..errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnserialisableResult, brief
-from ..events.base import Event, payload_of
-from ..journal.record import COPIED, DONE, FORKED, RESET, Record, is_copied
-from ..ledger import Ledger
-from ..policy import EFFECTS
-from ..queue.row import RunRow, same_input
-from ..recorded import is_approval
+from ..events.event import Event, payload_of
+from ..queue.records import RunRow, same_input
+from .backends import Backends
 
 After = str | tuple[str, str | int] | None
 

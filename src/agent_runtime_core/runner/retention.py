@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from .._engines.base import FORGET, Commits, Op
-from ..backends import Backends
-from ..effects import FORKED_FROM
-from ..queue.row import LIVE, Moved, RunFilter, RunRow
+from .._execution.effects import FORKED_FROM
+from ..queue.records import LIVE, Moved, RunFilter, RunRow
 from ..state.base import StateStore
 from ..status import RunStatus
+from .backends import Backends
 
 
 async def vacuum(

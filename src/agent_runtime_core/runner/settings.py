@@ -9,15 +9,17 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from .._clock import aware
+from .._core.arguments import named
+from .._core.clock import aware
+from .._core.codec.json import mapped
+from .._core.ids import known_uuid
 from .._core.settings import DURATION, SECONDS, SettingType, check_all, with_known_names
-from .._ids import known_uuid
-from .._json import mapped
 from ..config import SETTINGS, RuntimeConfig
 from ..limits import RunLimits
-from ..queue.given import named
-from ..queue.row import RunRow
+from ..queue.records import RunRow
 from ..status import TERMINAL, RunStatus
+
+SHUTDOWN = 2.0  # seconds that cancelled work has to stop after the grace
 
 
 @with_known_names

@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from .._contexts import start_helper
+from .._core.arguments import whole
+from .._core.context_vars import start_helper
 from .._core.per_loop import call_in_loop
-from .._refusals import is_number
+from .._core.validation import is_number
 from ..errors import AgentRuntimeError, InvalidArgument, StorageClosed, brief
-from ..queue.given import whole
-from ..queue.row import ClaimRequest, RunRow
-from .drive import suspected
+from ..queue.records import ClaimRequest, RunRow
+from .concurrency import Slots
+from .execution import suspected
+from .settings import SHUTDOWN
 from .signals import SHARED
-from .slots import Slots
 
 if TYPE_CHECKING:
+    from .._execution.run_control import Place
     from ..interfaces import AgentRuntime
-    from ..place import Place
-    from ..queue.standing import StandingClaims
-    from .core import AgentRunner
-    from .drive import Drive
+    from ..queue.base import RunQueue
+    from ..queue.blocking_claims import StandingClaims
+    from ..registry import Registry
+    from .execution import Drive
+    from .settings import RunnerConfig
 
 log: logging.Logger = logging.getLogger("agent_runtime_core")
 
@@ -32,16 +36,20 @@ LOOK_AROUND = 0.1  # seconds a busy worker goes on without looking at expired le
 STANDS = 2.0  # seconds a claim stands for longer than until the next look
 AT_ONCE = 1000  # runs claimed in one go, however many slots are free
 APART = 30.0  # seconds that lie between the beginnings of a suspect and of what is beside it
-SHUTDOWN = 2.0  # seconds cancelled work has to let go after the grace
 LAST = 0.5  # seconds to give back what did not
 
 
 class Worker:
     """One runner's slots, and the runs in them."""
 
-    def __init__(self, runner: AgentRunner) -> None:
-        self.runner = runner
-        self.slots: Slots = Slots(runner.queue.clock, self._ring)
+    def __init__(
+        self, queue: RunQueue, config: RunnerConfig, registry: Registry, new_execution: Callable[..., Drive]
+    ) -> None:
+        self.queue = queue
+        self.config = config
+        self.registry = registry
+        self._new_execution = new_execution
+        self.slots: Slots = Slots(queue.clock, self._ring)
         self._drives: dict[asyncio.Task[Any], Drive] = {}
         self._left: set[asyncio.Task[Any]] = set()  # did not stop when they were told to; what they had was given back
         self._suspects: list[Drive] = []  # in flight, and begun as such
@@ -72,12 +80,11 @@ class Worker:
         return True
 
     async def _claim(self, count: int) -> list[RunRow]:
-        runner = self.runner
         stands: dict[str, Any] = {}
         if self._standing is not None and not self._drives and not self._stopping:
             stands = {"standing": self._standing, "stands_for": self._poll + STANDS}
-        rows: list[RunRow] = await runner.queue.claim_rows(
-            runner.config.worker_id, runner.config.lease_ttl_seconds, agent_keys=runner.registry.keys(), limit=count,
+        rows: list[RunRow] = await self.queue.claim_rows(
+            self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self.registry.keys(), limit=count,
             **stands,
         )  # fmt: skip
         if not any(suspected(row) for row in rows):
@@ -85,8 +92,8 @@ class Worker:
         return rows
 
     def _drive(self, row: RunRow) -> Drive:
-        agent = self.runner.registry.get(row.agent)
-        return self.runner._drive(row, cast("AgentRuntime", agent), inline=False)
+        agent = self.registry.get(row.agent)
+        return self._new_execution(row, cast("AgentRuntime", agent), inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
         drive = self._drive(row)
@@ -96,7 +103,7 @@ class Worker:
             drive.next_claim, drive.start = partial(self._next_after, drive.place), self._start_all
         if suspected(row):
             self._suspects.append(drive)
-        self._began = self.runner.queue.clock.boot()
+        self._began = self.queue.clock.boot()
         return self._follow(start_helper(drive.run()), drive)
 
     def _given(self, rows: list[RunRow]) -> None:
@@ -154,7 +161,7 @@ class Worker:
         return [drive for drive in self._suspects if suspected(drive.row)]
 
     def _is_quiet(self) -> bool:
-        return self.slots.busy == 0 or self.runner.queue.clock.boot() - self._began > APART
+        return self.slots.busy == 0 or self.queue.clock.boot() - self._began > APART
 
     def _is_careful(self) -> bool:
         return self._met or bool(self._feared())
@@ -173,14 +180,12 @@ class Worker:
 
     def _next_claim(self) -> ClaimRequest | None:
         """What a run that ends claims for its slot; now and then nothing, so that the loop looks at all that is due."""
-        now, runner, slots = self.runner.queue.clock.boot(), self.runner, self.slots
+        now, slots = self.queue.clock.boot(), self.slots
         if self._stopping or self._wake is None or slots.busy > slots.count or now - self._looked > LOOK_AROUND:
             return None
         if slots.waiting or self._is_careful():  # its own slot is not free yet
             return None
-        return runner.queue.want(
-            runner.config.worker_id, runner.config.lease_ttl_seconds, runner.registry.keys(), light=True
-        )
+        return self.queue.want(self.config.worker_id, self.config.lease_ttl_seconds, self.registry.keys(), light=True)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._left.discard(task)
@@ -221,9 +226,9 @@ class Worker:
         shared = SHARED.stopping(self) if handle_signals else contextlib.nullcontext()
         with shared, contextlib.ExitStack() as undo:
             try:
-                if (stop_listening := self.runner.queue.listen("work", self._ring_from_thread)) is not None:
+                if (stop_listening := self.queue.listen("work", self._ring_from_thread)) is not None:
                     undo.callback(stop_listening)
-                self._standing = self.runner.queue.standing(self._given)
+                self._standing = self.queue.standing(self._given)
                 await self._work(wake)
             finally:
                 # Not at the beginning: whoever said stop before the first step was heard too.
@@ -262,7 +267,7 @@ class Worker:
             return await self._fill_with(free)
 
     async def _fill_with(self, free: int) -> bool:
-        self._looked = self.runner.queue.clock.boot()
+        self._looked = self.queue.clock.boot()
         try:
             rows = await self._claim(free)
         except StorageClosed:
@@ -272,7 +277,7 @@ class Worker:
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
             return False
-        self._claims_due = bool(self.runner.registry.keys())
+        self._claims_due = bool(self.registry.keys())
         await self._begin(rows)  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
         return bool(rows) and len(rows) == free and not self._stopping
 
@@ -292,10 +297,10 @@ class Worker:
             timer.result()
 
     async def _until_due(self, poll_interval: float) -> None:
-        clock, seconds = self.runner.queue.clock, min(poll_interval, APART) if self._is_careful() else poll_interval
+        clock, seconds = self.queue.clock, min(poll_interval, APART) if self._is_careful() else poll_interval
         if self._claims_due:  # else what is due stays so, and there is no hurry to fail at it again
             with contextlib.suppress(AgentRuntimeError):
-                due = await self.runner.queue.next_due()
+                due = await self.queue.next_due()
                 if due is not None:
                     seconds = min(seconds, max(due - clock.wall(), 0.001))
         await clock.sleep(seconds)
@@ -317,7 +322,7 @@ class Worker:
         self._closed = True
         # What was left in a loop that is closed never ends, and can be told nothing: its leases run out.
         self._drives = {task: drive for task, drive in self._drives.items() if not task.get_loop().is_closed()}
-        going, grace = self._wake is not None, self.runner.config.grace_seconds
+        going, grace = self._wake is not None, self.config.grace_seconds
         if going and not self._stopping:  # a second word would cut the grace short
             self.stop()
         over, loop = self._over, self._loop
@@ -336,8 +341,8 @@ class Worker:
 
     async def drain(self) -> None:
         """Let running work finish for the grace time, then give it back."""
-        grace = self.runner.config.grace_seconds
-        clock = self.runner.queue.clock
+        grace = self.config.grace_seconds
+        clock = self.queue.clock
         self.slots.drain()
         until = clock.boot() + grace
         while self._drives and not self._hurry and clock.boot() < until:
@@ -364,7 +369,7 @@ class Worker:
             for drive in left.values():
                 log.warning("run %s of agent %r did not stop: it is given back", drive.row.run_id, drive.row.agent)
                 drive.lost = drive.place.sealed = True
-                self.runner.heart.drop(drive.row.run_id, drive.row.claim_id)
+                drive.heart.drop(drive.row.run_id, drive.row.claim_id)
                 self._forget(drive)
             for task in (*backs, *left):
                 task.cancel()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._load import lazily, pick
+from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:
     from .._engines.base import Guard, Op
-    from ..journal.record import Record
+    from .._journal.record import Record
     from .base import EffectExists, EffectRow, StateRow, StateStore
     from .memory import InMemoryStateStore
     from .redis import RedisStateStore
@@ -41,7 +41,7 @@ _LAZY = {
     "EffectRow": ".base:EffectRow",
     "Guard": ".._engines.base:Guard",
     "Op": ".._engines.base:Op",
-    "Record": "..journal.record:Record",
+    "Record": ".._journal.record:Record",
     "StateRow": ".base:StateRow",
     "StateStore": ".base:StateStore",
 } | {dotted.partition(":")[2]: dotted for dotted in BACKENDS.values()}

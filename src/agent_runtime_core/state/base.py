@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from .._clock import SYSTEM, Clock
+from .._core.clock import SYSTEM, Clock
+from .._core.codec.json import encode, mapped
+from .._core.ids import stored_id, unbroken
 from .._engines.base import Backend, Guard, Op
-from .._ids import stored_id, unbroken
-from .._json import encode, mapped
+from .._journal.record import Record
 from ..errors import InvalidArgument, StorageCorrupt, UnserialisableResult, brief
-from ..journal.record import Record
 
 _FURTHEST: Final = 2**53  # no run gets there, and every store can be asked for it
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .._engines.backed import OnMemory
+from .._engines.backend import OnMemory
 from .._engines.base import Concern, NotApplied, Op
 from .._engines.memory import MemoryTx
-from ..journal import memory as journal
+from .._journal import memory as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
 
 _CLEAR = "state.clear"

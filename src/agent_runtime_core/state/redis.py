@@ -6,15 +6,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .._core.codec.json import compact
 from .._engines.base import Concern
-from .._engines.redis import OnRedis
-from .._engines.redis_script import Codec, RedisConcern, as_list, part
-from .._json import compact
-from ..journal import redis as journal
+from .._engines.redis.engine import OnRedis
+from .._engines.redis.script import Codec, RedisConcern, as_list, part
+from .._journal import redis as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore
 
 if TYPE_CHECKING:
-    from .._engines.redis import RedisEngine
+    from .._engines.redis.engine import RedisEngine
 
 
 def _checkpoint(run_id: str, text: str, mark: str | None, now: float) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ CONCERN = RedisConcern(
     "state",
     {},
     script=part(__file__),
-    seldom=part(__file__, "redis_seldom"),
+    seldom=part(__file__, "redis_admin"),
     codecs={
         "state.checkpoint": Codec(_checkpoint),
         "state.status": Codec(_status),

@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from .._engines.backed import OnSQLite
+from .._engines.backend import OnSQLite
 from .._engines.base import Concern, NotApplied, always
-from .._engines.sqlite_tx import SQLiteTx
-from ..journal import sqlite as journal
+from .._engines.sqlite.transaction import SQLiteTx
+from .._journal import sqlite as journal
 from .base import EffectExists, EffectRow, StateRow, StateStore, damaged
 
 MIGRATIONS = (

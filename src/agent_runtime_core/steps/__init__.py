@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from .._core.codec.typed import register_type
+from .._execution.step_policy import Happened
 from ..errors import StepCancelledError, StepExecutionError, StepInDoubt
-from ..policy import Happened
 from ..retry import Backoff
 from ..status import StepStatus
 from .executor import StepExecutor

@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from .._ids import unbroken
-from .._json import MAX_RESULT
-from .._refusals import is_number
-from ..book import Book
+from .._core.codec.json import MAX_RESULT
+from .._core.ids import unbroken
+from .._core.validation import is_number
+from .._execution.step_journal import Book
+from .._execution.step_keys import Identity
+from .._execution.step_policy import InDoubt, Policy, RetryOn
 from ..errors import InvalidArgument, brief
-from ..policy import InDoubt, Policy, RetryOn
 from ..retry import Delay
-from ..uses import Identity
-from .chain import Chain
 from .checkpoint_only import labels_of, open_checkpoint
-from .dag import Dag
-from .fanout import FanOut
 from .graph import Graph, is_graph
+from .graph_run import Dag
+from .map_run import FanOut
 from .model import ExecutionState, Step, name_of, unique
+from .sequence import Chain
+from .step_list import ListOptions
 
 DEFAULT_KEY = "_step_executor_state"
 
@@ -54,23 +55,25 @@ class StepExecutor:
                 f"cancel_check_interval is a number of seconds above 0, not {brief(cancel_check_interval)}"
             )
         self.ctx = ctx
-        self.added: dict[str, Any] = {}  # to the state, since a step has succeeded
         self.checkpoint_key = checkpoint_key
         self.cancel_check_interval = cancel_check_interval
-        self.max_concurrency = max_concurrency
-        self._state = ExecutionState()
+        self.options: ListOptions = ListOptions(ctx, max_concurrency)
 
     @property
     def state(self) -> ExecutionState:
-        return self._state
+        return self.options.state
+
+    @property
+    def max_concurrency(self) -> int:
+        return self.options.max_concurrency
 
     def update_custom_state(self, values: Mapping[str, Any]) -> None:
         """Add to the state that steps see; kept with the next step that succeeds.
 
         InvalidArgument while steps run side by side, for whom it is read-only.
         """
-        self._state.custom_state.update(values)
-        self.added.update(values)
+        self.options.state.custom_state.update(values)
+        self.options.added.update(values)
 
     async def open_journal(self, labels: Callable[[], Mapping[Identity, str]], resume: bool = True) -> tuple[Book, str]:
         """Open the journal for the steps of a list or a map. Returns it with the scope of their keys.
@@ -81,8 +84,8 @@ class StepExecutor:
         if isinstance(book, Book):
             await self.ctx.place.unsealed()
             return book, "" if self.checkpoint_key == DEFAULT_KEY else self.checkpoint_key
-        book, self._state = await open_checkpoint(
-            self.ctx, self.checkpoint_key, self.cancel_check_interval, labels(), self._state, resume
+        book, self.options.state = await open_checkpoint(
+            self.ctx, self.checkpoint_key, self.cancel_check_interval, labels(), self.options.state, resume
         )
         return book, ""
 
@@ -110,8 +113,8 @@ class StepExecutor:
         around = book.within()
         async with book.only("\0".join(map(name_of, steps)), f"x:{scope}{around}") if around else nullcontext():
             if graph is not None:
-                return await Dag(self, book, scope).run(graph, initial_state, resume)
-            return await Chain(self, book, scope).run(steps, initial_state, resume)
+                return await Dag(self.options, book, scope).run(graph, initial_state, resume)
+            return await Chain(self.options, book, scope).run(steps, initial_state, resume)
 
     async def map(
         self,
@@ -152,6 +155,6 @@ class StepExecutor:
             twice = next(k for k in keys if keys.count(k) > 1)
             raise InvalidArgument(f"map {brief(name)}: two items have the key {brief(twice)}: keys are unique")
         book, scope = await self.open_journal(lambda: {(name, f"m:{each}"): f"{name}[{each}]" for each in keys})
-        return await FanOut(self, book, scope).run(
+        return await FanOut(self.options, book, scope).run(
             name, fn, listed, keys, policy, returns, max_result_bytes, key is None
         )

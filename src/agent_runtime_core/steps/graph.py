@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from .._tags import stored_as_dict
+from .._core.codec.tagged import stored_as_dict
 from ..errors import InvalidArgument, brief
 from .model import Results, Step
 

@@ -11,15 +11,15 @@ from operator import attrgetter
 from typing import Any, ClassVar, cast
 from uuid import UUID
 
-from .._clock import SYSTEM, aware
+from .._core.clock import SYSTEM, aware
+from .._core.codec.json import MAX_RESULT, encode
+from .._core.codec.tagged import stored_as_dict
 from .._core.codec.typed import codec_for
-from .._ids import run_uuid, unbroken
-from .._json import MAX_RESULT, encode
-from .._tags import stored_as_dict
-from ..attempts import IMMUTABLE
-from ..callees import Callee, callee, known_callee
+from .._core.ids import run_uuid, unbroken
+from .._execution.step_function import Callee, callee, known_callee
+from .._execution.step_policy import PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
+from .._execution.step_runner import IMMUTABLE
 from ..errors import InvalidArgument, UnserialisableResult, brief
-from ..policy import PLAIN, PLAIN_POLICY, InDoubt, Policy, RetryOn
 from ..retry import Delay
 from ..status import StepStatus
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._load import lazily
+from .._core.lazy_import import lazily
 
 if TYPE_CHECKING:
     from .cassettes import Cassette, CassetteMiss, Exchange, RecordingLLMClient, ReplayLLMClient
     from .clock import VirtualClock
     from .context import MockRunContext, create_test_context, run_agent_test
-    from .crashing import CrashReport, crash_everywhere
+    from .crash_test import CrashReport, crash_everywhere
     from .models import LLMEvaluator, MockLLMClient, MockLLMResponse
     from .recordings import record
     from .tools import MockTool
@@ -38,7 +38,7 @@ _MODULES = {
     ".cassettes": "Cassette CassetteMiss Exchange RecordingLLMClient ReplayLLMClient",
     ".clock": "VirtualClock",
     ".context": "MockRunContext create_test_context run_agent_test",
-    ".crashing": "CrashReport crash_everywhere",
+    ".crash_test": "CrashReport crash_everywhere",
     ".models": "LLMEvaluator MockLLMClient MockLLMResponse",
     ".recordings": "record",
     ".tools": "MockTool",

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._ids import path_text
+from .._core.ids import path_text
+from .._core.threads import in_thread
 from ..errors import AgentRuntimeError, InvalidArgument, StreamCut, brief
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..loop.asking import Heard
-from ..portal import in_thread
+from ..loop.model_calls import Heard
 from .models import chunks_of
 
 __all__ = ["Cassette", "CassetteMiss", "Exchange", "RecordingLLMClient", "ReplayLLMClient"]

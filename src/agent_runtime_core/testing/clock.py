@@ -9,7 +9,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 
-from .._clock import Clock
+from .._core.clock import Clock
 from ..errors import InvalidArgument, brief
 
 START = 1_700_000_000.0  # 2023-11-14, far from any daylight saving change

@@ -12,10 +12,11 @@ from datetime import datetime
 from typing import Any, TypeVar, cast, overload
 from uuid import UUID
 
-from .._clock import SYSTEM, Clock, aware
-from .._ids import run_uuid, trace_id, unbroken
-from .._json import MAX_RESULT, decode, encode
-from .._refusals import MAX_DEPTH
+from .._core.clock import SYSTEM, Clock, aware
+from .._core.codec.json import MAX_RESULT, decode, encode
+from .._core.event_types import EventType
+from .._core.ids import run_uuid, trace_id, unbroken
+from .._core.validation import MAX_DEPTH
 from ..errors import (
     InvalidArgument,
     NotSupported,
@@ -26,12 +27,11 @@ from ..errors import (
     deciding_error,
     text_of,
 )
-from ..event_types import EventType
 from ..events.base import agent_event_type, printable
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
 from ..limits import Budget, RunLimits
 from ..llm import _used, use_llm_client
-from ..llm._chat import forbid_remote
+from ..llm._client import forbid_remote
 from ..persistence.manager import PersistenceManager
 from ..registry import get_runtime
 from ..retry import Delay

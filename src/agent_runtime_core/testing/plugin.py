@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, cast
 
-from .._load import load
+from .._core.lazy_import import load
 
 if TYPE_CHECKING:
     import pytest
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     # Loaded with the first test: every pytest where this library is installed reads this module.
-    forbid = cast("Callable[[str | None], str | None]", load("..llm._chat:forbid_remote", package=__package__))
+    forbid = cast("Callable[[str | None], str | None]", load("..llm._client:forbid_remote", package=__package__))
     allowed = item.get_closest_marker("live") is not None and _missing(item) is None
     before = forbid(None if allowed else _REFUSED)
     try:

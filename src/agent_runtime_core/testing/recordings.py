@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from .._json import decode
-from ..context import conversation_id
+from .._core.codec.json import decode
+from .._execution.context import conversation_id
+from .._journal.record import DONE, Record
 from ..errors import InvalidArgument
-from ..journal.record import DONE, Record
-from ..runner.history import heard
+from ..runner.conversation_history import heard
 from .cassettes import Cassette
 
 if TYPE_CHECKING:
-    from ..runner.core import AgentRunner
+    from ..runner.runner import AgentRunner
     from ..runner.settings import RunInfo
 
 __all__ = ["record"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._load import lazily
+from .._core.lazy_import import lazily
 from .tool import Tool, ToolDefinition, tool  # at once: `tool` is the function, and not the module of that name
 
 if TYPE_CHECKING:
     from .arguments import BadArguments
     from .base import BaseTool, ToolFailed, ToolResult
     from .calculator import CalculatorTool
-    from .calls import ToolAnswer, answer_call
+    from .invocation import ToolAnswer, answer_call
     from .registry import ToolRegistry, ToolTimeout, UnknownTool
     from .todo import Todo, TodoStoreTool
 
@@ -37,7 +37,7 @@ _MODULES = {
     "arguments": "BadArguments",
     "base": "BaseTool ToolFailed ToolResult",
     "calculator": "CalculatorTool",
-    "calls": "ToolAnswer answer_call",
+    "invocation": "ToolAnswer answer_call",
     "registry": "ToolRegistry ToolTimeout UnknownTool",
     "todo": "Todo TodoStoreTool",
 }

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from itertools import islice
 from typing import Any, Final, NoReturn, cast
 
-from .._json import MAX_PARSED
-from .._refusals import MAX_DEPTH
+from .._core.codec.json import MAX_PARSED
+from .._core.json_schema import fits_plainly, misfits
+from .._core.validation import MAX_DEPTH
 from ..errors import BadArguments, brief
-from ..schema import fits_plainly, misfits
 
 __all__ = ["BadArguments", "check_arguments", "read_arguments"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import InvalidArgument, brief
-from .arithmetic import Number, add, calculate, divide, multiply, number, plain, subtract
 from .base import BaseTool, ToolResult
+from .expression import Number, add, calculate, divide, multiply, number, plain, subtract
 
 __all__ = ["CalculatorTool"]
 

@@ -8,10 +8,10 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
+from .._core.event_types import EventType
+from .._core.threads import in_thread
 from .._core.timeouts import log_abandoned_thread, with_time_limit
 from ..errors import InvalidArgument, ToolTimeout, UnknownTool, brief, deciding_error
-from ..event_types import EventType
-from ..portal import in_thread
 from .arguments import BadArguments, check_arguments, read_arguments
 from .base import BaseTool
 from .schema import Binder

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._core.codec.json import MAX_BYTES, decode, encode
 from .._core.codec.type_hints import returns_of
 from .._core.codec.typed import codec_for
-from .._json import MAX_BYTES, decode, encode
 from ..errors import UnserialisableResult
 from .base import ToolResult
 from .tool import Tool

@@ -13,7 +13,7 @@ from typing import Any
 from .._core.codec.type_hints import unresolved
 from .._core.codec.typed import is_union
 from ..errors import InvalidArgument, brief
-from .forms import give_default, schema_of, typed
+from .annotations import give_default, schema_of, typed
 
 __all__ = ["Binder", "context_parameter", "describe", "parameters_of", "place_context", "unbound"]
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol, TypedDict
 from uuid import UUID, uuid5
 
-from .._load import load
+from .._core.lazy_import import load
 from ..errors import InvalidArgument, NotSupported, UnserialisableResult, brief
 from .base import BaseTool, ToolResult
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from .._refusals import is_number
+from .._core.validation import is_number
 from ..errors import InvalidArgument, brief
 from .schema import describe, parameters_of, unbound
 

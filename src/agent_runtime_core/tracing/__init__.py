@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._load import lazily, pick
+from .._core.lazy_import import lazily, pick
 from ..config import get_config
 
 if TYPE_CHECKING:

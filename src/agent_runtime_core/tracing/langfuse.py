@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .._clock import SYSTEM, Clock
-from .._load import load
+from .._core.clock import SYSTEM, Clock
+from .._core.event_types import EventType
+from .._core.lazy_import import load
 from ..config import get_config
 from ..errors import NotConfigured
-from ..event_types import EventType
 from ..interfaces import ErrorInfo, TraceSink
 
 LONGEST = 200_000  # characters of an input or output that are sent

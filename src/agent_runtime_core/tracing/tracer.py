@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from .._clock import SYSTEM, Clock
+from .._core.clock import SYSTEM, Clock
 from .._core.per_loop import call_in_loop
 from ..interfaces import TraceSink
 

@@ -12,13 +12,13 @@ from .config_loader import (
     Settings,
     TurnSettings,
 )
-from .contexts import ContextManager, Remembered
+from .context_manager import ContextManager, Remembered
+from .event_topics import EventPublisherSubscriber, TopicStats
 from .events import AuditEvent, EventEnvelope, PlanRequest, StepEvent, StepResultChunk, TurnEvent
 from .manager import TurnManager
 from .personality import MemorySettings, PackSet, PersonalityInstance, PersonalityPackManager, Sampling
 from .planner import PlanExecutor
 from .processor import StepProcessor
-from .topics import EventPublisherSubscriber, TopicStats
 from .turn import StepMetrics, StepState, Turn
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .._engines.base import Op
-from ..context import Context
+from .._execution.context import Context
 from ..errors import (
     NotConfigured,
     PlanningError,
@@ -16,14 +16,14 @@ from ..errors import (
     deciding_error,
 )
 from ..interfaces import AgentRuntime, ErrorInfo, RunContext, RunResult
-from ..runner.ending import Ending
-from ..runner.ends import FINAL_ERRORS
+from ..runner.completion_hooks import Ending
+from ..runner.outcomes import FINAL_ERRORS
 from ..runner.settings import RunInfo
 from ..status import RunStatus
-from .attempt import Attempt
-from .keeping import as_ended, end_of, save, saved, stop_steps
 from .logs import TurnLog
-from .parts import Parts
+from .services import Parts
+from .turn_records import as_ended, end_of, save, saved, stop_steps
+from .turn_run import Attempt
 
 #: Another attempt would only fail the same way: each step has been tried again by itself.
 _FINAL = (*FINAL_ERRORS, PlanningError, UnknownTool, NotConfigured, ToolFailed)

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._clock import SYSTEM, Clock
-from .._ids import path_text
+from .._core.clock import SYSTEM, Clock
+from .._core.ids import path_text
 from ..config import FIELDS, RuntimeConfig, configure
 from ..errors import InvalidArgument, brief
-from .files import Mark, Problems, Reading, mark_of, read_file, tables_in, twice, watch
-from .packs import Found, PackReader
+from .change_listeners import Subscribers
+from .pack_reader import Found, PackReader
 from .personality import PackSet
 from .settings import PersonalitySettings, ProviderSettings, Settings, Sources, TurnSettings, changes
-from .subscribers import Subscribers
+from .settings_files import Mark, Problems, Reading, mark_of, read_file, tables_in, twice, watch
 
 __all__ = [
     "ConfigChanged",

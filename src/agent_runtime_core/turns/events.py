@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Self
 
 from .._core.codec.typed import Policy, to_plain
-from .._refusals import meant
+from .._core.validation import meant
 from ..errors import InvalidTurn, UnserialisableResult, brief
 
 TURNS, STEPS, RESULTS, AUDIT = "agent.turns", "agent.steps", "agent.step_results", "agent.audit"

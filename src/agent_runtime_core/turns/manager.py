@@ -9,42 +9,42 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from .._clock import aware
-from .._contexts import start_soon
+from .._core.clock import aware
+from .._core.codec.json import encode
+from .._core.context_vars import start_soon
+from .._core.ids import run_uuid, trace_id
 from .._core.settings import DURATION, POSITIVE, SECONDS
-from .._ids import run_uuid, trace_id
-from .._json import encode
 from ..errors import InvalidArgument, InvalidTurn, UnknownRun, UnserialisableResult, brief
-from ..events.base import Event
+from ..events.event import Event
 from ..interfaces import LLMClient
-from ..llm._breaker import Breakers
+from ..llm._circuit_breaker import Breakers
 from ..planning.agent import built_in_tools
 from ..planning.base import BasePlanner, checked_planner, registry_of
-from ..planning.rules import RuleBasedPlanner
+from ..planning.rule_planner import RuleBasedPlanner
 from ..registry import Preferring
-from ..runner.core import AgentRunner
+from ..runner.runner import AgentRunner
 from ..runner.settings import RunInfo
 from ..status import TERMINAL, RunStatus, StepStatus
 from ..tools.base import BaseTool
 from ..tools.registry import ToolRegistry
 from ..tools.tool import Tool
 from .agent import TurnAgent
-from .attempt import FROM_TOPIC
 from .config_loader import ConfigLoader
-from .contexts import ContextManager
+from .context_manager import ContextManager
+from .distributed_steps import StepAgent
+from .event_topics import EventPublisherSubscriber
 from .events import TURNS, AuditEvent, EventEnvelope, StepResultChunk, TurnEvent
 from .hooks import Hooks
-from .instances import PersonalityInstance
-from .keeping import close, turn_of
 from .logs import TurnLog, log
-from .parts import Parts
 from .personality import PackSet, PersonalityPackManager
+from .personality_instance import PersonalityInstance
 from .planner import PlanExecutor
 from .processor import StepProcessor
-from .remote import StepAgent
+from .services import Parts
 from .settings import Settings, TurnSettings
-from .topics import EventPublisherSubscriber
 from .turn import StepMetrics, StepState, Turn
+from .turn_records import close, turn_of
+from .turn_run import FROM_TOPIC
 
 _INPUT = ("conversation_id", "user_id", "personality")
 

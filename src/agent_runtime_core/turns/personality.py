@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._clock import SYSTEM, Clock
-from .._ids import path_text
-from .._refusals import meant
+from .._core.clock import SYSTEM, Clock
+from .._core.ids import path_text
+from .._core.validation import meant
 from ..errors import InvalidArgument, brief
 from ..tools.registry import ToolRegistry
-from .files import Mark, Problems, watch
-from .instances import MemorySettings, PersonalityInstance, Sampling
-from .packs import Found, PackReader
+from .pack_reader import Found, PackReader
+from .personality_instance import MemorySettings, PersonalityInstance, Sampling
+from .settings_files import Mark, Problems, watch
 
 __all__ = ["MemorySettings", "PackSet", "PersonalityInstance", "PersonalityPackManager", "Sampling"]
 

@@ -12,8 +12,8 @@ from .._core.codec.typed import PLAIN, build, to_plain
 from ..errors import PlanningError, ProviderError, deciding_error
 from ..interfaces import LLMClient
 from ..planning.base import BasePlanner, plan_of
-from ..planning.executing import AS_THEY_ARE
-from ..planning.memory import memory_operations
+from ..planning.executor import AS_THEY_ARE
+from ..planning.memory_operations import memory_operations
 from ..planning.plan import MOST_STEPS, Plan, PlanStep, StepKind, problems_of_steps
 from ..tools.registry import ToolRegistry
 from .events import PlanRequest

@@ -8,27 +8,27 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from .._clock import Clock
-from .._contexts import restore
+from .._core.clock import Clock
+from .._core.context_vars import restore
+from .._core.event_types import EventType
 from .._core.per_loop import PerLoop
 from .._core.settings import POSITIVE
+from .._execution.context import Context
+from .._execution.step_keys import FRAME
 from ..config import get_config
-from ..context import Context
 from ..errors import LeaseLost, NotSupported, Postponed, deciding_error, text_of
-from ..event_types import EventType
 from ..interfaces import LLMClient, LLMResponse, LLMStreamChunk
-from ..llm._breaker import Breakers
+from ..llm._circuit_breaker import Breakers
 from ..llm._prices import cost_usd
-from ..loop.asking import streamed
+from ..loop.model_calls import streamed
 from ..planning.plan import PlanStep
 from ..status import StepStatus
-from ..uses import FRAME
+from .event_topics import EventPublisherSubscriber
 from .events import AuditEvent, StepResultChunk
 from .hooks import Hooks
-from .instances import PersonalityInstance
 from .logs import TurnLog
-from .slots import Slots
-from .topics import EventPublisherSubscriber
+from .personality_instance import PersonalityInstance
+from .step_semaphore import Slots
 from .turn import StepMetrics, StepState, Turn
 
 Do = Callable[[], Awaitable[Any]]

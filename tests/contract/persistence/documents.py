@@ -13,8 +13,8 @@ from typing import Any
 from agent_runtime_core._engines.base import FORGET, INSTALL, Commits, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import InvalidArgument, LeaseLost
-from agent_runtime_core.persistence.claim import CLAIM, Claim
 from agent_runtime_core.persistence.documents.base import Absent, Changed, Document, DocumentStore, Entry, Table
+from agent_runtime_core.persistence.fencing import CLAIM, Claim
 from agent_runtime_core.testing.clock import VirtualClock
 from agent_runtime_core.testing.contracts.checks import PATIENCE, Cases, refused, same
 

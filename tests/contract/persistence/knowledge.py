@@ -16,8 +16,8 @@ from agent_runtime_core.errors import InvalidArgument, TooManyVectors, Unseriali
 from agent_runtime_core.persistence.models import Embedding, Fact, Scope, Summary, new_id
 from agent_runtime_core.testing.clock import START, VirtualClock
 from agent_runtime_core.testing.contracts.checks import Cases, refused, same
+from agent_runtime_core.testing.contracts.persistence.fixtures import opened
 from agent_runtime_core.testing.contracts.persistence.knowledge import HOUR, NAIVE, NOON, Case, Make
-from agent_runtime_core.testing.contracts.persistence.rig import opened
 from tests.contract.persistence.rig import HOSTILE, TYPED, fenced
 
 BUILT_IN: Cases[Case] = Cases()

@@ -13,9 +13,9 @@ from uuid import UUID
 from agent_runtime_core._engines.base import INSTALL, Commits, Guard, Op
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.errors import LeaseLost
-from agent_runtime_core.persistence.claim import CLAIM, Claim
+from agent_runtime_core.persistence.fencing import CLAIM, Claim
 from agent_runtime_core.testing.contracts.checks import refused, same
-from agent_runtime_core.testing.contracts.persistence.rig import TREE
+from agent_runtime_core.testing.contracts.persistence.fixtures import TREE
 
 RUN = "0b0e7a3a-1c7d-4c55-9c34-6f1f3b1d2b01"
 OLD, NEW = "01HZX000000000000000000001", "01HZX000000000000000000002"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_runtime_core._clock import SYSTEM
+from agent_runtime_core._core.clock import SYSTEM
 from agent_runtime_core._engines.memory import MemoryEngine
 from agent_runtime_core.persistence.backends.files import FileHome
 from agent_runtime_core.persistence.backends.memory import InMemoryHome

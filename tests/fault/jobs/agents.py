@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime_core import AgentRunner, AgentRuntime, RunnerConfig, RunResult, StepExecutor
-from agent_runtime_core._clock import Clock
+from agent_runtime_core._core.clock import Clock
 from agent_runtime_core.events import get_event_bus
 from agent_runtime_core.queue import get_queue
 from agent_runtime_core.registry import Registry

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_runtime_core import ToolCallingAgent, ToolRegistry
 from agent_runtime_core.interfaces import RunResult
-from agent_runtime_core.runner.history import History
+from agent_runtime_core.runner.conversation_history import History
 from agent_runtime_core.testing import MockLLMClient
 
 _keep = History.keep

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from agent_runtime_core._engines.sqlite_writer import Writer
+from agent_runtime_core._engines.sqlite.writer import Writer
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say
 

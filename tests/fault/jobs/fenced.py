@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_runtime_core import AgentRunner, LeaseLost
-from agent_runtime_core._contexts import RUN
-from agent_runtime_core.book import Book
-from agent_runtime_core.context import Context
-from agent_runtime_core.journal.record import ENDED, Record
-from agent_runtime_core.ledger import Ledger
-from agent_runtime_core.place import Place
-from agent_runtime_core.queue.row import RunRow, Settle
+from agent_runtime_core._core.context_vars import RUN
+from agent_runtime_core._execution.claim_writer import Ledger
+from agent_runtime_core._execution.context import Context
+from agent_runtime_core._execution.run_control import Place
+from agent_runtime_core._execution.step_journal import Book
+from agent_runtime_core._journal.record import ENDED, Record
+from agent_runtime_core.queue.records import RunRow, Settle
 from agent_runtime_core.steps import Step, StepExecutor
 from tests.fault.jobs.agents import open_runner
 from tests.fault.jobs.effects import say

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agent_runtime_core import AgentRunner, open_run
-from agent_runtime_core._engines.sqlite import SQLiteEngine
-from agent_runtime_core._engines.sqlite_tx import SQLiteTx
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
+from agent_runtime_core._engines.sqlite.transaction import SQLiteTx
 from tests.fault.jobs.effects import say
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_runtime_core import open_run
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from tests.fault.jobs.effects import say
 
 RUN = "a run"

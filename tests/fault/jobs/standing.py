@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_runtime_core import open_run
-from agent_runtime_core._engines.sqlite import SQLiteEngine
+from agent_runtime_core._engines.sqlite.engine import SQLiteEngine
 from tests.fault.jobs.effects import say
 
 

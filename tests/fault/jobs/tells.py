@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 
-from agent_runtime_core.backends import open_url
+from agent_runtime_core.runner.backends import open_url
 
 
 async def main(url: str, run: str, count: int, at_once: int, dies_at: int) -> None:

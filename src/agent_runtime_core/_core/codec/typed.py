@@ -15,10 +15,10 @@ from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, TypeGuard, TypeVar
 from uuid import UUID
 
-from ..._json import MAX_BYTES, MAX_RESULT, decode, encode
-from ..._refusals import At, a_kind, inside, refused, short
-from ..._tags import DICTS, NOT_STORED, REGISTRY, Turn
 from ...errors import InvalidArgument, UnserialisableResult, brief
+from ..validation import At, a_kind, inside, refused, short
+from .json import MAX_BYTES, MAX_RESULT, decode, encode
+from .tagged import DICTS, NOT_STORED, REGISTRY, Turn
 from .type_hints import hints_of
 
 _MISSING: Final = dataclasses.MISSING
@@ -138,7 +138,7 @@ def register_type(cls: _C) -> _C:
     if not _registrable(given):
         raise InvalidArgument(f"register_type takes a dataclass or an Enum class, not {brief(given)}")
     codec_of(given)
-    REGISTRY.add(given, f"{given.__module__}.{given.__qualname__}")
+    REGISTRY.add(given)
     return cls
 
 

@@ -6,8 +6,8 @@ import os
 from functools import partial
 from typing import Any
 
-from ..._clock import Clock
-from ..._ids import path_text
+from ..._core.clock import Clock
+from ..._core.ids import path_text
 from ...errors import InvalidArgument, brief
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome

@@ -14,7 +14,7 @@ from ..document_stores.tasks import StoredTasks
 from ..documents.redis import RedisDocuments
 
 if TYPE_CHECKING:
-    from ..._engines.redis import RedisEngine
+    from ..._engines.redis.engine import RedisEngine
 
 
 class RedisHome(DocumentHome):

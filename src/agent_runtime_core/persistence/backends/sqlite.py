@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..._engines.sqlite import SQLiteEngine
+from ..._engines.sqlite.engine import SQLiteEngine
 from ..document_stores.audit import StoredAudit
 from ..document_stores.base import DocumentHome
 from ..document_stores.conversations import StoredConversations

@@ -10,10 +10,10 @@ from typing import Any
 from uuid import UUID
 
 from ...errors import InvalidArgument
-from ..branching import Branch, BranchChoice, Tree, copies, no_branch, replacement
-from ..branching import branches as branches_of
-from ..branching import history as history_of
-from ..documents.words import best, folded, text_in, words_of
+from ..documents.full_text import best, folded, text_in, words_of
+from ..message_tree import Branch, BranchChoice, Tree, copies, no_branch, replacement
+from ..message_tree import branches as branches_of
+from ..message_tree import history as history_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 
 _PAGE = 100

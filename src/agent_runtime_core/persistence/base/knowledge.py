@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from ...errors import NotSupported
-from ..documents.words import best, folded, text_in, words_of
+from ..documents.full_text import best, folded, text_in, words_of
 from ..models import Embedding, Fact, FactType, Scope, Summary, moment
 
 _SEARCHED = 10_000  # facts

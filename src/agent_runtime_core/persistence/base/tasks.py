@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from ..._clock import SYSTEM
-from ..._refusals import meant
+from ..._core.clock import SYSTEM
+from ..._core.validation import meant
 from ...errors import InvalidArgument, NotSupported, brief
 from ..models import Scope, Task, TaskList, TaskState
-from ..readiness import ready_of
+from ..task_order import ready_of
 
 _LISTWISE = frozenset({"state", "name", "description"})
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Task)) - {"id"}

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from ..._ids import HALF
-from ..._refusals import is_number
+from ..._core.ids import HALF
+from ..._core.validation import is_number
 from ...errors import InvalidArgument, brief
 from ..base.audit import AuditStore
 from ..documents.base import PAGE, Document, Entry, Table
-from ..forms import model_of, text_of
 from ..jsonl import in_order_of_time, line
+from ..model_codec import model_of, text_of
 from ..models import AuditEntry, AuditEventType, ErrorRecord, ErrorSeverity, PerformanceMetric, Scope, now
 from .arguments import check_count, check_link, check_model, choice, id_text, seconds_of, stored_key
 from .base import DocumentBackedStore

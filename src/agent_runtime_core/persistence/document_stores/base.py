@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
-from ..._clock import SYSTEM, Clock
-from ..._ids import new_ulid
+from ..._core.clock import SYSTEM, Clock
+from ..._core.ids import new_ulid
 from ...errors import InvalidArgument, StorageError, brief
 from ..documents.base import DocumentStore, Table, storable
 from ..models import Scope

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..._clock import aware
+from ..._core.clock import aware
+from ..._core.codec.json import MAX_BYTES, digest
 from ..._engines.base import Op
-from ..._json import MAX_BYTES, digest
 from ...errors import InvalidArgument, brief
 from ..documents.base import Document, Entry, Table
-from ..documents.words import text_in
-from ..forms import model_of, text_of
+from ..documents.full_text import text_in
+from ..model_codec import model_of, text_of
 from ..models import Conversation, ConversationMessage, ToolCall, moment
 from .arguments import check_link, escaped, id_text
 from .ranks import ranks_for

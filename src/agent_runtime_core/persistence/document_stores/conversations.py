@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from ..._core.ids import new_ulid
 from ..._engines.base import Op
-from ..._ids import new_ulid
 from ...errors import InvalidArgument, brief
 from ..base.conversations import ConversationStore, no_conversation
 from ..documents.base import Absent, Document, Entry, Table, retry_conflicts
-from ..forms import model_of
+from ..model_codec import model_of
 from ..models import Conversation, ConversationMessage, Scope, moment
 from .arguments import check_count, check_link, id_text
 from .base import CONVERSATION, MESSAGE, DocumentBackedStore

@@ -9,12 +9,12 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from ..._core.threads import in_thread
 from ...errors import InvalidArgument, TooManyVectors, brief
-from ...portal import in_thread
 from ..documents.base import Document, Entry, Table
-from ..forms import model_of, text_of
-from ..index import Index
+from ..model_codec import model_of, text_of
 from ..models import Embedding
+from ..vector_index import Index
 from ..vectors import dot, floats, unit
 from .arguments import check_model, escaped, id_text, seconds_of, stored_key
 from .change_log import ChangeLog, TrackedIndex

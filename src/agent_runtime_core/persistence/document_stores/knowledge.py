@@ -10,8 +10,8 @@ from ..._engines.base import Op
 from ...errors import InvalidArgument, brief
 from ..base.knowledge import KnowledgeStore
 from ..documents.base import PAGE, Document, Entry, Table, retry_conflicts
-from ..documents.words import text_in
-from ..forms import model_of, text_of
+from ..documents.full_text import text_in
+from ..model_codec import model_of, text_of
 from ..models import Embedding, Fact, FactType, Scope, Summary
 from ..vectors import floats
 from .arguments import check_link, check_model, choice, id_text, seconds_of, stored_key

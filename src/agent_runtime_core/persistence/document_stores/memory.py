@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..._json import MAX_WHOLE, decode, encode
+from ..._core.codec.json import MAX_WHOLE, decode, encode
 from ...errors import InvalidArgument, brief
 from ..base.memory import MemoryStore
 from ..documents.base import Document, Entry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._json import decode, encode
+from ..._core.codec.json import decode, encode
 from ..base.preferences import PreferencesStore
 from ..documents.base import Entry, Table
 from ..models import Scope

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from ..documents.base import Document
-from ..forms import model_of
+from ..model_codec import model_of
 from ..models import Task, TaskState
-from ..readiness import Order, may_begin, order
+from ..task_order import Order, may_begin, order
 
 Place = tuple[Order, float, str]
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import UUID
 
-from ..._clock import TOO_LATE, Clock, aware
-from ..._refusals import is_number
+from ..._core.clock import TOO_LATE, Clock, aware
+from ..._core.validation import is_number
 from ...errors import InvalidArgument, TaskNotHeld, brief
 from ..documents.base import Changed, Document, Entry
-from ..forms import model_of, text_of
+from ..model_codec import model_of, text_of
 from ..models import Task, TaskState, moment
 from .arguments import id_text
 from .change_log import TrackedIndex

@@ -10,9 +10,9 @@ from uuid import UUID
 from ..._engines.base import Op
 from ...errors import InvalidArgument
 from ..documents.base import Document, Entry, Table, retry_conflicts
-from ..forms import model_of, text_of
+from ..model_codec import model_of, text_of
 from ..models import Task, new_id
-from ..readiness import circle
+from ..task_order import circle
 from .change_log import ChangeLog
 from .three_way_merge import IdentityMap, three_way_merge
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
-from ..._clock import aware
-from ..._refusals import is_number
+from ..._core.clock import aware
+from ..._core.validation import is_number
 from ...errors import InvalidArgument, brief
 from ..models import Task, TaskList, TaskState
 from .arguments import choice

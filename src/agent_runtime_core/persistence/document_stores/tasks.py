@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any
 from uuid import UUID, uuid5
 
-from ..._clock import aware
+from ..._core.clock import aware
 from ..._engines.base import Op
 from ...errors import InvalidArgument, brief
 from ..base.tasks import TaskStore, check_fields
 from ..documents.base import Document, Entry, retry_conflicts
-from ..forms import model_of, text_of
+from ..model_codec import model_of, text_of
 from ..models import Scope, Task, TaskList, TaskState, moment
 from .arguments import check_count, id_text
 from .base import TASK, TASK_LIST, DocumentBackedStore

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ..._clock import SYSTEM, Clock
+from ..._core.clock import SYSTEM, Clock
 from ..._engines.base import Commits, Guard, Op
 from ...errors import InvalidArgument, StorageBusy, brief
-from ..claim import CLAIM
-from .words import best, folded, words_of
+from ..fencing import CLAIM
+from .full_text import best, folded, words_of
 
 T = TypeVar("T")
 

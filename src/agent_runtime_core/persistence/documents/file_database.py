@@ -27,13 +27,13 @@ from concurrent.futures import Future
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from ..._clock import Clock
+from ..._core.clock import Clock
 from ..._engines.base import FENCE_APPLIED, FENCE_OPS, NotApplied
-from ..._engines.requests import Request
+from ..._engines.commit_request import Request
 from ...errors import LeaseLost, StorageBusy, StorageCorrupt, StorageError
 from .base import Document, Query
-from .file_disk import DRAFTS, Disk, told
-from .file_form import VERSION, sealed, unsealed
+from .file_directory import DRAFTS, Disk, told
+from .file_format import VERSION, sealed, unsealed
 from .file_index import DOCUMENTS, NameIndex, directory_of
 from .file_lock import LOCK, locked
 from .file_transaction import Changes, FileTransaction

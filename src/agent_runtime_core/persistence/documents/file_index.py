@@ -16,11 +16,11 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple, Never
 
-from ..._clock import SYSTEM
+from ..._core.clock import SYSTEM
 from ...errors import StorageCorrupt, StorageError
 from .base import Query
-from .file_disk import Disk
-from .file_form import VERSION, Page, read_page, sealed, unsealed
+from .file_directory import Disk
+from .file_format import VERSION, Page, read_page, sealed, unsealed
 from .file_names import ident, key_of, parsed, part, text_of
 
 DOCUMENTS: Final = "documents"

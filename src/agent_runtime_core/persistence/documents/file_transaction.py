@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from ...errors import StorageCorrupt, StorageError
 from .base import Document, Entry, behind
-from .file_disk import Disk
-from .file_form import VERSION, Page, sealed, unsealed, written
+from .file_directory import Disk
+from .file_format import VERSION, Page, sealed, unsealed, written
 from .file_index import DOCUMENTS, DocumentFile, NameIndex, directory_of, group_part, last_file, last_page
 from .file_names import ident, name_of, part
 from .operations import DocumentTransaction

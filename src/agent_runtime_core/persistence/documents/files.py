@@ -12,11 +12,11 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from ..._clock import SYSTEM, Clock
+from ..._core.clock import SYSTEM, Clock
+from ..._core.ids import path_text
 from ..._core.per_loop import PerLoop
 from ..._engines.base import Guard, Op
-from ..._engines.requests import Request, Waiting, deliver
-from ..._ids import path_text
+from ..._engines.commit_request import Request, Waiting, deliver
 from ...errors import InvalidArgument, StorageBusy, StorageClosed, brief
 from .base import DocumentStore
 from .file_database import FileDatabase, ReadRequest

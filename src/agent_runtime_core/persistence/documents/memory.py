@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..._engines.backed import OnMemory
+from ..._engines.backend import OnMemory
 from ..._engines.base import Concern
 from ..._engines.memory import MemoryTx
 from .base import Document, DocumentStore, Entry, Query, behind

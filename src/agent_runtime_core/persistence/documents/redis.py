@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..._engines.base import Concern
-from ..._engines.redis import OnRedis
-from ..._engines.redis_script import Codec, RedisConcern, as_list, part
+from ..._engines.redis.engine import OnRedis
+from ..._engines.redis.script import Codec, RedisConcern, as_list, part
 from ...errors import StorageCorrupt, brief
 from .base import Absent, Changed, Document, DocumentStore, Entry, Query
 
 if TYPE_CHECKING:
-    from ..._engines.redis import RedisEngine
+    from ..._engines.redis.engine import RedisEngine
 
 PAGE = 500  # documents in one answer, at most
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..._engines.backed import OnSQLite
+from ..._engines.backend import OnSQLite
 from ..._engines.base import Concern, Op, always
-from ..._engines.sqlite_tx import SQLiteTx
-from ..documents import sqlite_reads, sqlite_words
+from ..._engines.sqlite.transaction import SQLiteTx
+from . import sqlite_fts, sqlite_queries
 from .base import Document, DocumentStore, Entry, behind
+from .full_text import words_of
 from .operations import APPLIED, OPS, DocumentWrites, on
-from .sqlite_rows import (
+from .sqlite_tables import (
     MIGRATIONS,
     ONE,
     Row,
@@ -26,7 +27,6 @@ from .sqlite_rows import (
     sweep,
     update,
 )
-from .words import words_of
 
 INDEX_TRIES = 4  # a program whose SQLite has no FTS5 may be writing all the time
 LONG = 100_000  # characters of a text that take more than a moment
@@ -70,7 +70,7 @@ class SQLiteWrites(DocumentWrites):
             place = made_place(tx, space, kind)
             id_ = insert(tx, place, document, mark)
         if entry is not None and (row is not None or entry.words):
-            sqlite_words.keep(tx, id_, place, entry.words)
+            sqlite_fts.keep(tx, id_, place, entry.words)
 
 
 def delete(tx: SQLiteTx, space: str, kind: str, key: str, now: float) -> bool:
@@ -89,7 +89,7 @@ def clear(tx: SQLiteTx, space: str, kind: str, group: str | None, now: float) ->
         return 0
     if group is None:
         count = tx.execute(_COUNT, (place, now)).fetchone()[0]
-        sqlite_words.clear(tx, place)
+        sqlite_fts.clear(tx, place)
         tx.execute("DELETE FROM arc_documents WHERE kind = ?", (place,))
     else:
         count = tx.execute(_COUNT + " AND grp = ?", (place, now, group)).fetchone()[0]
@@ -115,7 +115,7 @@ CONCERN = Concern(
         "documents.delete": delete,
         "documents.clear": clear,
         "documents.drop": drop,
-        sqlite_words.INDEX: sqlite_words.index,
+        sqlite_fts.INDEX: sqlite_fts.index,
     },
     on(SQLiteWrites, APPLIED),
     MIGRATIONS,
@@ -124,7 +124,7 @@ CONCERN = Concern(
         "documents.add": _is_long,
         "documents.clear": always,
         "documents.drop": always,
-        sqlite_words.INDEX: always,
+        sqlite_fts.INDEX: always,
     },
 )
 
@@ -134,25 +134,25 @@ class SQLiteDocuments(OnSQLite, DocumentStore):
 
     concerns: ClassVar[Sequence[Concern]] = (CONCERN,)
     reads: ClassVar[Mapping[str, Callable[..., Any]]] = {
-        "get": sqlite_reads.get,
-        "find": sqlite_reads.find,
-        "words": sqlite_reads.words_of_kind,
-        "search": sqlite_reads.search,
+        "get": sqlite_queries.get,
+        "find": sqlite_queries.find,
+        "words": sqlite_queries.words_of_kind,
+        "search": sqlite_queries.search,
     }
 
     async def search(self, space: str, kind: str, words: str, limit: int | None) -> list[Document]:
         wanted = words_of(words)
-        if not wanted or not sqlite_words.has_index():
+        if not wanted or not sqlite_fts.has_index():
             return await super().search(space, kind, words, limit)
         for _ in range(INDEX_TRIES):
             try:
                 now = self.clock.wall()
                 found: list[Document] | None = await self.read("search", space, kind, wanted, limit, now)
-            except sqlite_reads.IndexDamaged:
-                await self.commit(None, [Op(sqlite_words.INDEX, (True,))])
+            except sqlite_queries.IndexDamaged:
+                await self.commit(None, [Op(sqlite_fts.INDEX, (True,))])
                 continue
             if found is not None:
                 return found
-            while not (await self.commit(None, [Op(sqlite_words.INDEX, (False,))]))[0]:
+            while not (await self.commit(None, [Op(sqlite_fts.INDEX, (False,))]))[0]:
                 pass
         return await super().search(space, kind, words, limit)

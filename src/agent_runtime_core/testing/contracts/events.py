@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from .checks import Cases
+from .concurrency import EVENTS
 from .events_claims import CASES as CLAIMS
+from .events_fixtures import Case, Make
 from .events_following import CASES as FOLLOWING
 from .events_log import CASES as LOG
-from .events_rig import Case, Make
-from .several import EVENTS
 
 __all__ = ["CASES", "Case", "Make", "check"]
 

@@ -10,7 +10,7 @@ from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
 from ...errors import LeaseLost
 from ...events.base import DELETE, TRIM
 from .checks import Cases, cancelled_while_it_writes, refused, same, turns
-from .events_rig import OTHER, RUN, Case, Make, fill, opened, sequences
+from .events_fixtures import OTHER, RUN, Case, Make, fill, opened, sequences
 
 CASES: Cases[Case] = Cases()
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from ...errors import StorageClosed
 from ...events.base import EventBus
 from .checks import TRIES, Cases, refused, same, turns
-from .events_rig import OTHER, RUN, Case, Make, fill, opened, sequences, take
+from .events_fixtures import OTHER, RUN, Case, Make, fill, opened, sequences, take
 
 CASES: Cases[Case] = Cases()
 

@@ -12,7 +12,7 @@ from ..._engines.base import INSTALL, Guard, Op
 from ...errors import InvalidArgument, LeaseLost, UnserialisableResult
 from ...events.base import DELETE, PUBLISH, TRIM
 from .checks import Cases, refused, same
-from .events_rig import OTHER, RUN, Case, Make, fill, opened, sequences, take
+from .events_fixtures import OTHER, RUN, Case, Make, fill, opened, sequences, take
 
 CASES: Cases[Case] = Cases()
 

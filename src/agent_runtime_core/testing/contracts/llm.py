@@ -18,8 +18,7 @@ from collections.abc import Awaitable, Callable
 from .checks import Cases
 from .llm_answers import CASES as ANSWERS
 from .llm_failures import CASES as FAILURES
-from .llm_others import CASES as OTHERS
-from .llm_rig import (
+from .llm_fixtures import (
     KEY,
     MODEL,
     Breaks,
@@ -36,6 +35,7 @@ from .llm_rig import (
     Stalls,
     Usage,
 )
+from .llm_others import CASES as OTHERS
 from .llm_streams import CASES as STREAMS
 from .llm_tools import CASES as TOOLS
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import AgentRuntimeError, InvalidArgument, ProviderError
 from ...interfaces import LLMResponse
 from .checks import Cases, refused, same
-from .llm_rig import ASK, MODEL, WEATHER, Case, Echoes, Make, Says, Stalls, Usage, opened, received
+from .llm_fixtures import ASK, MODEL, WEATHER, Case, Echoes, Make, Says, Stalls, Usage, opened, received
 
 CASES: Cases[Case] = Cases()
 

@@ -15,7 +15,7 @@ from ...errors import (
 )
 from ...interfaces import LLMClient
 from .checks import Cases, same
-from .llm_rig import ASK, KEY, Breaks, Case, Make, Refuses, Says, failed, opened, optional, poured
+from .llm_fixtures import ASK, KEY, Breaks, Case, Make, Refuses, Says, failed, opened, optional, poured
 
 CASES: Cases[Case] = Cases()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...errors import InvalidArgument, RateLimited
 from .checks import Cases, refused, same
-from .llm_rig import ASK, WEATHER, Case, Counts, Embeds, Judges, Make, Refuses, opened, optional, there
+from .llm_fixtures import ASK, WEATHER, Case, Counts, Embeds, Judges, Make, Refuses, opened, optional, there
 
 CASES: Cases[Case] = Cases()
 

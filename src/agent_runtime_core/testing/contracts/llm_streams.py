@@ -10,7 +10,7 @@ from ...errors import InvalidArgument, ProviderError
 from ...interfaces import LLMClient, LLMStreamChunk
 from .checks import PATIENCE, Cases, refused, same
 from .llm_answers import ANY_SCRIPT, BRIEFLY, NO_MESSAGES, patiently
-from .llm_rig import (
+from .llm_fixtures import (
     ASK,
     OSLO,
     ROME,

@@ -7,20 +7,7 @@ import json
 from typing import Any
 
 from .checks import Cases, same
-from .llm_rig import (
-    ASK,
-    OSLO,
-    ROME,
-    WEATHER,
-    Call,
-    Case,
-    Echoes,
-    Make,
-    asks_for,
-    opened,
-    received,
-    told,
-)
+from .llm_fixtures import ASK, OSLO, ROME, WEATHER, Call, Case, Echoes, Make, asks_for, opened, received, told
 
 CASES: Cases[Case] = Cases()
 

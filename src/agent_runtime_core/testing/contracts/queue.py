@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from .checks import Cases
-from .queue_doors import CASES as DOORS
+from .concurrency import QUEUE
 from .queue_entering import CASES as ENTERING
+from .queue_fixtures import Case, Make
 from .queue_lanes import CASES as LANES
 from .queue_leases import CASES as LEASES
-from .queue_looking import CASES as LOOKING
 from .queue_mail import CASES as MAIL
-from .queue_rig import Case, Make
-from .several import QUEUE
+from .queue_reads import CASES as LOOKING
+from .queue_take import CASES as DOORS
 
 __all__ = ["CASES", "Case", "Make", "check"]
 

@@ -8,13 +8,13 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from ..._ids import new_ulid
-from ..._json import encode
+from ..._core.codec.json import encode
+from ..._core.ids import new_ulid
 from ...errors import IdempotencyConflict, InvalidArgument, LeaseLost, UnknownRun
-from ...queue.queued import QueuedRun
-from ...queue.row import Moved, RunFilter
+from ...queue.queued_run import QueuedRun
+from ...queue.records import Moved, RunFilter
 from .checks import Cases, accepted, refused, same, turns
-from .queue_rig import LEASE, Case, Make, add, drain, leave, names, opened
+from .queue_fixtures import LEASE, Case, Make, add, drain, leave, names, opened
 
 CASES: Cases[Case] = Cases()
 

@@ -8,9 +8,9 @@ from typing import Any
 from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
 from ...queue.base import RunQueue
-from ...queue.row import Moved, RunFilter, RunRow
+from ...queue.records import Moved, RunFilter, RunRow
 from .checks import Cases, refused, same, turns
-from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, once, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, once, one, opened
 
 CASES: Cases[Case] = Cases()
 

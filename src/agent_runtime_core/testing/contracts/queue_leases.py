@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
+from ..._core.ids import new_ulid
 from ..._engines.base import Guard, Op
-from ..._ids import new_ulid
 from ...errors import LeaseLost
-from ...queue.row import ClaimRequest, Moved, RunFilter
+from ...queue.records import ClaimRequest, Moved, RunFilter
 from ...status import TERMINAL
 from .checks import Cases, accepted, refused, same, turns
-from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
 CASES: Cases[Case] = Cases()
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from uuid import UUID
 
-from ...queue.row import Mail, Moved, News, RunRow
+from ...queue.records import Mail, Moved, News, RunRow
 from .checks import Cases, refused, same, turns
-from .queue_rig import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
+from .queue_fixtures import LEASE, Case, Make, add, drain, hold, leave, names, one, opened
 
 CASES: Cases[Case] = Cases()
 

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from .checks import Cases
 from .runs_afterwards import CASES as AFTERWARDS
 from .runs_attempts import CASES as ATTEMPTS
+from .runs_fixtures import Case, Make
 from .runs_others import CASES as OTHERS
-from .runs_rig import Case, Make
 
 __all__ = ["CASES", "Case", "Make", "check"]
 

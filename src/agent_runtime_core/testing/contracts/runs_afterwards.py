@@ -8,7 +8,7 @@ from ...errors import IllegalTransition, UnknownRun
 from ...status import RunStatus
 from ...steps.executor import StepExecutor
 from .checks import Cases, refused, same
-from .runs_rig import Case, Make, Scripted, opened, steps
+from .runs_fixtures import Case, Make, Scripted, opened, steps
 
 CASES: Cases[Case] = Cases()
 

@@ -9,7 +9,7 @@ from ...errors import NotSupported
 from ...steps.executor import StepExecutor
 from ...steps.model import Step
 from .checks import Cases, same
-from .runs_rig import LEASE, Case, Make, Scripted, opened, steps
+from .runs_fixtures import LEASE, Case, Make, Scripted, opened, steps
 
 CASES: Cases[Case] = Cases()
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from .checks import Cases
-from .several import STATE
+from .concurrency import STATE
 from .state_checkpoints import CASES as CHECKPOINTS
 from .state_claims import CASES as CLAIMS
 from .state_effects import CASES as EFFECTS
+from .state_fixtures import Case, Make
 from .state_journal import CASES as JOURNAL
-from .state_rig import Case, Make
 
 __all__ = ["CASES", "Case", "Make", "check"]
 

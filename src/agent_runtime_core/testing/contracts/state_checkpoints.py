@@ -6,12 +6,12 @@ import datetime as dt
 from decimal import Decimal
 from typing import Any
 
+from ..._core.ids import run_uuid
 from ..._engines.base import Op
-from ..._ids import run_uuid
 from ...errors import InvalidArgument, UnserialisableResult
 from ...status import RunStatus
 from .checks import Cases, refused, same
-from .state_rig import OTHER, RUN, Case, Make, opened
+from .state_fixtures import OTHER, RUN, Case, Make, opened
 
 CASES: Cases[Case] = Cases()
 

@@ -7,11 +7,11 @@ import contextlib
 from uuid import UUID
 
 from ..._engines.base import FORGET, INSTALL, Guard, Op, behind
+from ..._journal.record import ENDED, Record
 from ...errors import LeaseLost
-from ...journal.record import ENDED, Record
 from ...state.base import StateRow, StateStore
 from .checks import Cases, cancelled_while_it_writes, refused, same, turns
-from .state_rig import NEW, NEWER, NEWEST, OLD, OTHER, RUN, Case, Make, append, install, opened, record
+from .state_fixtures import NEW, NEWER, NEWEST, OLD, OTHER, RUN, Case, Make, append, install, opened, record
 
 CASES: Cases[Case] = Cases()
 

@@ -9,7 +9,7 @@ from ..._engines.base import Guard, Op
 from ...errors import LeaseLost
 from ...state.base import APPROVED, BEGUN, HAPPENED, MEMBER, EffectExists, EffectRow, StateStore
 from .checks import Cases, refused, same
-from .state_rig import NEW, OLD, RUN, Case, Make, append, install, opened, record
+from .state_fixtures import NEW, OLD, RUN, Case, Make, append, install, opened, record
 
 CASES: Cases[Case] = Cases()
 

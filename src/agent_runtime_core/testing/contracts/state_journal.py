@@ -6,10 +6,10 @@ import asyncio
 import itertools
 
 from ..._engines.base import Guard, Op
+from ..._journal.record import DONE, ENDED, STARTED, Record
 from ...errors import LeaseLost
-from ...journal.record import DONE, ENDED, STARTED, Record
 from .checks import Cases, refused, same
-from .state_rig import NEW, OLD, OTHER, RUN, Case, Make, append, install, opened, record
+from .state_fixtures import NEW, OLD, OTHER, RUN, Case, Make, append, install, opened, record
 
 CASES: Cases[Case] = Cases()
 

@@ -21,7 +21,7 @@ from ....persistence.models import (
     new_id,
 )
 from ..checks import Cases, same
-from .rig import TREE, opened
+from .fixtures import TREE, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]

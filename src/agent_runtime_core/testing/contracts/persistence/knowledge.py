@@ -16,7 +16,7 @@ from uuid import UUID
 from ....persistence.models import Embedding, Fact, FactType, Scope, Summary, new_id
 from ...clock import VirtualClock
 from ..checks import Cases, refused, same
-from .rig import TREE, opened
+from .fixtures import TREE, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....persistence.models import Scope
 from ..checks import Cases, same
-from .rig import TREE, opened
+from .fixtures import TREE, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]

@@ -15,7 +15,7 @@ from ....errors import InvalidArgument
 from ....persistence.base.tasks import TaskStore
 from ....persistence.models import Scope, Task, TaskList, TaskState, new_id
 from ..checks import Cases, refused, same
-from .rig import TREE, opened
+from .fixtures import TREE, opened
 
 Make = Callable[..., Any]
 Case = Callable[[Make], Awaitable[None]]

@@ -1,0 +1,367 @@
+"""What JSON lacks, written into it as {"$": tag, "v": form}, and found again."""
+
+from __future__ import annotations
+
+import binascii
+import datetime as _dt
+import functools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from decimal import Decimal
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, cast
+from uuid import UUID
+from weakref import WeakKeyDictionary
+from zoneinfo import ZoneInfo
+
+from ...errors import UnserialisableResult
+from ..lazy_import import load
+from ..validation import At, a_kind, foreign, inside, refused, short
+
+# The tag of a registered type is its `module.qualname`, which has a dot; the tags below have none. A dict of the
+# user's that holds "$" is itself written with a tag.
+TAG: Final = "$"
+#: Long texts take no time, many parts do: a byte around a part, or of a number, weighs as much as this many of text.
+PART: Final = 16
+MAX_PARTS: Final = 1024 * 1024  # bytes around parts in a value of usual size
+MAX_DIGITS: Final = 4300
+
+#: Two halves of a character side by side, which JSON would read as the character.
+HALVES: Final = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_BETWEEN: Final = re.compile("(?<=[\ud800-\udbff])(?=[\udc00-\udfff])")
+
+_INT_END: Final = 10**MAX_DIGITS
+_ABSENT: Final = object()
+_C = TypeVar("_C", bound=type)
+
+#: Types that are plain dicts to whoever stores them, and come back as such.
+DICTS: Final[set[type]] = {dict, MappingProxyType}
+
+
+def stored_as_dict(cls: _C) -> _C:
+    """Of a class of this library: a mapping with something added for those who hold it."""
+    DICTS.add(cls)
+    return cls
+
+
+# (value, where, back): the value with plain JSON in place of a type, or `back` from it.
+Turn = Callable[[Any, At | None, bool], Any]
+
+_ROOT: Final = __name__.partition(".")[0]
+#: Modules that were moved. Their classes are stored under the old module, so that older versions read them as well.
+_MOVED: Final = {
+    "event_types": "_core.event_types",
+    "events.base": "events.event",
+    "persistence.branching": "persistence.message_tree",
+    "planning.executing": "planning.executor",
+    "tools.calls": "tools.invocation",
+}
+#: Where the models and Enums of this library are, by tag. They need no annotation and no register_type.
+OWN: Final = {
+    f"{_ROOT}.{module}.{name}": f"{_ROOT}.{_MOVED.get(module, module)}:{name}"
+    for module, names in {
+        "event_types": "EventType",
+        "events.base": "Event",
+        "interfaces": "ErrorInfo LLMResponse LLMStreamChunk RunResult",
+        "limits": "RunLimits",
+        "loop.state": "LoopResult TurnState",
+        "orchestrator": "RunCreate RunResponse RunStatus",
+        "persistence.branching": "Branch",
+        "persistence.models": "AuditEntry AuditEventType Conversation ConversationMessage Embedding ErrorRecord "
+        "ErrorSeverity Fact FactType PerformanceMetric Scope Summary Task TaskList TaskState ToolCall ToolResult",
+        "planning.executing": "PlanResult",
+        "planning.plan": "Plan PlanStep StepKind",
+        "runner.settings": "RunInfo",
+        "status": "RunStatus StepStatus",
+        "steps.model": "ExecutionState StepResult",
+        "tools.base": "ToolResult",
+        "tools.calls": "ToolAnswer",
+        "turns.turn": "StepMetrics StepState Turn",
+    }.items()
+    for name in names.split()
+}
+_OWN_TAGS: Final = {place.replace(":", "."): tag for tag, place in OWN.items()}
+#: In the metadata of a field that holds what no store can: it comes back as its default.
+NOT_STORED: Final = object()
+
+
+class _Registry:
+    """The types that register_type named, and those of OWN from when they are first met; the one of this process is
+    REGISTRY."""
+
+    def __init__(self) -> None:
+        #: Weak, because a notebook cell that runs again defines its classes again and again.
+        self.names: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+        self.types: dict[str, type] = {}
+
+    def tag_of(self, cls: type) -> str | None:
+        if cls not in self.names:
+            self._meet(_OWN_TAGS.get(f"{cls.__module__}.{cls.__qualname__}", ""))
+        return self.names.get(cls)
+
+    def type_of(self, tag: str) -> type | None:
+        if tag not in self.types:
+            self._meet(tag)
+        return self.types.get(tag)
+
+    def _meet(self, tag: str) -> None:
+        if tag in OWN:
+            self.add(cast("type", load(OWN[tag])))
+
+    def add(self, cls: type) -> None:
+        """Register a class; it replaces an earlier definition, as of a notebook cell that ran before or a reload."""
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        name = _OWN_TAGS.get(name, name)
+        self.names[cls], self.types[name] = name, cls
+
+
+REGISTRY: Final = _Registry()
+
+
+@functools.cache
+def _codecs() -> Callable[[type], Any]:
+    # The module of the codecs imports this one.
+    return cast("Callable[[type], Any]", load(".typed:codec_of", package=__package__))
+
+
+def allowance(max_bytes: int) -> int:
+    """What a value may weigh whose text may have so many bytes; no text that has no more is refused for its weight,
+    unless more than MAX_PARTS of them, and a PARTth of them all, are around parts."""
+    return max(max_bytes, PART * min(max_bytes, MAX_PARTS))
+
+
+def oversize(max_bytes: int) -> UnserialisableResult:
+    why = f"larger than {max_bytes:,} bytes as JSON, or of too many parts: store it elsewhere, return where it is"
+    return UnserialisableResult("$", why, max_bytes=max_bytes)
+
+
+class Tagging:
+    """One pass over a value: a JSON tree in which all that JSON lacks is tagged, or the reason why there is none.
+
+    Unless `exact`, an Enum that is a text or a number is written as that where it is not registered or is ours.
+    """
+
+    def __init__(self, max_bytes: int, text: Callable[[object], str], exact: bool) -> None:
+        self.max_bytes = max_bytes
+        self.exact = exact
+        self.left = allowance(max_bytes)
+        self.text = text
+
+    def spend(self, size: int, weight: int = PART) -> None:
+        # A lower bound of the text, so that a bomb of shared parts ends early; encode() measures the text itself.
+        self.left -= size * weight
+        if self.left < 0:
+            raise oversize(self.max_bytes)
+
+    def of(self, value: Any, at: At | None) -> object:
+        kind = type(value)
+        if kind is str:
+            self.spend(len(value), 1)
+            if not value.isascii() and HALVES.search(value) is not None:
+                parts = _BETWEEN.split(value, self.left // PART + 1)  # no more than would be refused
+                self.spend(len(parts))
+                return {TAG: "text", "v": parts}
+            return value
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            if not -_INT_END < value < _INT_END:
+                raise refused(at, f"an int of more than {MAX_DIGITS:,} digits: return it as hex(value)")
+            self.spend(max(value.bit_length() - 1, 0) * 3 // 10)
+            return value
+        if kind is float:
+            if value - value != 0.0:
+                raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
+            return value
+        if kind in DICTS:
+            tree = self.of_dict(value, inside(at, value))
+            return {TAG: "dict", "v": tree} if TAG in tree else tree
+        if kind is list:
+            return self.of_items(value, at)
+        if kind in _TAGGING:
+            tag, form = _TAGGING[kind]
+            return {TAG: tag, "v": form(self, value, at)}
+        return self.of_registered(value, at)
+
+    def of_dict(self, value: Mapping[Any, Any], here: At) -> dict[str, object]:
+        self.spend(5 * len(value))
+        tree: dict[str, object] = {}
+        for key, item in value.items():
+            if type(key) is not str and not self.exact:
+                key = _bare(key)
+            if type(key) is not str:
+                reason = (
+                    f"the key {short(key)} is {a_kind(type(key))}: JSON keys are str, so write them as str yourself"
+                )
+                raise refused(here.parent, reason)
+            if not key.isascii() and HALVES.search(key) is not None:
+                way = "join them with key.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace')"
+                raise refused(here.parent, f"the key {short(key)} holds two halves of a character side by side: {way}")
+            self.spend(len(key), 1)
+            here.step = key
+            tree[key] = self.of(item, here)
+        return tree
+
+    def of_items(self, value: Collection[Any], at: At | None) -> list[object]:
+        here = inside(at, value)
+        self.spend(2 * len(value))
+        tree = []
+        for here.step, item in enumerate(value):
+            tree.append(self.of(item, here))
+        return tree
+
+    def of_set(self, value: Any, at: At | None) -> object:
+        here = inside(at, value)
+        self.spend(2 * len(value))
+        # The order of a set changes with the hash seed; that of the texts does not.
+        return sorted([self.of(item, here) for item in value], key=self.text)
+
+    def of_registered(self, value: Any, at: At | None) -> object:
+        tag = REGISTRY.tag_of(type(value))
+        if not self.exact and (tag is None or tag in OWN) and (bare := _bare(value)) is not value:
+            return self.of(bare, at)
+        if tag is None:
+            raise refused(at, foreign(value))
+        plain = _codecs()(type(value)).convert(value, at, False)
+        if type(plain) is dict:
+            plain = self.of_dict(plain, inside(at, value))
+        return {TAG: tag, "v": plain}
+
+    def of_moment(self, value: Any, at: At | None) -> object:
+        # ISO text where it says all; else [text, fold, zone], for it has neither the fold nor the name of a zone.
+        zone = value.tzinfo
+        self.spend(8)
+        if zone is None:
+            return [value.isoformat(), 1, None] if value.fold else value.isoformat()
+        bare = value.replace(tzinfo=None).isoformat()
+        if type(zone) is ZoneInfo and zone.key is not None:
+            return [bare, value.fold, zone.key]
+        if type(zone) is not _dt.timezone:
+            out = "use zoneinfo.ZoneInfo(name), or return value.astimezone(datetime.UTC)"
+            raise refused(at, f"a time zone that is {a_kind(type(zone))} has no JSON form: {out}")
+        offset, *name = zone.__getinitargs__()  # type: ignore[attr-defined]
+        # fromisoformat() reads an offset below one second as none.
+        if not name and not value.fold and not offset.microseconds:
+            return value.isoformat()
+        return [bare, value.fold, [self.of_delta(offset, at), *(self.of(part, at) for part in name)]]
+
+    def of_delta(self, value: Any, at: At | None) -> list[int]:
+        return [value.days, value.seconds, value.microseconds]
+
+    def of_decimal(self, value: Any, at: At | None) -> object:
+        if not value.is_finite():
+            raise refused(at, f"{value!r} has no JSON form: return None or a string in its place")
+        return self.of_text(value, at)
+
+    def of_bytes(self, value: Any, at: At | None) -> object:
+        self.spend(len(value) * 4 // 3, 1)
+        return binascii.b2a_base64(value, newline=False).decode("ascii")
+
+    def of_text(self, value: Any, at: At | None) -> object:
+        text = str(value)
+        self.spend(len(text))
+        return text
+
+
+_TAGGING: Final[dict[type, tuple[str, Callable[[Tagging, Any, At | None], object]]]] = {
+    UUID: ("uuid", Tagging.of_text),
+    _dt.datetime: ("datetime", Tagging.of_moment),
+    _dt.date: ("date", Tagging.of_text),
+    _dt.time: ("time", Tagging.of_moment),
+    _dt.timedelta: ("timedelta", Tagging.of_delta),
+    Decimal: ("decimal", Tagging.of_decimal),
+    bytes: ("bytes", Tagging.of_bytes),
+    tuple: ("tuple", Tagging.of_items),
+    set: ("set", Tagging.of_set),
+    frozenset: ("frozenset", Tagging.of_set),
+}
+
+
+def _bare(value: Any) -> Any:
+    """The text or number that a member of an Enum is, and compares equal to; another value itself."""
+    if not isinstance(value, Enum):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else value
+
+
+def revived(value: Any, at: At | None) -> Any:
+    """The tree with its tags replaced, in place where it can be."""
+    if type(value) is list:
+        return _revived_inside(value, enumerate(value), at)
+    if type(value) is not dict:
+        return value
+    tag = value.get(TAG, _ABSENT)
+    if tag is _ABSENT:
+        return _revived_inside(value, value.items(), at)
+    if type(tag) is not str or len(value) != 2 or "v" not in value:
+        raise refused(at, f'the text is not what was written: a "{TAG}" that is no tag')
+    form = value["v"]
+    if tag == "dict" and type(form) is dict:
+        return _revived_inside(form, form.items(), at)
+    revive = REVIVE.get(tag)
+    if revive is None and (cls := REGISTRY.type_of(tag)) is not None:
+        return _codecs()(cls).convert(_revived_inside(form, form.items(), at) if type(form) is dict else form, at, True)
+    if revive is None:
+        way = f"register_type({tag.rsplit('.', 1)[-1]}) before reading it"
+        out = way if "." in tag else "a later version wrote it"
+        raise refused(at, f"the type {short(tag)} is not known in this process: {out}")
+    try:
+        return revive(revived(form, at))
+    except UnserialisableResult:
+        raise
+    except (TypeError, ValueError, ArithmeticError, LookupError, OSError) as error:
+        raise refused(at, f"the {tag} here cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _revived_inside(value: Any, items: Iterable[tuple[Any, Any]], at: At | None) -> Any:
+    here = At(at, None)
+    for here.step, item in items:
+        if type(item) is dict or type(item) is list:
+            value[here.step] = revived(item, here)
+    return value
+
+
+def _only(kind: type, form: Any) -> Any:
+    if type(form) is not kind:
+        raise TypeError(f"expected {a_kind(kind)}, found {a_kind(type(form))}")
+    return form
+
+
+def _revive_moment(kind: type[_dt.datetime] | type[_dt.time], form: Any) -> object:
+    if type(form) is str:
+        return kind.fromisoformat(form)
+    text, fold, zone = _only(list, form)
+    tzinfo: _dt.tzinfo | None = None
+    if type(zone) is str:
+        tzinfo = ZoneInfo(zone)
+    elif zone is not None:
+        offset, *name = _only(list, zone)
+        tzinfo = _dt.timezone(_dt.timedelta(*offset), *name)
+    return kind.fromisoformat(text).replace(tzinfo=tzinfo, fold=fold)
+
+
+def _revive_decimal(form: Any) -> Decimal:
+    number = Decimal(_only(str, form))
+    if not number.is_finite():
+        raise ValueError(f"{number} is not finite")
+    return number
+
+
+REVIVE: Final[dict[str, Callable[[Any], object]]] = {
+    "text": lambda form: "".join(_only(list, form)),
+    "uuid": lambda form: UUID(_only(str, form)),
+    "datetime": functools.partial(_revive_moment, _dt.datetime),
+    "date": lambda form: _dt.date.fromisoformat(_only(str, form)),
+    "time": functools.partial(_revive_moment, _dt.time),
+    "timedelta": lambda form: _dt.timedelta(*_only(list, form)),
+    "decimal": _revive_decimal,
+    "bytes": lambda form: binascii.a2b_base64(_only(str, form), strict_mode=True),
+    "tuple": lambda form: tuple(_only(list, form)),
+    "set": lambda form: set(_only(list, form)),
+    "frozenset": lambda form: frozenset(_only(list, form)),
+}

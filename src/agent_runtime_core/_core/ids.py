@@ -1,0 +1,206 @@
+"""The ids of runs, steps and claims: ULID text, and UUIDs that a caller's own string always maps to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from functools import lru_cache
+from typing import Final
+from uuid import UUID, uuid5
+
+from ..errors import InvalidArgument, brief
+from .clock import SYSTEM, Clock
+
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS: Final = tuple(high + low for high in _ALPHABET for low in _ALPHABET)
+_TO_DIGITS: Final = str.maketrans(_ALPHABET + _ALPHABET.lower(), "0123456789abcdefghijklmnopqrstuv" * 2)
+_ULID: Final = re.compile(r"[0-7][0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{25}")
+_CANONICAL: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+# Control characters and lone surrogates: stores cut text at a NUL, and cannot encode the surrogates.
+_UNSTORABLE: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff]")
+HALF: Final = re.compile("[\ud800-\udfff]")  # of a character, which no store and no server takes
+ULID_RANDOM_LENGTH: Final = 16  # characters of a ULID after its time
+_MAX_KEY: Final = 512
+_MAX_NAME: Final = 255  # characters of a file's name: 255 bytes, or of Windows 255 units of 16 bits
+_MAX_MS: Final = 2**48 - 1
+
+# Part of every store ever written: another value would lose its runs.
+_RUN_KEYS: Final = UUID("5f0a3c1e-7d44-5b7e-9a53-2c1f0b6e8d91")
+_CHILDREN: Final = UUID("c8b1d6f2-03e9-5a4c-8f27-6d5e91a0b374")
+
+
+def ulid_text(bits: int) -> str:
+    """26 characters of Crockford's base 32 for a number below 2**128; they sort as the numbers do."""
+    if not 0 <= bits < 1 << 128:
+        raise InvalidArgument(f"a ULID holds 128 bits, this number has {bits.bit_length()} or is negative")
+    high, low, pairs = bits >> 60, bits & 0xFFFFFFFFFFFFFFF, _PAIRS
+    return (
+        pairs[high >> 60]
+        + pairs[high >> 50 & 1023]
+        + pairs[high >> 40 & 1023]
+        + pairs[high >> 30 & 1023]
+        + pairs[high >> 20 & 1023]
+        + pairs[high >> 10 & 1023]
+        + pairs[high & 1023]
+        + pairs[low >> 50]
+        + pairs[low >> 40 & 1023]
+        + pairs[low >> 30 & 1023]
+        + pairs[low >> 20 & 1023]
+        + pairs[low >> 10 & 1023]
+        + pairs[low & 1023]
+    )
+
+
+def parse_ulid(text: str) -> int:
+    """The number that ulid_text() wrote, in either case; InvalidArgument for any other text."""
+    if _ULID.fullmatch(text) is None:
+        raise InvalidArgument(f"{_shown(text)} is no ULID: 26 characters of 0-9 and A-Z without I, L, O and U")
+    return int(text.translate(_TO_DIGITS), 32)
+
+
+def new_ulid(clock: Clock, *, after: str | None = None) -> str:
+    """48 bits of milliseconds, then 80 of chance; above `after` even where the clock went back."""
+    ms = min(max(int(clock.wall() * 1000), 0), _MAX_MS)
+    bits = ms << 80 | clock.random.getrandbits(80)
+    if after is not None:
+        last = parse_ulid(after)
+        if bits <= last:
+            # The next millisecond, not the next number: a store rolled back must not hand out the same one again.
+            bits = (last >> 80) + 1 << 80 | bits & (1 << 80) - 1
+            if bits >> 128:
+                raise InvalidArgument(f"there is no ULID above {after} to give: its time is the last one")
+    return ulid_text(bits)
+
+
+def next_id(clock: Clock, now: float) -> str:
+    """A new ULID at that wall time: those of one millisecond, up to 1,024 of them, share the greater part of their
+    chance, which takes longer to draw than all else here."""
+    ms = int(now * 1000)
+    found = next(clock.ids, None) if ms == clock.ids_ms else None
+    if found is None:
+        clock.ids_ms = ms
+        ids = map(new_ulid(clock)[:-2].__add__, _PAIRS)
+        found = next(ids)
+        clock.ids = ids
+    return found
+
+
+def step_id(run_id: str, name: str, key: str) -> str:
+    """The same ULID for the same step of the same run, on every attempt and in every process."""
+    # The lengths keep ("a", "bc") and ("ab", "c") apart.
+    text = f"{len(run_id)}:{len(name)}:{run_id}{name}{key}".encode("utf-8", "surrogatepass")
+    return ulid_text(int.from_bytes(hashlib.blake2b(text, digest_size=16).digest()))
+
+
+def run_uuid(value: str | UUID | None, clock: Clock) -> tuple[UUID, str | None]:
+    """(run id, run key): a UUID or its text as it is; another string as a UUIDv5 with it; None as a fresh UUIDv7.
+
+    Raises InvalidArgument for an empty string, one over 512 characters, and control characters or lone surrogates.
+    """
+    if value is None:
+        return _uuid7(clock), None
+    if isinstance(value, UUID):
+        return value, None
+    if not isinstance(value, str):
+        raise InvalidArgument(f"a run id is a UUID or a string, not a {type(value).__name__}: pass str(value)")
+    if _CANONICAL.fullmatch(value) is not None:
+        return UUID(value), None
+    if not value:
+        raise InvalidArgument("a run id is not empty: pass None for a fresh one")
+    run_key = storable("run id", value)
+    return uuid5(_RUN_KEYS, run_key), run_key
+
+
+def stored_id(value: str | UUID) -> str:
+    """The text that a run is stored under: what `run_uuid` makes of a caller's id, None being no id here."""
+    if isinstance(value, str) and _CANONICAL.fullmatch(value) is not None:
+        return value.lower()
+    if value is None:
+        raise InvalidArgument("a run id is a UUID or a string, not None: there is no run without one")
+    return str(run_uuid(value, SYSTEM)[0])
+
+
+@lru_cache(1024)
+def known_uuid(stored: str) -> UUID:
+    """The UUID of a stored run id: one run asks for it several times."""
+    return UUID(stored)
+
+
+def path_text(value: object) -> str | None:
+    """The text of a path that a file can have: without NUL, with halves of characters only where they stand for bytes,
+    and with no name that is longer than file systems take. None for what is none."""
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or max(map(len, text.split(os.sep))) > _MAX_NAME:
+        return None
+    try:
+        return None if b"\0" in os.fsencode(text) else text
+    except UnicodeEncodeError:
+        return None
+
+
+def unbroken(what: str, value: object) -> str:
+    """The plain text, of any length, if every store finds it again; else InvalidArgument, saying that of `what`."""
+    if isinstance(value, str) and value and (value.isascii() or HALF.search(value) is None):
+        return value if type(value) is str else plain(value)
+    if isinstance(value, str) and value:
+        raise InvalidArgument(
+            f"{what} {value!a:.80} holds half a character, a lone surrogate, which stores cannot keep"
+        )
+    raise InvalidArgument(f"{what} is a text that is not empty, not {brief(value)}")
+
+
+def plain(value: str) -> str:
+    """The text of a member of an Enum that is a text, or of another kind of text: what a store makes of it."""
+    return value if type(value) is str else str.__str__(value)
+
+
+def storable(what: str, value: str) -> str:
+    """The plain text, if every store can keep it; else InvalidArgument, which says that of `what`."""
+    if len(value) > _MAX_KEY:
+        raise InvalidArgument(
+            f"the {what} {_shown(value)} has {len(value)} characters, at most {_MAX_KEY} are kept: pass a hash of it"
+        )
+    found = _UNSTORABLE.search(value)
+    if found is not None:
+        raise InvalidArgument(
+            f"the {what} {_shown(value)} holds {found[0]!a} at {found.start()}, which stores cannot keep: "
+            "leave out control characters and lone surrogates"
+        )
+    return plain(value)
+
+
+def _uuid7(clock: Clock) -> UUID:
+    """Ids made one after the other lie in that order, and so beside each other in a store (RFC 9562, version 7)."""
+    ms = min(max(int(clock.wall() * 1000), 0), _MAX_MS)
+    # 48 bits of time and 74 of chance; within a millisecond a step upward by chance.
+    bits = ms << 74 | clock.random.getrandbits(74)
+    if bits >> 74 <= clock.last_id >> 74:
+        bits = clock.last_id + 1 + clock.random.getrandbits(32)
+    clock.last_id = bits
+    return UUID(int=_laid_out(bits))
+
+
+def _laid_out(bits: int) -> int:
+    """48 bits of time, the version, 12 bits, the variant, 62 bits."""
+    return bits >> 74 << 80 | 7 << 76 | (bits >> 62 & 0xFFF) << 64 | 0b10 << 62 | bits & (1 << 62) - 1
+
+
+def child_run_id(step_id_text: str) -> UUID:
+    """The run that this step calls, the same on every attempt."""
+    return uuid5(_CHILDREN, step_id_text)
+
+
+def trace_id(run_id: UUID) -> str:
+    return run_id.hex
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 60 else text[:57] + "...")
+
+
+def above(ticket: str, last: str) -> str:
+    """`ticket`, or one with its chance bits and the millisecond after `last` where it is not greater."""
+    if ticket > last:
+        return ticket
+    return ulid_text((parse_ulid(last) >> 80) + 1 << 80 | parse_ulid(ticket) & (1 << 80) - 1)

@@ -1,0 +1,100 @@
+"""The one place that imports at call time: optional packages, and backends named by a string."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+from ..errors import InvalidArgument, MissingDependency, brief
+
+# Import name of an optional package -> the extra that installs it.
+EXTRAS = {
+    "anthropic": "anthropic",
+    "langfuse": "langfuse",
+    "litellm": "litellm",
+    "openai": "openai",
+    "redis": "redis",
+}
+
+
+def load(dotted: str, *, package: str | None = None, needed_by: str | None = None) -> object:
+    """What `dotted` names: an attribute (`"pkg.mod:Attr"`), or with no colon the module itself.
+
+    A leading dot is relative to `package`. `needed_by` is whom the errors speak of, by default what is loaded.
+    MissingDependency: a package is not installed. InvalidArgument: it is, and has no such module or name.
+    """
+    name, colon, attribute = dotted.partition(":")
+    if not name.strip(".") or (colon and not attribute) or (name.startswith(".") and package is None):
+        raise InvalidArgument(f"{brief(dotted)} names nothing to load: write 'package.module:Name'")
+    module = _module(name, package, needed_by or attribute or name)
+    if not attribute:
+        return module
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [each for each in vars(module) if not each.startswith("_")]
+        raise InvalidArgument(
+            f"module {module.__name__!r} has no "
+            f"{brief(attribute)}{_instead(attribute, getattr(module, '__all__', public))}"
+        ) from None
+
+
+def pick(table: Mapping[str, str], name: str, *, package: str, what: str) -> type:
+    """The class behind a backend's name in `table`, or behind `"their_package.module:Class"`.
+
+    InvalidArgument: there is no such backend, or it is no class; MissingDependency: its package is not installed.
+    """
+    dotted = None if not isinstance(name, str) else name if ":" in name else table.get(name)
+    if dotted is None:
+        raise InvalidArgument(
+            f"no {what} is called {brief(name)}{_instead(name, table)}, or 'their_package.module:Class'"
+        )
+    found = load(dotted, package=package)
+    if not isinstance(found, type):
+        raise InvalidArgument(f"{brief(name)} is no class and so no {what}: it is {brief(found)}")
+    return found
+
+
+def lazily(package: str, table: Mapping[str, str], name: str) -> object:
+    """What a package's `__getattr__` gives: a name in its `table`, loaded now and then kept there."""
+    if name not in table:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    found = load(table[name], package=package)
+    setattr(sys.modules[package], name, found)
+    return found
+
+
+def _module(name: str, package: str | None, needed_by: str) -> ModuleType:
+    wanted = importlib.util.resolve_name(name, package)
+    try:
+        return importlib.import_module(wanted)
+    except ModuleNotFoundError as error:
+        missing = error.name or wanted
+        if sys.modules.get(missing.partition(".")[0]) is None or not f"{wanted}.".startswith(f"{missing}."):
+            raise MissingDependency(f"{needed_by} needs {_lacking(missing)}", name=missing) from error
+        parent, _, child = missing.rpartition(".")
+        there = [each.name for each in pkgutil.iter_modules(getattr(sys.modules[parent], "__path__", ()))]
+        raise InvalidArgument(f"{brief(parent)} has no module {brief(child)}{_instead(child, there)}") from None
+
+
+def _lacking(module: str) -> str:
+    """What is missing, and how to get it: the name of a module need not be that of what installs it."""
+    top = module.partition(".")[0]
+    if top in EXTRAS:
+        return f"the {top!r} package: pip install 'agent-runtime-core[{EXTRAS[top]}]'"
+    return (
+        f"the module {module!r}, which cannot be imported here: check the spelling, and that it is installed "
+        "or its folder on sys.path"
+    )
+
+
+def _instead(name: object, known: Iterable[str]) -> str:
+    names = sorted(known)
+    # Cut off: what is compared takes time in the square of its length.
+    near = difflib.get_close_matches(name[:100], names, n=1) if isinstance(name, str) else []
+    return (f"; did you mean {near[0]!r}?" if near else ";") + f" there is {', '.join(names) or 'nothing'}"

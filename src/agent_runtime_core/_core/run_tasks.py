@@ -1,0 +1,244 @@
+"""Classify the tasks of runs: which ones work, which are inside a wait of their run, and which only join others.
+
+A run may leave its slot, and be parked, only while none of its tasks works. No event reports that a working task
+starts to join another one, so the tasks are scanned when a task of the run enters a wait, when one that worked
+ends, and now and then while a run has open waits and still works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from contextvars import Context
+from types import CoroutineType, FrameType
+from typing import Any, Final, Protocol, TypeVar, cast
+
+from .clock import Clock
+from .context_vars import RUN, Run
+
+FIRST_PAUSE: Final = 0.02  # seconds until a run that works and has open waits is scanned again; doubles each time
+LONGEST_PAUSE: Final = 1.0
+SHARE: Final = 9  # seconds without a scan after each second that a scan takes
+SETTLING: Final = 5  # iterations of the loop in which the end of a task reaches all that join it
+
+AnyTask = asyncio.Task[Any]
+R = TypeVar("R", bound=Run)
+
+_WAIT: Final = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]
+_GATHERING: Final[type] = asyncio.tasks._GatheringFuture  # type: ignore[attr-defined]
+_GROUP_EXITS: Final = ("__aexit__", "_aexit")
+_GROUP_MODULES: Final = ("asyncio.taskgroups", "anyio._backends._asyncio")
+
+
+class RunTasks:
+    """The unfinished tasks of one run.
+
+    Attributes:
+        working: Tasks that do something other than wait or join, and tasks that cannot be read.
+        resting: Tasks that are inside a wait of the run, or join others of its tasks.
+        joined: What the joining tasks await.
+        ended: What of it has ended. A task that joins several may be about to continue then, or wait for the others.
+    """
+
+    __slots__ = ("ended", "joined", "resting", "working")
+
+    def __init__(self, tasks: Collection[AnyTask], waiting: Collection[AnyTask], queued: Collection[AnyTask]) -> None:
+        self.working: list[AnyTask] = []
+        self.resting: set[AnyTask] = set()
+        self.joined: set[asyncio.Future[Any]] = set()
+        self.ended: set[asyncio.Future[Any]] = set()
+        for task in tasks:
+            if task in waiting:
+                self.resting.add(task)
+            elif _continues(task):
+                self.working.append(task)
+            elif task in queued or ((parts := _joined(task)) is not None and self._only_joins(parts, tasks)):
+                self.resting.add(task)
+                self.joined.add(cast("asyncio.Future[Any]", _awaited(task)))
+            else:
+                self.working.append(task)
+
+    def only_wait(self, main: AnyTask | None) -> bool:
+        """Return whether the run waits: its `main` task waits or joins, and no task of the run works."""
+        return not self.working and main in self.resting
+
+    def _only_joins(self, parts: Iterable[asyncio.Future[Any]], tasks: Collection[AnyTask]) -> bool:
+        """Return whether `parts` are tasks of the run, at least one of them unfinished."""
+        unfinished = False
+        for part in parts:
+            if part.done():
+                self.ended.add(part)
+            elif _is_helper(part):
+                continue
+            elif part in tasks or (
+                isinstance(part, _GATHERING) and self._only_joins(part._children, tasks)  # type: ignore[attr-defined]
+            ):
+                unfinished = True
+            else:
+                return False
+        return unfinished  # else it is about to continue
+
+
+def scan(loop: asyncio.AbstractEventLoop, waiting: Mapping[R, Collection[AnyTask]]) -> dict[R, RunTasks]:
+    """Classify the tasks of several runs in one pass over the tasks of `loop`.
+
+    Args:
+        loop: The event loop of the runs.
+        waiting: The tasks of each run that are inside one of its waits, by what their contexts name as their run.
+
+    Returns:
+        The unfinished tasks of each of these runs.
+    """
+    found: dict[Any, set[AnyTask]] = {run: set() for run in waiting}
+    for task in asyncio.all_tasks(loop):
+        tasks = found.get(run_of(task))
+        if tasks is not None:
+            tasks.add(task)
+    return {run: RunTasks(found[run], waiting[run], run.queued) for run in waiting}
+
+
+def tasks_of(loop: asyncio.AbstractEventLoop, run: Run) -> list[AnyTask]:
+    """Return the unfinished tasks of a run but the current one, the first created first."""
+    current = asyncio.current_task(loop)
+    found = [task for task in asyncio.all_tasks(loop) if task is not current and run_of(task) is run]
+    return sorted(found, key=lambda task: (len(task.get_name()), task.get_name()))
+
+
+if sys.version_info >= (3, 12):
+
+    def context_of(task: AnyTask) -> Context | None:
+        """Return the context of a task."""
+        return task.get_context()
+
+else:
+
+    def context_of(task: AnyTask) -> Context | None:
+        """Return the context of a task, which is the first one that a task of asyncio refers to."""
+        return next((each for each in gc.get_referents(task) if type(each) is Context), None)
+
+
+def run_of(task: AnyTask) -> Run | None:
+    """Return the run that the context of `task` names, if it names one and can be read."""
+    context = context_of(task)
+    return None if context is None else context.get(RUN)
+
+
+def _is_helper(future: asyncio.Future[Any]) -> bool:
+    """Return whether this is a task that the library started for itself; see `start_helper`."""
+    context = context_of(future) if isinstance(future, asyncio.Task) else None
+    return context is not None and context.get(RUN, future) is None
+
+
+def _continues(task: AnyTask) -> bool:
+    """Return whether `task` is about to continue: what it awaits has ended, or enough of it."""
+    awaited = _awaited(task)
+    if awaited is None or awaited.done():
+        return True
+    frame = _innermost(task.get_coro())
+    if frame is None or frame.f_code is not _WAIT:
+        return False
+    known = frame.f_locals
+    return known["return_when"] == asyncio.FIRST_COMPLETED and any(each.done() for each in known["fs"])
+
+
+def _awaited(task: AnyTask) -> asyncio.Future[Any] | None:
+    return getattr(task, "_fut_waiter", None)
+
+
+def _joined(task: AnyTask) -> Iterable[asyncio.Future[Any]] | None:
+    """Return the futures that `task` joins, None if it does something else or cannot be read."""
+    awaited = _awaited(task)
+    if awaited is not None and isinstance(awaited, asyncio.Task | _GATHERING):
+        return (awaited,)
+    frame = _innermost(task.get_coro())
+    if frame is None:
+        return None
+    if frame.f_code is _WAIT:
+        known = frame.f_locals
+        return known["fs"] if known["timeout_handle"] is None else None  # with a time limit it will continue
+    if frame.f_code.co_name in _GROUP_EXITS:
+        group: Any = frame.f_locals.get("self")
+        if type(group).__name__ == "TaskGroup" and type(group).__module__ in _GROUP_MODULES:
+            return getattr(group, "_tasks", None)
+    return None
+
+
+def _innermost(awaited: Any) -> FrameType | None:
+    """Return the frame that awaits a future itself, None if there is something on the way that cannot be read."""
+    frame: FrameType | None = None
+    while isinstance(awaited, CoroutineType):
+        frame, awaited = awaited.cr_frame, awaited.cr_await
+    return frame if type(awaited).__name__ == "FutureIter" else None
+
+
+class Watched(Protocol):
+    """A run with open waits, as the monitor sees it."""
+
+    @property
+    def run(self) -> Run:
+        """What the contexts of its tasks name."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run is driven here and has open waits."""
+
+    def may_rest(self) -> bool:
+        """Return whether the run can be waiting at all: no step of it is in flight, and none of its waits is over."""
+
+    def waiting(self) -> Collection[AnyTask]:
+        """Return the tasks that are inside a wait of the run."""
+
+    def scanned(self, tasks: RunTasks) -> bool:
+        """Take the outcome of a scan; False to be scanned again soon."""
+
+
+class Monitor:
+    """Scans the tasks of one event loop for all runs with open waits at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._runs: dict[Watched, None] = {}
+        self._next: asyncio.Handle | None = None
+        self._rests_until = 0.0
+        self._pause = FIRST_PAUSE
+
+    def request(self, run: Watched) -> None:
+        """Scan the tasks of `run` at the end of this iteration of the loop."""
+        self._runs[run] = None
+        self._pause = FIRST_PAUSE
+        if self._next is None:
+            late = self._rests_until - self._loop.time()
+            # Many scans in a row would leave a loop with many tasks no time for anything else.
+            self._next = self._loop.call_soon(self._scan) if late <= 0 else self._loop.call_later(late, self._scan)
+
+    def forget(self, run: Watched) -> None:
+        """Scan no more for a run that has no open wait."""
+        self._runs.pop(run, None)
+
+    def _again(self, iterations: int = SETTLING) -> None:
+        """Scan when all that is ready now has run, and what follows from that."""
+        if iterations:
+            self._loop.call_soon(self._again, iterations - 1)
+        elif self._next is None:
+            self._scan()
+
+    def _scan(self) -> None:
+        self._next = None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._runs = {run: None for run in self._runs if run.is_open}
+        runs = [run for run in self._runs if run.may_rest()]
+        if not runs:
+            return
+        began = self._loop.time()
+        found = scan(self._loop, {run.run: run.waiting() for run in runs})
+        decided = [run.scanned(found[run.run]) for run in runs]
+        ended = self._loop.time()
+        self._rests_until = ended + SHARE * (ended - began)
+        if not all(decided):
+            self._timer = self._clock.call_later(self._pause, self._again)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -1,0 +1,145 @@
+"""Daemon threads for blocking functions. None keeps a process alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from ..errors import PortalMisuse, StorageBusy
+
+T = TypeVar("T")
+
+IDLE_THREADS = 8
+
+#: The event loop that a function in a thread works for.
+HOME_LOOP: contextvars.ContextVar[asyncio.AbstractEventLoop] = contextvars.ContextVar("agent_runtime_home")
+
+Job = Callable[[], None]
+
+#: Wraps the job of a thread. The simulator sets it to learn when the job has ended.
+AROUND: contextvars.ContextVar[Callable[[Job], Job] | None] = contextvars.ContextVar(
+    "agent_runtime_around", default=None
+)
+
+
+def refuse_at_exit(name: str, fn: object) -> None:
+    """Raise PortalMisuse while the interpreter shuts down."""
+    # Daemon threads have stopped by then, so the call would wait forever.
+    if sys.is_finalizing():
+        raise PortalMisuse(
+            f"{name}({name_of(fn)}) must be called before the interpreter shuts down. "
+            "Close runs and runners in a with block, or in a function for atexit.register"
+        )
+
+
+def name_of(fn: object) -> str:
+    """Return the name of a function, as errors show it."""
+    return getattr(fn, "__qualname__", repr(fn))
+
+
+class _Threads:
+    """Daemon threads that run one blocking function at a time; grows as needed, keeps a few idle."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def run(self, job: Callable[[], object]) -> None:
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            else:
+                threading.Thread(target=self._loop, args=(self._work,), name="agent-runtime-step", daemon=True).start()
+        self._work.put(job)
+
+    def _loop(self, work: SimpleQueue[Callable[[], object]]) -> None:
+        while True:
+            work.get()()
+            with self._lock:
+                if self._idle >= IDLE_THREADS:
+                    return
+                self._idle += 1
+
+
+_threads = _Threads()
+
+
+def _forked() -> None:
+    """Drop the threads of the parent process: none is in the child, and one may have held a lock for ever."""
+    global _threads
+    _threads = _Threads()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def run_in_thread(job: Callable[[], object]) -> None:
+    """Run a job in a daemon thread."""
+    _threads.run(job)
+
+
+def started(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread for an engine.
+
+    Raises:
+        StorageBusy: The system cannot start another thread now.
+    """
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise StorageBusy(
+            f"{error}: nothing was written, try again when this process may have more memory or threads"
+        ) from error
+    return thread
+
+
+async def in_thread(fn: Callable[..., T], *args: Any, left: Callable[[], asyncio.Handle] | None = None) -> T:
+    """Run a blocking function in a daemon thread, with this task's context variables.
+
+    Cancelling stops the waiting, not the thread: `left` is called then, and what it gives is cancelled when the
+    thread has ended.
+    """
+    refuse_at_exit("in_thread", fn)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    behind: asyncio.Handle | None = None
+    context = contextvars.copy_context()
+    context.run(HOME_LOOP.set, loop)
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            if behind is not None:
+                behind.cancel()
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def job() -> None:
+        result, error = None, None
+        try:
+            result = context.run(fn, *args)
+        except BaseException as failure:  # noqa: BLE001 - it belongs to whoever awaits
+            error = RuntimeError(f"StopIteration: {failure}") if isinstance(failure, StopIteration) else failure
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            return  # that loop is closed: nobody waits any more
+
+    around = AROUND.get()
+    _threads.run(job if around is None else around(job))
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if left is not None and future.cancelled():
+            behind = left()
+        raise

@@ -1,0 +1,172 @@
+"""Refusing a value: where in it, why, and what to do instead."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import difflib
+import enum
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeGuard
+from uuid import UUID
+
+from ..errors import UnserialisableResult
+
+MAX_DEPTH: Final = 100
+
+# Each pattern scans a text once, whatever is in it: the texts come from command lines, models and servers.
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+# The lookahead leaves what is hidden already: hiding twice would take what follows it.
+_OPTION = re.compile(
+    r"(?i:((?:password|passwd)=)(?!\*\*\*)[^&#]*|((?:pwd|secret|token|api_?key)=)(?!\*\*\*|\.\.\.)[^&#\s'\"]+)"
+)
+_WORD = re.compile(r"\S+")
+# The first character of the user name or the host. What is meant as a URL may begin with it.
+_AUTHORITY = re.compile("(?<=://)[^/]")
+_AUTHORITY_OR_START = re.compile("(?<=://)[^/]|^(?![A-Za-z+]*://)[^/]")
+# An authority with a colon and no port after it: the host is missing or cut off, and this is the password.
+_NO_PORT = r"[^/?#@\[\]:'\"]*:(?!//|[0-9]{1,5}(?![\w-])|[/?#\s'\"]|$).*"
+_AFTER_SCHEME = re.compile(f"(?<=://){_NO_PORT}", re.DOTALL)
+_AFTER_SCHEME_OR_START = re.compile(f"(?<=://){_NO_PORT}|^(?![A-Za-z+]*://){_NO_PORT}", re.DOTALL)
+
+
+class At:
+    """One level of a walk: the container, the one above it, and the step being taken inside."""
+
+    __slots__ = ("depth", "held", "parent", "step")
+
+    def __init__(self, parent: At | None, held: object) -> None:
+        self.parent, self.held = parent, held
+        self.depth: int = 1 if parent is None else parent.depth + 1
+        self.step: object = None
+
+
+def _levels(at: At | None) -> list[At]:
+    levels = []
+    while at is not None:
+        levels.append(at)
+        at = at.parent
+    return levels[::-1]
+
+
+def _path(at: At | None) -> str:
+    text, levels = "$", _levels(at)
+    for level in levels[:12]:
+        step = level.step
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif isinstance(step, str):
+            text += f".{step}" if step.isidentifier() and len(step) <= 60 else f"[{short(step)}]"
+        else:
+            text += "[*]"  # a set has no positions
+    return text if len(levels) <= 12 else text + "…"
+
+
+def refused(at: At | None, reason: str) -> UnserialisableResult:
+    return UnserialisableResult(_path(at), reason)
+
+
+def inside(at: At | None, held: object) -> At:
+    """One level deeper, into the container `held`; refused beyond MAX_DEPTH, which is where a cycle ends up."""
+    here = At(at, held)
+    if here.depth <= MAX_DEPTH:
+        return here
+    levels = _levels(here)
+    seen: dict[int, At] = {}
+    for level in levels:
+        first = level if level.held is None else seen.setdefault(id(level.held), level)
+        if first is not level:
+            raise refused(level.parent, f"a cycle, back to {_path(first.parent)}: return a copy without the way back")
+    raise refused(at, f"nested deeper than {MAX_DEPTH} levels: return a flatter value")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is an int or a float that clocks and loops can count with; an int may be larger than any float."""
+    return (
+        isinstance(value, (int, float))
+        and type(value) is not bool
+        and (isinstance(value, float) or value.bit_length() < 1024)
+    )
+
+
+def short(value: object) -> str:
+    if type(value) is int and value.bit_length() > 63:
+        return "<int>"
+    if type(value) is str:
+        value = value[:61]
+    # Not every repr is short, or safe to call.
+    safe = value is None or type(value) in (str, int, float, bool, UUID)
+    text = ascii(value) if safe else f"<{type(value).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..." + text[0]
+
+
+def a_kind(kind: type) -> str:
+    return f"{'an' if kind.__name__[:1] in 'AEIOUaeiou' else 'a'} {kind.__name__}"
+
+
+def meant(name: object, known: Iterable[str]) -> str:
+    """Of a name that is none of these: the one it is much like, or else which there are."""
+    names = sorted(known)
+    # Cut off: what is compared takes time in the square of its length.
+    near = difflib.get_close_matches(str(name)[:100], names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+
+
+def redacted_url(url: str) -> str:
+    """Return `url` with *** for each part that is, or may be, a secret; `url` may be any text meant as a URL."""
+    url = _without_query_options(url)
+    no_port = _AFTER_SCHEME if "@" in url else _AFTER_SCHEME_OR_START
+    return _without_options(_without_user(url, _AUTHORITY_OR_START, no_port))
+
+
+def redacted(text: str) -> str:
+    """Return `text` with *** for the secrets of the URLs in it."""
+    if _URL.match(text):
+        return redacted_url(text)
+    if "://" in text:
+        text = _WORD.sub(lambda word: _without_user(_without_query_options(word[0]), _AUTHORITY, _AFTER_SCHEME), text)
+    return _without_options(text)
+
+
+def _without_user(url: str, authority: re.Pattern[str], no_port: re.Pattern[str]) -> str:
+    """Hide everything from the authority to the last @, as a password may contain any character."""
+    found, at = authority.search(url), url.rfind("@")
+    if found is not None and found.start() < at:
+        url = f"{url[: found.start()]}***{url[at:]}"
+    before, sign, host = url.rpartition("@")
+    return before + sign + no_port.sub("***", host)
+
+
+def _without_query_options(url: str) -> str:
+    """Hide the options behind the first ?: an @ in one of them is not the end of a user name and password."""
+    before, mark, query = url.partition("?")
+    return before + mark + _without_options(query)
+
+
+def _without_options(text: str) -> str:
+    return _OPTION.sub(lambda found: f"{found[1] or found[2]}***", text)
+
+
+def foreign(value: object) -> str:
+    """Why this has no form here, and what to do about it."""
+    kind = type(value)
+    name = kind.__name__
+    if isinstance(value, type):
+        return f"the class {value.__name__} has no JSON form here: return its name"
+    if isinstance(value, enum.Enum) or dataclasses.is_dataclass(value):
+        out = f"annotate the return type, pass returns={name}, or register_type({name})"
+    elif isinstance(value, tuple) and hasattr(value, "_asdict"):
+        out = "return value._asdict() or tuple(value)"
+    elif isinstance(value, bytearray | memoryview):
+        out = "return bytes(value)"
+    elif isinstance(value, collections.abc.Awaitable):
+        out = "await it and return what it gives"
+    elif isinstance(value, Iterator | range | collections.abc.KeysView | collections.abc.ValuesView):
+        out = "return list(value)"
+    else:
+        for base in (str, int, float, bytes, dict, list, tuple, set, frozenset):
+            if isinstance(value, base):
+                return f"{a_kind(kind)} would come back as {a_kind(base)}: return {base.__name__}(value)"
+        out = f"return a dict, or make {name} a dataclass"
+    return f"{a_kind(kind)} has no JSON form here: {out}"

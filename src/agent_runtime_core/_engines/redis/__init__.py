@@ -1,0 +1,1 @@
+"""Redis servers: connections, batches of commits, scripts, and notification."""

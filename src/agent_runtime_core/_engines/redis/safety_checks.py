@@ -1,0 +1,227 @@
+"""Whether a Redis may be trusted with runs: what INFO and CONFIG GET say, judged when it is first met.
+
+Refused is what loses or mixes up runs in silence; warned of is what loses them only when something else goes wrong.
+What a server does not tell counts as refused where the setting could be refused, else as a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from ...errors import UnsafeRedis
+from .url import Place
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+OLDEST = (6, 2)
+#: What to ask CONFIG GET for, one by one: before Redis 7 it takes a single name.
+ASKED = (
+    "maxmemory",
+    "maxmemory-policy",
+    "appendonly",
+    "appendfsync",
+    "no-appendfsync-on-rewrite",
+    "save",
+    "stop-writes-on-bgsave-error",
+    "min-replicas-to-write",
+)
+_UNKNOWN = "unknown"
+_TAGGED = re.compile(r"[^{]*\{[^}]+\}", re.DOTALL)
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+# Servers and what was said of them in this process, so that each is said once.
+_said: set[tuple[str, str, str]] = set()
+
+
+class Finding(NamedTuple):
+    """A setting that costs runs, what it is now, why that is bad and what to do about it."""
+
+    setting: str
+    value: str
+    severity: Literal["refuse", "warn"]
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.setting} is {self.value!r}, {self.why}: {self.remedy}"
+
+
+def check(
+    info: Mapping[str, object],
+    config: Mapping[str, object] | None,
+    place: Place,
+    *,
+    allow_unsafe: bool = False,
+    key_prefix: str | None = None,
+) -> list[Finding]:
+    """All `findings`, each logged once for each life of the server; UnsafeRedis if any of them is refused.
+
+    With `allow_unsafe`, here or in the place, nothing is refused and all of it is logged.
+    """
+    found = findings(info, config, place, key_prefix=key_prefix)
+    refused = [each for each in found if each.severity == "refuse"]
+    if refused and not (allow_unsafe or place.allow_unsafe):
+        raise UnsafeRedis(
+            f"{place} would lose runs: {'; '.join(map(str, refused))}. "
+            "allow_unsafe=1 in its URL takes the risk, for a server whose runs nobody would miss",
+            {each.setting: each.value for each in refused},
+        )
+    for each in found:
+        said = (f"{place} {identity(info)}", each.setting, each.value)
+        if said not in _said:
+            _said.add(said)
+            log.warning("%s: %s", place, each)
+    return found
+
+
+def findings(
+    info: Mapping[str, object],
+    config: Mapping[str, object] | None,
+    place: Place,
+    *,
+    key_prefix: str | None = None,
+) -> list[Finding]:
+    """What is unsafe about a server, by its INFO and CONFIG GET (None: it tells nobody), refused ones first.
+
+    `key_prefix` is what every key begins with, by default the place's hash tag.
+    """
+    told = {name: _text(value) for name, value in {**_from_info(info), **(config or {})}.items()}
+    found = [
+        *_server(told, place.tag if key_prefix is None else key_prefix),
+        *_memory(told),
+        *_disk(told),
+        *_replicas(told),
+        *_network(place),
+        *_untold(told),
+    ]
+    return sorted(found, key=lambda each: each.severity != "refuse")
+
+
+def identity(info: Mapping[str, object]) -> str:
+    """Which life of which server this is: another one after a restart, a failover or a replacement."""
+    return f"{_text(info.get('run_id', ''))}:{_text(info.get('master_replid', ''))}"
+
+
+def parsed_info(reply: bytes | str) -> dict[str, str]:
+    """The fields of INFO's reply."""
+    lines = (line.partition(":") for line in _text(reply).splitlines() if not line.startswith("#"))
+    return {name: value for name, colon, value in lines if colon}
+
+
+def parsed_config(*replies: object) -> dict[str, str]:
+    """The settings in replies of CONFIG GET: names and values in turn (RESP2), or mappings (RESP3), but no errors."""
+    settings: dict[str, str] = {}
+    for reply in replies:
+        if isinstance(reply, Mapping):
+            settings.update((_text(name), _text(value)) for name, value in reply.items())
+        elif isinstance(reply, Sequence):
+            settings.update((_text(reply[i]), _text(reply[i + 1])) for i in range(0, len(reply) - 1, 2))
+    return settings
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _from_info(info: Mapping[str, object]) -> dict[str, object]:
+    """INFO, and under the names of CONFIG what it says of settings."""
+    told = dict(info)
+    if "maxmemory_policy" in info:
+        told["maxmemory-policy"] = info["maxmemory_policy"]
+    if "aof_enabled" in info:
+        told["appendonly"] = "no" if _text(info["aof_enabled"]) == "0" else "yes"
+    if "role" in info:
+        # That field is there only where writes ask for replicas.
+        told["min-replicas-to-write"] = "1 or more" if "min_slaves_good_slaves" in info else "0"
+    return told
+
+
+def _server(told: Mapping[str, str], key_prefix: str) -> Iterator[Finding]:
+    mode = told.get("redis_mode") or told.get("server_mode") or ""
+    role = "sentinel" if mode == "sentinel" else told.get("role", _UNKNOWN)
+    if role != "master":
+        master = ":".join(told[name] for name in ("master_host", "master_port") if name in told)
+        at = f", at {master}" if master else ""
+        yield Finding("role", role, "refuse", "which keeps no write of ours", f"name the master in the URL{at}")
+    version = told.get("redis_version", _UNKNOWN)
+    number = _VERSION.match(version)
+    if number is None or (int(number[1]), int(number[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        yield Finding(
+            "version", version, "refuse", f"before {oldest}", f"upgrade to Redis {oldest} or later, or Valkey"
+        )
+    if (told.get("cluster_enabled", "0") != "0" or mode == "cluster") and not _TAGGED.match(key_prefix):
+        yield Finding(
+            "cluster-enabled", "yes", "refuse", f"and keys that begin with {key_prefix!r} lie on several nodes",
+            "give them a hash tag: a prefix in braces, like '{arc}'",
+        )  # fmt: skip
+
+
+def _memory(told: Mapping[str, str]) -> Iterator[Finding]:
+    policy = told.get("maxmemory-policy", _UNKNOWN)
+    remedy = "CONFIG SET maxmemory-policy noeviction"
+    if policy.startswith("volatile-"):
+        yield Finding("maxmemory-policy", policy, "warn", "which drops our keys that expire before their time", remedy)
+    elif policy != "noeviction":
+        yield Finding("maxmemory-policy", policy, "refuse", "which may drop runs when memory is short", remedy)
+    if told.get("maxmemory") == "0":
+        yield Finding(
+            "maxmemory", "0", "warn", "no limit: the system kills the server when memory is short",
+            "CONFIG SET maxmemory to less than the machine has; writes are then refused in time",
+        )  # fmt: skip
+
+
+def _disk(told: Mapping[str, str]) -> Iterator[Finding]:
+    if told.get("appendonly") == "no":
+        lost = "everything" if told.get("save") == "" else "what came after the last snapshot"
+        yield Finding("appendonly", "no", "warn", f"so a restart loses {lost}", "CONFIG SET appendonly yes")
+    if told.get("appendfsync") == "no":
+        yield Finding(
+            "appendfsync", "no", "warn", "so a power loss may cost half a minute of writes",
+            "CONFIG SET appendfsync everysec, or always",
+        )  # fmt: skip
+    if told.get("no-appendfsync-on-rewrite") == "yes":
+        yield Finding(
+            "no-appendfsync-on-rewrite", "yes", "warn", "so a power loss may cost all since a rewrite of the log began",
+            "CONFIG SET no-appendfsync-on-rewrite no",
+        )  # fmt: skip
+    if told.get("stop-writes-on-bgsave-error") == "no":
+        yield Finding(
+            "stop-writes-on-bgsave-error", "no", "warn", "so it goes on when nothing reaches the disk any more",
+            "CONFIG SET stop-writes-on-bgsave-error yes",
+        )  # fmt: skip
+
+
+def _replicas(told: Mapping[str, str]) -> Iterator[Finding]:
+    replicas = told.get("connected_slaves", "0")
+    if replicas != "0" and told.get("min-replicas-to-write") == "0":
+        yield Finding(
+            "min-replicas-to-write", "0", "warn", f"so a failover ({replicas} replicas) may lose what was not copied",
+            "CONFIG SET min-replicas-to-write 1",
+        )  # fmt: skip
+
+
+def _network(place: Place) -> Iterator[Finding]:
+    if place.loopback:
+        return
+    if place.password is None:
+        yield Finding(
+            "AUTH", "none", "warn", "so whoever reaches the server reads and writes every run",
+            "set a password, and write redis://user:password@host:port/db",
+        )  # fmt: skip
+    if not place.tls:
+        yield Finding(
+            "TLS", "no", "warn", "so the network between sees every run, and the password", "write rediss://",
+        )  # fmt: skip
+
+
+def _untold(told: Mapping[str, str]) -> Iterator[Finding]:
+    names = [name for name in ASKED if name not in told and name not in {"maxmemory-policy", "save"}]
+    if names:
+        yield Finding(
+            ", ".join(names), _UNKNOWN, "warn", "for the server does not tell",
+            "let our user ask (ACL SETUSER … +info +config|get), or look there yourself",
+        )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Where a Redis is and which of its keys are ours, as a URL says it.
+
+    redis://[user:password@]host[:6379][/db][?prefix=arc]       rediss:// is the same over TLS
+    unix://[user:password@]/path/of.sock[?db=0&prefix=arc]
+
+User, password and the path of a socket are percent-encoded where they hold what a URL does not.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field, replace
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from ..._core.validation import redacted_url
+from ...errors import InvalidArgument, brief
+
+PREFIX = "arc"
+_PORT = 6379
+_SCHEMES = ("redis", "rediss", "unix")
+_OPTIONS = ("db", "prefix", "allow_unsafe")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NUMBER = re.compile(r"[0-9]{1,5}")
+_TRUTH = {"1": True, "true": True, "0": False, "false": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One database of one server, and the prefix of our keys there. Its text shows no user and no password."""
+
+    host: str = ""
+    port: int = _PORT
+    db: int = 0
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    #: The path of a Unix socket; host and port mean nothing then.
+    unix_socket: str | None = None
+    prefix: str = PREFIX
+    allow_unsafe: bool = False
+
+    @property
+    def tag(self) -> str:
+        """What each of our keys begins with: its braces keep them all in one slot of a cluster."""
+        return f"{{{self.prefix}}}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether what is sent there never leaves this machine."""
+        if self.unix_socket is not None or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.unix_socket is not None:
+            return f"unix://{self.unix_socket}?db={self.db}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}/{self.db}"
+
+
+def redis_place(url: str) -> Place:
+    """The place that `url` names; InvalidArgument, without the secrets in it, for what names none."""
+    if not isinstance(url, str):
+        raise InvalidArgument(f"a Redis is named by a text like redis://host:6379/0, not by {type(url).__name__}")
+    if any(char <= " " or char == "\x7f" for char in url):
+        raise _refused(url, "a URL has no spaces, line ends or control characters; percent-encode them")
+    parts = _split(url)
+    options = _options(url, parts.query)
+    username, password = _credentials(url, parts)
+    prefix = options.get("prefix", PREFIX)
+    if not _NAME.fullmatch(prefix):
+        raise _refused(url, f"prefix={brief(prefix)} must be 1 to 64 letters, digits, '_', '.' or '-'")
+    allow_unsafe = _TRUTH.get(options.get("allow_unsafe", "0").lower())
+    if allow_unsafe is None:
+        raise _refused(url, f"allow_unsafe={brief(options['allow_unsafe'])} must be 1 or 0")
+    place = _socket(url, parts) if parts.scheme == "unix" else _server(url, parts)
+    return replace(
+        place,
+        db=_database(url, parts, options),
+        username=username,
+        password=password,
+        prefix=prefix,
+        allow_unsafe=allow_unsafe,
+    )
+
+
+def _refused(url: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"{brief(redacted_url(url), 500)}: {why}")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message quotes what may be a password
+        raise _refused(url, "this is no URL; an IPv6 address stands in brackets: redis://[::1]:6379/0") from None
+    if parts.scheme not in _SCHEMES or "://" not in url:
+        raise _refused(url, "write redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path/of.sock")
+    # An @ in the path of a socket is one, unless a user and a password stand before it.
+    behind = parts.query + parts.fragment + (parts.path if parts.netloc or parts.scheme != "unix" else "")
+    if "@" in behind:
+        raise _refused(url, "in a user and a password write %2F, %3F, %23 and %40 for '/', '?', '#' and '@'")
+    if "#" in url:
+        raise _refused(url, "'#' begins a fragment, which no Redis has")
+    return parts
+
+
+def _options(url: str, query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in ("username", "password"):
+            raise _refused(url, f"the {name} stands before the host: redis://user:password@host:6379/0")
+        if name not in _OPTIONS:
+            trust = "; set SSL_CERT_FILE to the certificates to trust" if name.startswith("ssl_") else ""
+            raise _refused(url, f"there is no option {brief(name)}, but {', '.join(_OPTIONS)}{trust}")
+        if name in options:
+            raise _refused(url, f"{name}= is there twice")
+        options[name] = value
+    return options
+
+
+def _credentials(url: str, parts: SplitResult) -> tuple[str | None, str | None]:
+    username, password = (unquote(each) if each else None for each in (parts.username, parts.password))
+    if username is not None and password is None:
+        # Redis's own tools take a lone word for the password, its Python client for the user.
+        raise _refused(url, "before the @ stands user:password, or :password alone")
+    return username, password
+
+
+def _server(url: str, parts: SplitResult) -> Place:
+    try:
+        port = parts.port
+    except ValueError:  # its message quotes what may be a password
+        port = 0
+    if port == 0:
+        raise _refused(url, "after the host stands a port from 1 to 65535")
+    if not parts.hostname:
+        raise _refused(url, "it names no host; write redis://host:6379/0")
+    return Place(host=parts.hostname, port=port or _PORT, tls=parts.scheme == "rediss")
+
+
+def _socket(url: str, parts: SplitResult) -> Place:
+    path = unquote(parts.path)
+    if parts.netloc.rpartition("@")[2] or path in ("", "/") or "\0" in path:
+        raise _refused(url, "write the whole path of the socket: unix:///path/of.sock")
+    return Place(unix_socket=path)
+
+
+def _database(url: str, parts: SplitResult, options: dict[str, str]) -> int:
+    in_path = "" if parts.scheme == "unix" else parts.path.removeprefix("/")
+    if in_path and "db" in options:
+        raise _refused(url, "it names the database twice, in the path and with db=")
+    number = options.get("db", in_path or "0")
+    if not _NUMBER.fullmatch(number):
+        raise _refused(url, f"the database is a number, not {brief(number)}")
+    return int(number)

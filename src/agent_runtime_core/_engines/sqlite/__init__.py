@@ -1,0 +1,1 @@
+"""SQLite files: connections, transactions, group commit, and notification between processes."""

@@ -1,0 +1,240 @@
+"""Keep the processes on one database file apart: a lock around commits, proof of life, and notifications.
+
+All three are files in the directory `<database>.live/`. A process proves that it lives by a lock on
+`<holder>.lock`, which the kernel frees when the process dies and keeps while it is stopped. A process is notified
+through its FIFO `<holder>.bell`: others write the first letter of each topic to it. Without a FIFO, listeners poll
+the database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..._core.clock import Clock
+from ...errors import StorageError
+from .live_directory import COMMIT, list_holders, make_fifo, open_fifo, open_lock, remove
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - Windows
+    fcntl = None  # type: ignore[assignment]
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+RESCAN = 0.05  # seconds between looks for new bells
+_RETRY = 0.001  # seconds between tries to take a lock that another process has
+
+
+class CommitLock:
+    """The exclusive lock around each group commit: the fair queue between processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path: str = str(directory / COMMIT)
+        self._fd = open_lock(self.path, os.O_CREAT)
+        self._beside: set[int] = set()
+
+    def record(self, name: bytes) -> None:
+        """Keep in the file which database it is for; the one before is replaced."""
+        with contextlib.suppress(OSError):  # a full disk: it is only needed once there are links
+            os.lseek(self._fd, 0, os.SEEK_SET)
+            if os.read(self._fd, len(name) + 1) != name:
+                os.lseek(self._fd, 0, os.SEEK_SET)
+                os.ftruncate(self._fd, os.write(self._fd, name))
+
+    def take_now(self) -> bool:
+        """Take it unless another process has it."""
+        return fcntl is None or _locked(self._fd)
+
+    def let_go(self) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def __enter__(self) -> None:
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    @contextlib.contextmanager
+    def beside(self, seconds: float) -> Iterator[bool]:
+        """Keep all commits out, those of this process too; False where whoever has it does not let go in that time, as
+        one that was stopped in a commit."""
+        if fcntl is None:  # pragma: no cover - Windows
+            yield True
+            return
+        # Another descriptor: what this process locks twice on one is unlocked by the first to let go.
+        fd = open_lock(self.path)
+        self._beside.add(fd)
+        until = time.monotonic() + seconds
+        try:
+            # A wait in the queue of the system knows no time limit.
+            while not (had := _locked(fd)) and time.monotonic() < until:
+                time.sleep(_RETRY)
+            yield had
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has a copy of the descriptor
+            self._beside.discard(fd)
+            os.close(fd)
+
+    def close(self, *, forked: bool = False) -> None:
+        # Forgotten first: a child that is forked off meanwhile closes what it finds here.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        while forked and self._beside:
+            os.close(self._beside.pop())
+
+
+def _locked(fd: int) -> bool:
+    """Lock the file, unless another process has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+class Presence:
+    """This process on one database file; `alone` in a directory that was made just now."""
+
+    def __init__(self, directory: Path, holder: str, clock: Clock, *, alone: bool = False) -> None:
+        self.directory = directory
+        self._clock = clock
+        self.holder = holder if fcntl is not None else ""
+        self.bell: int | None = None
+        self._warned = False
+        self._peers: dict[str, int] = {}
+        self._listed = clock.boot() if alone else -1.0
+        self._lock_fd = self._prove_life() if self.holder else -1
+        if not alone:  # no claim names those that held no run, so nothing else would look for them
+            with contextlib.suppress(OSError):  # the next process clears them away
+                self.dead(list_holders(directory, ".lock"))
+
+    def _prove_life(self) -> int:
+        # Locked before it gets its name, so that no process ever sees it unlocked.
+        hidden = self.directory / f".{self.holder}"
+        with contextlib.ExitStack() as undo:
+            undo.callback(remove, hidden)
+            fd = open_lock(hidden, os.O_CREAT | os.O_EXCL)
+            undo.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(hidden, self._lock_path(self.holder))
+            undo.pop_all()
+        return fd
+
+    def _lock_path(self, holder: str) -> Path:
+        return self.directory / f"{holder}.lock"
+
+    def dead(self, holders: Iterable[str]) -> tuple[str, ...]:
+        """Those of `holders` whose process is gone; their files are cleared away."""
+        return tuple(h for h in holders if h and h != self.holder and self._is_dead(h))
+
+    def _is_dead(self, holder: str) -> bool:
+        if fcntl is None:  # pragma: no cover - Windows
+            return False
+        try:
+            fd = open_lock(self._lock_path(holder))
+        except FileNotFoundError:
+            return True
+        except (OSError, StorageError):
+            return False  # another user's, or no descriptor is left: a process that cannot be checked may be alive
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            self._clear(holder)
+            return True
+        finally:
+            os.close(fd)
+
+    def _clear(self, holder: str) -> None:
+        for suffix in ("lock", "bell"):
+            remove(self.directory / f"{holder}.{suffix}")
+
+    # -- the doorbell
+
+    def hang_bell(self) -> bool:
+        """Make this process's bell; False where it cannot be made now, so that listeners must poll."""
+        if self.bell is None and self.holder and hasattr(os, "mkfifo"):
+            path = self.directory / f"{self.holder}.bell"
+            try:
+                self.bell = make_fifo(path)
+            except (OSError, StorageError) as error:
+                if not self._warned:
+                    self._warned = True
+                    log.warning("no FIFO at %s (%s): commits of other processes are found by polling", path, error)
+        return self.bell is not None
+
+    def wait(self, seconds: float) -> str:
+        """Topic letters rung since the last call, after at most `seconds`."""
+        assert self.bell is not None
+        # Not select(): it takes no descriptor above 1023, and dies of one.
+        bell = select.poll()
+        bell.register(self.bell, select.POLLIN)
+        if not bell.poll(seconds * 1000):
+            return ""
+        try:
+            return os.read(self.bell, 4096).decode("ascii", "replace")
+        except OSError:  # another thread's read, or a failure: the database is looked at now and then as well
+            return ""
+
+    def ring(self, topics: Iterable[str]) -> None:
+        """Ring all other bells; only whoever has the turn to write calls this."""
+        known = tuple(self._peers)
+        if known:
+            self._ring(known, topics)
+        now = self._clock.boot()
+        if not 0 <= now - self._listed < RESCAN:
+            self._listed = now
+            with contextlib.suppress(OSError):  # what is missed now is found by a later look, or by polling
+                self._rescan()
+            if new := [name for name in self._peers if name not in known]:
+                self._ring(new, topics)
+
+    def _ring(self, names: Iterable[str], topics: Iterable[str]) -> None:
+        letters = "".join(sorted({topic[0] for topic in topics})).encode("ascii")
+        for name in names:
+            try:
+                os.write(self._peers[name], letters)
+            except BlockingIOError:
+                continue  # full, so it is ringing already
+            except OSError:
+                os.close(self._peers.pop(name))
+
+    def ring_self(self) -> None:
+        if self.bell is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.bell, b"!")
+
+    def _rescan(self) -> None:
+        found = list_holders(self.directory, ".bell") - {self.holder}
+        for gone in set(self._peers) - found:
+            os.close(self._peers.pop(gone))
+        for holder in found - set(self._peers):
+            try:
+                self._peers[holder] = open_fifo(self.directory / f"{holder}.bell", os.O_WRONLY)
+            except StorageError:
+                continue
+            except OSError as error:
+                if error.errno == errno.ENXIO and self._is_dead(holder):  # no process reads it, or is about to
+                    self._clear(holder)
+
+    def close(self, *, forked: bool = False) -> None:
+        """Let go; a forked child closes its copies and leaves the parent's files alone."""
+        peers, bell, lock = self._peers, self.bell, self._lock_fd
+        self._peers, self.bell, self._lock_fd = {}, None, -1
+        for fd in [*peers.values(), *([bell] if bell is not None else [])]:
+            os.close(fd)
+        if lock >= 0:
+            os.close(lock)
+            if not forked:
+                self._clear(self.holder)

@@ -1,0 +1,1 @@
+"""What one claim does with one run."""

@@ -1,0 +1,169 @@
+"""Record steps for a context without a journal: its checkpoint keeps results, and its `emit` receives events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final, Protocol, cast
+
+from .._core.clock import Clock
+from .._core.codec.json import decode, encode, plain_text
+from .._core.context_vars import start_soon
+from .._core.event_types import EventType
+from .._core.timeouts import wait_cancelled
+from .._journal.record import DONE, FAILED, Record, expand
+from ..errors import StepCancelledError
+from .claim_writer import Ledger, Question
+from .step_journal import Book
+from .step_keys import FRAME, Identity
+
+LIST_KEY: Final = "x::0"  # of the steps of a list without a scope of its own
+_ONLY_IN_JOURNALS: Final = ("step_id", "trace_id", "input_changed")
+
+
+class SavedState(Protocol):
+    """The state that is saved under a key of the checkpoint: of a `StepExecutor`."""
+
+    completed_steps: list[str]
+    current_step_index: int
+    step_results: dict[str, Any]
+    custom_state: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class CheckpointLedger:
+    """Writes for a list, a map or an agent loop what a `Ledger` writes for a run.
+
+    No start is stored: an interrupted step runs again, whatever its `on_in_doubt` says. Only the results in `labels`
+    are stored, each under its label.
+    """
+
+    has_journal: bool = False
+    run_id: str = ""
+    claim_id: str = ""
+    linger: float = -1.0  # below 0, so that the start of a step is never merged into its end
+    refusal: None = None
+
+    def __init__(
+        self, ctx: Any, key: str = "", poll_interval: float = 0.5, labels: Mapping[Identity, str] | None = None
+    ) -> None:
+        self.clock: Clock = _PollingClock(self)
+        self.questions: list[Question] = []
+        self.next_seq = count().__next__
+        self.state: SavedState | None = None
+        self.results: dict[str, str] = {}  # JSON texts by label
+        self.earlier: dict[str, Any] = {}  # the loaded ones, which steps of a list can read
+        self.custom_state: str = "{}"
+        self._ctx, self._key, self._poll_interval = ctx, key, poll_interval
+        self._labels: Mapping[Identity, str] = labels or {}
+        self._saving = asyncio.Lock()
+
+    def load(self, state: SavedState) -> None:
+        """Continue with a state, which was saved or is new."""
+        self.state = state
+        # A state that was written by hand may name its completed steps without results.
+        results = dict.fromkeys(state.completed_steps) | state.step_results
+        self.results = {label: _as_text(value) for label, value in results.items()}
+        self.earlier = {label: decode(text) for label, text in self.results.items()}
+        self.custom_state = _as_text(state.custom_state)
+
+    def records(self) -> list[Record]:
+        """The journal records of what is done of the list or map."""
+        return [
+            Record(self.next_seq(), DONE, name, key, 1, result=self.results[label])
+            for (name, key), label in self._labels.items()
+            if label in self.results
+        ]
+
+    async def record(self, records: Sequence[Record]) -> None:
+        """Emit the events of these records, and save the results in them."""
+        kept = False
+        for record in records:
+            await self._emit(record)
+            if record.state is not None:  # of a start too: in a graph, only the first one has it
+                self.custom_state = record.state
+            if record.kind == DONE and (label := self._labels.get((record.name, record.key))) is not None:
+                self._keep(label, record)
+                kept = True
+        if kept:
+            await self._save()
+
+    async def append(self, *records: Record, queue: object = ()) -> None:
+        await self.record(records)
+
+    note = append
+
+    def is_newest(self, records: object) -> bool:
+        """Return True: a write that failed is not repeated, since the context may have emitted its events."""
+        return True
+
+    async def _emit(self, record: Record) -> None:
+        if record.kind == FAILED and (record.key.startswith("k:") or '"StepCancelledError"' in (record.info or "")):
+            return  # a call in an agent loop has no events of steps, and a cancelled step has not failed
+        for kind, payload in expand("", record):
+            told = {name: value for name, value in payload.items() if name not in _ONLY_IN_JOURNALS}
+            await self._ctx.emit(EventType(kind), told)
+
+    def _keep(self, label: str, record: Record) -> None:
+        assert self.state is not None  # else no step has a label
+        self.results[label] = record.result or "null"
+        self.state.completed_steps.append(label)
+        if record.key == LIST_KEY:
+            self.state.current_step_index = sum(each in self.results for each in self._labels.values())
+
+    async def _save(self) -> None:
+        assert self.state is not None
+        async with self._saving:  # else an older state could be the last one saved
+            whole = dict(await self._ctx.get_state() or {})
+            whole[self._key] = self.state.to_dict() | {
+                "step_results": {label: json.loads(text) for label, text in self.results.items()},
+                "custom_state": json.loads(self.custom_state),
+            }
+            await self._ctx.checkpoint(whole)
+
+    def watched(self, call: Callable[[int], Awaitable[Any]]) -> Callable[[int], Awaitable[Any]]:
+        """The call of a step, ended when the context is cancelled."""
+        return lambda attempt: self.unless_cancelled(call(attempt))
+
+    async def unless_cancelled(self, work: Awaitable[Any]) -> Any:
+        """The result of `work`. Raises StepCancelledError soon after the context was cancelled."""
+        frame = FRAME.get()
+        name = "" if frame is None else frame.name
+        task = start_soon(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=self._poll_interval))[0]:
+                if self._ctx.cancelled():
+                    raise StepCancelledError(name)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await wait_cancelled((task,), f"step {name!r}")
+
+
+class _PollingClock(Clock):
+    """A clock whose sleep ends when the context is cancelled."""
+
+    def __init__(self, ledger: CheckpointLedger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    async def sleep(self, seconds: float) -> None:
+        await self._ledger.unless_cancelled(asyncio.sleep(seconds))
+
+
+def unsaved_steps(ctx: Any) -> Book:
+    """The calls of an agent loop: their events are emitted, and no result is saved."""
+    return Book(cast("Ledger", CheckpointLedger(ctx)), ())
+
+
+def _as_text(value: Any) -> str:
+    """The text of a saved value: in its form, or as it is where the context's store keeps values."""
+    try:
+        return plain_text(value)
+    except (TypeError, ValueError):
+        return encode(value, max_bytes=sys.maxsize)

@@ -1,0 +1,188 @@
+"""Whether a guarded step may run: one that another run of the same lineage of forks did is not repeated silently.
+
+A step is guarded if its `on_in_doubt` is not "retry". Its row in the state store is written in the commits that record
+its start and its end, so that of two runs that come to it at once, one begins it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+from .._core.codec.json import arguments_digest, encode
+from .._core.event_types import EventType
+from .._core.ids import child_run_id, step_id
+from .._engines.base import Op
+from .._journal.record import STARTED, is_copied
+from ..errors import EffectAlreadyDone
+from ..state.base import APPROVED, BEGUN, HAPPENED, MEMBER, TAKEN, EffectRow
+from .claim_writer import Ledger
+from .journal_view import is_approval
+from .step_journal import Book
+
+FORKED_FROM: Final = "forked_from"  # in the metadata of a fork
+
+
+class Guarded(Protocol):
+    """What identifies the effect of a step."""
+
+    name: str
+    key: str
+    digest: str | None
+    started: dict[str, Any] | None
+
+
+def effect_row(book: Book, name: str, key: str, digest: str, status: str) -> EffectRow:
+    """Return the row of this run for that step or wait."""
+    return EffectRow(book.origin, f"{name}\t{key}", digest, book.ledger.run_id, status)
+
+
+def membership(origin: str, run_id: str) -> list[Op]:
+    """Return what keeps the rows of a lineage as long as that run: its deletion finds the lineage by the second row."""
+    rows = [EffectRow(origin, "", "", run_id, MEMBER)]
+    if run_id != origin:
+        rows.append(EffectRow(run_id, "", "", run_id, MEMBER, origin))
+    return [Op("effect.put", (each,)) for each in rows]
+
+
+async def join_lineage(book: Book) -> None:
+    """Learn of a child run whether a fork called it: then its lineage is that of the child which the first run called.
+
+    Read only by children, at their first guarded step or approval.
+    """
+    ledger, parent_id = book.ledger, book.ledger.parent_id
+    if parent_id is None or book.origin != ledger.run_id:
+        return
+    ledger.parent_id = None
+    parent = await ledger.queue.row(parent_id)
+    if parent is None or (parent.parent_id is None and FORKED_FROM not in parent.metadata):
+        return
+    records = await ledger.state.records(parent_id)
+    caller = Book(Ledger(parent, ledger.queue, ledger.bus, ledger.state, ledger.clock), records)
+    await join_lineage(caller)
+    call = next((each for each in records if each.kind == STARTED and f'"{ledger.run_id}"' in (each.info or "")), None)
+    if call is None or caller.origin == parent_id:
+        return
+    book.origin = str(child_run_id(step_id(caller.origin, call.name, call.key)))
+    book.effects_policy = caller.effects_policy
+    book.spent_approvals = [] if _is_approved(caller) else caller.spent_approvals
+    ops = membership(book.origin, ledger.run_id)
+    if await ledger.queue.row(book.origin) is not None:
+        ops += membership(book.origin, book.origin)
+    await ledger.state.commits.commit(None, ops)
+
+
+def _is_approved(book: Book) -> bool:
+    """Whether the run was given an approval of its own."""
+    return any(is_approval(record) and not is_copied(record) for record in book.done.values())
+
+
+async def other_rows(book: Book, row: EffectRow) -> list[EffectRow]:
+    """Return the rows that other runs of the lineage have of the same effect, the oldest first."""
+    rows = await book.ledger.state.effects(*row[:3])
+    return [each for each in rows if each.run_id != row.run_id]
+
+
+def _digest(work: Guarded) -> str:
+    if work.started is not None and "tool" in work.started:  # the model may ask for another call at the same place
+        tool = work.started["tool"]
+        return arguments_digest((tool["name"], tool["args"]), {})[0] or ""
+    return "" if work.key.startswith("x:") else work.digest or ""  # there it is the number of the step list
+
+
+class GuardedStep:
+    """A guarded step of one run, and the rows that other runs of the lineage have of it."""
+
+    def __init__(self, book: Book, work: Guarded) -> None:
+        self.book: Book = book
+        self.name: str = work.name
+        self.identity: tuple[str, str] = (work.name, work.key)
+        started = work.started or {}
+        self.key: str = started.get("effect", work.key)  # under which the lineage knows it
+        self.tool: dict[str, Any] | None = started.get("tool")
+        self.digest: str = _digest(work)
+        self.others: list[EffectRow] = []
+        self.unapproved: list[dict[str, str]] = []
+
+    async def find(self) -> None:
+        """Find out under which key the lineage knows the step, which may have had another name."""
+        book = self.book
+        await join_lineage(book)
+        self.row: EffectRow = effect_row(book, self.name, self.key, self.digest, BEGUN)
+        for old in book.former_names(self.name):
+            former = effect_row(book, old, self.key, self.digest, BEGUN)
+            if await book.ledger.state.effects(*former[:3]):
+                self.row = former
+                break
+
+    async def check_approval(self) -> None:
+        """Find out whether all approvals of this run were spent by the runs that it was forked from."""
+        book = self.book
+        if book.spent_approvals and book.effects_policy in ("refuse", "ask") and not _is_approved(book):
+            await self.check_others()
+            self.unapproved = book.spent_approvals
+
+    async def check_others(self) -> None:
+        """Read what other runs did of this effect."""
+        self.others = await other_rows(self.book, self.row)
+
+    async def admit(self) -> EffectRow | None:
+        """Decide by the policy of the run: the row whose result is reused, or None if the step may be begun.
+
+        EffectAlreadyDone if it may not.
+        """
+        ledger, row = self.book.ledger, self.row
+        if self.others:
+            other = max(self.others, key=lambda each: (each.status == HAPPENED, each.t))
+            if await self._allowed(other.run_id, other.status, {}):
+                row = row._replace(status=TAKEN)
+                await self._tell("repeated", other.run_id, other.status)
+            elif self.book.effects_policy == "reuse" and other.status == HAPPENED:
+                await self._tell("reused", other.run_id, other.status)
+                ledger.effects.pop(self.identity, None)
+                return other
+            else:
+                await self._refuse(other.run_id, other.status)
+        elif self.unapproved:
+            approval = self.unapproved[-1]
+            about = {"approval": approval["name"]}
+            if not await self._allowed(approval["run_id"], APPROVED, about):
+                await self._refuse(approval["run_id"], APPROVED, about)
+        ledger.effects[self.identity] = row
+        return None
+
+    async def _allowed(self, run_id: str, status: str, about: dict[str, Any]) -> bool:
+        """Whether the policy, or a person who is asked, allows the step again."""
+        book = self.book
+        if book.effects_policy != "ask":
+            return book.effects_policy == "repeat"
+        mine = step_id(book.ledger.run_id, *self.identity)
+        details = {"step_name": self.name, "step_id": mine, "run_id": run_id, "status": status, **about}
+        if (tool := self.tool) is not None:
+            details |= {"tool_name": tool["name"], "tool_args": tool["args"], "tool_call_id": tool["id"]}
+        answer = await book.owner().waits.approve(f"repeat:{self.name}", details, None, None, f"{mine}:{run_id}")
+        return bool(answer.get("approved") if isinstance(answer, dict) else answer)
+
+    async def _tell(self, action: str, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
+        """Publish what became of the step, once for each run that it is about."""
+        ledger, mine = self.book.ledger, step_id(self.book.ledger.run_id, *self.identity)
+        about = {"step_name": self.name, "step_id": mine, "action": action, "run_id": run_id, "status": status} | (
+            about or {}
+        )
+        kind, now = EventType.STEP_EFFECT.value, ledger.clock.wall()
+        await ledger.emit([(f"effect:{mine}:{action}:{run_id}", kind, encode(about), now)])
+
+    async def _refuse(self, run_id: str, status: str, about: dict[str, Any] | None = None) -> None:
+        await self._tell("refused", run_id, status, about)
+        there = await self.book.ledger.queue.row(run_id)
+        run = (there.run_key if there is not None else None) or run_id
+        step = f"step {self.name!r}" if self.tool is None else f"call of tool {self.tool['name']!r}"
+        if about:
+            said = f"{step} must have an approval of this run: {about['approval']!r} was spent in run {run!r}"
+        elif status == HAPPENED:
+            said = f"{step} was already done in run {run!r}, from which this run shares its history"
+        else:
+            said = (
+                f"{step} was begun in run {run!r}, from which this run shares its history, and its outcome is unknown"
+            )
+        way = '"ask" or "repeat"' if status == BEGUN else '"reuse", "ask" or "repeat"'
+        raise EffectAlreadyDone(self.name, f"{said}. To allow it, fork again with effects={way}.", run_id, status)

@@ -1,0 +1,295 @@
+"""One step, performed: its tries, their records, and what to do when nobody knows how an earlier try ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Final
+
+from .._core.codec.json import MAX_BYTES, decode, encode
+from .._core.context_vars import restore
+from .._core.timeouts import with_time_limit
+from .._engines.base import Op
+from .._journal.record import FAILED, RETRYING, Record
+from ..errors import (
+    InvalidArgument,
+    LeaseLost,
+    Postponed,
+    RunFailed,
+    StepExecutionError,
+    StepInDoubt,
+    UnserialisableResult,
+    brief,
+    deciding_error,
+    holds,
+)
+from ..state.base import EffectExists
+from .effects import GuardedStep
+from .journal_view import BESIDE
+from .step_failure import kept_of, told_of
+from .step_function import call, callee
+from .step_journal import Book
+from .step_keys import FRAME, Frame
+from .step_policy import NEVER_RETRIED, Happened, Policy
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Work:
+    """What `perform` needs to know of a step.
+
+    Attributes:
+        call: Makes one attempt; it receives the number of the attempt.
+        begun: An earlier record of this claim carries its start.
+        started: What its STARTED records tell besides.
+        bare: Its last error is raised as it is.
+        lazy: Its record may wait for the next one. After a crash in between it runs again, and nothing was built on it.
+        settled: Makes the result of what a reviewer says of it when it is in doubt.
+        noted: The record of its start, while that may still wait to be written.
+        state: What the list begins with whose first step it is, where that has to be told.
+    """
+
+    name: str
+    key: str
+    call: Callable[[int], Awaitable[Any]]
+    policy: Policy
+    _: KW_ONLY
+    encode: Callable[[object], str] = encode
+    decode: Callable[[str], object] = decode
+    pos: int = 0
+    total: int = 0
+    description: str | None = None
+    digest: str | None = None
+    info: str | None = None
+    begun: bool = False
+    quiet: bool = False
+    started: dict[str, Any] | None = None
+    bare: bool = False
+    lazy: bool = False
+    settled: Callable[[Any], Any] | None = None
+    noted: Record | None = None
+    state: str | None = None
+
+
+#: The records to write for (work, encoded result, attempt, ms): its DONE record, with what waited for it, or none yet.
+Seal = Callable[[Work, str, int, int], Sequence[Record]]
+
+
+def perform(book: Book, work: Work, seal: Seal) -> Coroutine[Any, Any, Any]:
+    """Run a step that has no record yet until it has one; its result as a resumed run would read it.
+
+    StepExecutionError after the last try, StepInDoubt or EffectAlreadyDone where a policy says so.
+    """
+    if book.ledger.refusal is not None:
+        raise book.ledger.refusal(work.name)
+    start = book.begun.pop((work.name, work.key), None) if book.begun and not work.begun else None
+    if work.policy.on_in_doubt != "retry" and book.ledger.has_journal:
+        return _guarded(book, work, seal, start)
+    return _tried(book, work, seal, start is not None)
+
+
+def refused_of(name: str, error: UnserialisableResult) -> UnserialisableResult:
+    """The refusal of a result as that of the step of that name, with the way out that a step has."""
+    more = error.max_bytes is not None and error.max_bytes < MAX_BYTES
+    out = f", or let the step have more with max_result_bytes=, up to {MAX_BYTES:,}" if more else ""
+    return UnserialisableResult(error.path, error.reason + out, max_bytes=error.max_bytes, step_name=name)
+
+
+async def _guarded(book: Book, work: Work, seal: Seal, start: int | None) -> Any:
+    """Run a step whose effect must not be repeated silently, or find its result by the policies for that.
+
+    `start` is the record of an earlier start, if the step is in doubt.
+    """
+    step = GuardedStep(book, work)
+    await step.find()
+    if start is None:
+        await step.check_approval()
+    else:
+        book.ledger.effects[step.identity] = step.row
+        if (known := await _resolve(book, work, start, step)) is not None:
+            try:
+                text = work.encode(known.result if work.settled is None else work.settled(known.result))
+            except UnserialisableResult as error:
+                raise refused_of(work.name, error) from None
+            return await _finished(book, work, seal, text)
+        await step.check_others()
+    while True:
+        if (done := await step.admit()) is not None:
+            # With a start, as readers of events expect; its row is that of the other run.
+            return await _finished(book, work, seal, done.result or "null", _start_of(book, work, 1, False))
+        book.running += 1
+        try:
+            await book.come_back()
+            await _begin(book, work, 1, start is not None)
+            break
+        except EffectExists:
+            await step.check_others()
+        finally:
+            book.step_left()
+    work.begun = True
+    return await _tried(book, work, seal, start is not None)
+
+
+async def _finished(book: Book, work: Work, seal: Seal, text: str, *started: Record) -> Any:
+    """Record a result that running the step did not give."""
+    if records := seal(work, text, 1, 0):
+        await book.write((*started, *records), records[:-1], FRAME.get())
+    return work.decode(text)
+
+
+async def _tried(book: Book, work: Work, seal: Seal, doubtful: bool) -> Any:
+    boot, timeout = book.ledger.clock.boot, work.policy.timeout
+    outer = FRAME.get()
+    frame = Frame(book, work.name, work.key, 1, outer)
+    book.running += 1
+    token = FRAME.set(frame)
+    try:
+        if book.idle:
+            await book.come_back()
+        if not work.begun:
+            await _begin(book, work, 1, doubtful)
+        while True:
+            attempt, since = frame.attempt, boot()
+            try:
+                if timeout is None:
+                    value = await work.call(attempt)
+                else:
+                    value = await with_time_limit(work.call(attempt), timeout, f"step {work.name!r}")
+                try:
+                    text = work.encode(value)
+                except UnserialisableResult as error:
+                    raise refused_of(work.name, error) from None
+                # Before anything is awaited: whoever holds the value may go on changing it. And in here: what cannot
+                # be read again is no result.
+                handed = _as_read(work, value, text)
+                records = seal(work, text, attempt, int((boot() - since) * 1000))
+                break
+            except Exception as error:  # noqa: BLE001 - raised by what is done of it, or tried again
+                await _failed(book, work, attempt, error)
+                # What is recorded inside answers for the next try as well, as it would on a resume. A frame of its own:
+                # tasks that this try left behind go on counting in theirs.
+                frame = Frame(book, work.name, work.key, attempt + 1, outer)
+                FRAME.set(frame)
+                await _begin(book, work, attempt + 1, doubtful)
+        work.noted = None
+        if records:
+            await book.write(records, records[:-1], outer, lazy=work.lazy)
+    finally:
+        book.step_left()
+        restore(FRAME, token)
+    return handed
+
+
+#: Kinds of values that are as their text says, and that nobody who holds on to one can change.
+IMMUTABLE: Final = frozenset({str, int, float, bool, type(None)})
+_all_plain = IMMUTABLE.issuperset
+
+
+class _NotPlain(Exception):
+    """There is something in the value that only its encoding can copy."""
+
+
+def _as_read(work: Work, value: Any, text: str) -> Any:
+    """The result as a resumed run would read it: of a plain tree, a copy is what decoding its text would give."""
+    if work.decode is not decode:
+        return work.decode(text)
+    try:
+        return _copy(value)
+    except _NotPlain:
+        return decode(text)
+
+
+def _copy(value: Any) -> Any:
+    kind = type(value)
+    if kind is dict:
+        made = value.copy()
+        if not _all_plain(map(type, made.values())):
+            for key, item in made.items():
+                made[key] = _copy(item)
+        return made
+    if kind is list:
+        return value.copy() if _all_plain(map(type, value)) else [_copy(item) for item in value]
+    if kind in IMMUTABLE:
+        return value
+    raise _NotPlain
+
+
+async def _begin(book: Book, work: Work, attempt: int, doubtful: bool) -> None:
+    if work.policy.on_in_doubt != "retry":
+        await book.tell(_start_of(book, work, attempt, doubtful))
+    elif work.started or not work.quiet:  # else nobody would be told of it, and nothing depends on whether it began
+        work.noted = record = _start_of(book, work, attempt, doubtful)
+        await book.ledger.note(record)
+
+
+def _start_of(book: Book, work: Work, attempt: int, doubtful: bool) -> Record:
+    about: dict[str, Any] = {} if work.started is None else {**work.started}
+    if work.description is not None:
+        about["description"] = work.description
+    if doubtful and attempt == 1:
+        about["in_doubt"] = True
+    if work.info == BESIDE:
+        about["beside"] = True
+    return book.started(
+        work.name, work.key, attempt=attempt, pos=work.pos, total=work.total, tries=work.policy.retries + 1,
+        info=about, digest=work.digest, quiet=work.quiet, state=work.state,
+    )  # fmt: skip
+
+
+async def _failed(book: Book, work: Work, attempt: int, error: Exception) -> None:
+    """Record a failed try and wait for the next one, or raise."""
+    delay = work.policy.delay(error, attempt, book.ledger.clock.random)
+    cause = deciding_error(error)
+    about = told_of(cause)
+    if isinstance(cause, LeaseLost):
+        raise error
+    # Without a journal, no runner resumes the run later.
+    postponed = cause.after if isinstance(cause, Postponed) and book.ledger.has_journal else None
+    if delay is not None or postponed is not None:
+        about["retry_delay"] = delay if postponed is None else postponed
+    ends = delay is None and (postponed is None or work.bare)  # of a bare one, the code may go on without it
+    if ends and work.key[:2] in ("s:", "k:") and not holds(error, NEVER_RETRIED):
+        frame = FRAME.get()
+        about |= kept_of(error) | book.about_failure(None if frame is None else frame.outer, book.running - 1)
+    record: Record = book.unfinished(
+        FAILED if delay is None and postponed is None else RETRYING, work.name, work.key, attempt=attempt, pos=work.pos,
+        total=work.total, tries=work.policy.retries + 1, info=about, quiet=work.quiet,
+    )  # fmt: skip
+    await book.tell(record)
+    if postponed is not None:
+        raise error  # the run is taken up again when it is time
+    if delay is not None:
+        await book.ledger.clock.sleep(delay)
+        return
+    if work.bare or isinstance(error, StepExecutionError) or holds(error, NEVER_RETRIED):
+        raise error
+    raise StepExecutionError(work.name, about["error"], attempt) from error
+
+
+async def _resolve(book: Book, work: Work, start: int, step: GuardedStep) -> Happened | None:
+    """What the policy says of a step that was begun, with the record `start`, and never ended; None: run it again."""
+    policy = work.policy.on_in_doubt
+    if policy == "fail":
+        raise StepInDoubt(
+            work.name, "it was begun by an earlier process and its end was not recorded (on_in_doubt='fail')", 1
+        )
+    if policy == "review":
+        try:
+            answer = await book.review(work.name, work.key, start, lambda told: work.decode(encode(told)))
+        except RunFailed:  # a person knows that it had no effect
+            await book.ledger.write([Op("effect.drop", step.row[:4])])
+            raise
+    else:
+        assert callable(policy)
+        book.running += 1
+        token = FRAME.set(Frame(book, work.name, work.key, 1, FRAME.get()))
+        try:
+            await book.come_back()
+            answer = await call(policy, callee(policy), (), book.owner())
+        finally:
+            book.step_left()
+            restore(FRAME, token)
+    if answer is None or isinstance(answer, Happened):
+        return answer
+    raise InvalidArgument(
+        f"the check function of step {work.name!r} answers None (run it again) or Happened(result), not {brief(answer)}"
+    )

@@ -1,0 +1,118 @@
+"""Write lines, tables, JSON, tracebacks and log records of the command line.
+
+All of it may hold text of models, users and servers. So all of it passes `shown`, which hides the passwords of URLs and
+replaces the characters that a terminal acts on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .._core.clock import aware
+from .._core.validation import redacted
+
+
+def shown(text: object) -> str:
+    """Return the text with *** for secrets of URLs and ? for control, direction and other invisible characters."""
+    return _visible(redacted(str(text)))
+
+
+def plain(text: object) -> str:
+    """Return the text as `shown`, on one line."""
+    return _visible(" ".join(redacted(str(text)).split()))
+
+
+def _visible(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def say(line: str) -> None:
+    _put(plain(line))
+
+
+def field(name: str, value: object) -> None:
+    _put(f"{name.replace('_', ' '):<16}  {plain(value)}")
+
+
+def warn(line: str) -> None:
+    sys.stderr.write(f"agent-runtime: {plain(line)}\n")
+
+
+def trace(error: BaseException) -> None:
+    """Write a traceback to stderr."""
+    sys.stderr.write(_lines("".join(traceback.format_exception(error))))
+
+
+def _lines(text: str) -> str:
+    return "".join(f"{shown(line)}\n" for line in text.splitlines())
+
+
+class LogFormatter(logging.Formatter):
+    """Writes a record on one line, and its traceback below it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return plain(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return _lines(super().formatException(ei)).rstrip("\n")
+
+    def formatStack(self, stack_info: str) -> str:
+        return _lines(super().formatStack(stack_info)).rstrip("\n")
+
+
+def tell(value: Any) -> None:
+    """Write JSON. Characters that a terminal acts on become escapes, which are the same JSON."""
+    text = json.dumps(without_secrets(value), ensure_ascii=False, indent=2, default=lambda other: redacted(str(other)))
+    all_known = _sayable(text) == text
+    _put("".join(
+        each if each == "\n" or (each.isprintable() and (all_known or each.isascii())) else _escaped(each)
+        for each in text
+    ))  # fmt: skip
+
+
+def _escaped(character: str) -> str:
+    """Return the JSON escapes of a character. json.dumps() leaves U+007F as it is."""
+    code = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{code[at : at + 4]}" for at in range(0, len(code), 4))
+
+
+def without_secrets(value: Any) -> Any:
+    """Return a copy of a JSON tree in which every string is redacted."""
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Mapping):
+        return {redacted(key) if isinstance(key, str) else key: without_secrets(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(item) for item in value]
+    return value
+
+
+def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> None:
+    """One line for each, under the names of the columns."""
+    cells = [[name.upper() for name in columns], *([_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for each in cells:
+        _put("  ".join(text.ljust(width) for text, width in zip(each, widths, strict=True)).rstrip())
+
+
+def _put(line: str) -> None:
+    sys.stdout.write(f"{_sayable(line)}\n")
+
+
+def _sayable(text: str) -> str:
+    """The text with a question mark for all that this output has no character for."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def _cell(value: object) -> str:
+    return "-" if value in (None, "") else plain(value)
+
+
+def when(seconds: float | None) -> str | None:
+    return aware(seconds).isoformat(timespec="seconds") if seconds else None

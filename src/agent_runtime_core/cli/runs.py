@@ -1,0 +1,132 @@
+"""`agent-runtime runs` and `show`: where runs stand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from .._core.ids import step_id
+from .._execution.mailbox import answered
+from .._journal.record import DONE, FAILED, RETRYING, STARTED, Record, is_copied
+from ..events.event import payload_of
+from ..queue.records import LIVE, RunRow
+from ..runner.runner import AgentRunner
+from .output import field, say, table, tell, when, without_secrets
+from .store import about, looked_at, row_of, rows_of
+
+_RUNS = ("id", "key", "agent", "status", "attempt", "created", "ended", "reason")
+_STEPS = ("state", "name", "key", "step_id", "tries", "ms", "at", "error")
+_EVENTS = ("sequence", "at", "type", "payload")
+#: What the record of the start of a wait says, of a signal, a sleep or a child.
+_OF_WAITS = ("until", "child")
+
+
+async def runs(args: Namespace) -> int:
+    async with looked_at(args) as runner:
+        last = deque[RunRow](maxlen=min(args.limit, sys.maxsize))
+        async for row in rows_of(runner, args.status, args.agent):
+            last.append(row)
+        found = [await about(runner, row) for row in last]
+    if args.json:
+        tell(found)
+    else:
+        table(found, _RUNS)
+    return 0
+
+
+async def show(args: Namespace) -> int:
+    async with looked_at(args) as runner:
+        row = await row_of(runner, args.id)
+        told = await about(runner, row, end=True)
+        told["input"], told["metadata"] = json.loads(row.input), json.loads(row.metadata)
+        told["waiting_for"] = (await waits_of(runner, row))[0]
+        told["steps"] = steps_of(row, await runner.state_store.records(row.run_id))
+        if args.events:
+            told["events"] = [
+                {
+                    "sequence": each.sequence,
+                    "at": each.timestamp.isoformat(),
+                    "type": each.event_type,
+                    "payload": payload_of(each),
+                }
+                for each in await runner.event_bus.get_events(row.run_id)
+            ]
+    if args.json:
+        tell(told)
+    else:
+        _write(told)
+    return 0
+
+
+def _write(told: dict[str, Any]) -> None:
+    told = without_secrets(told)
+    error = told["error"]
+    shown = {**told, "error": error and f"{error.get('type')}: {error.get('message')}"}
+    for name, value in shown.items():
+        if name in ("steps", "events"):
+            say("")
+            say(name if value else f"no {name}")
+            lines = [{**each, "payload": json.dumps(each.get("payload"), default=str)} for each in value]
+            if value:
+                table(lines, _STEPS if name == "steps" else _EVENTS)
+        elif name == "waiting_for":
+            for each in value:
+                field(name, f"{each['kind']} {each['name']!r}")
+        elif value not in (None, False):
+            field(name, json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value)
+
+
+async def waits_of(runner: AgentRunner, row: RunRow) -> tuple[list[dict[str, str]], set[str]]:
+    """Return the open waits of a run, and all names that it asked approval for.
+
+    A wait is {"kind": "approval" or "signal", "name": …}.
+    """
+    if row.status not in LIVE:
+        return [], set()
+    asked = {
+        event.payload["request_id"]: str(event.payload.get("name"))
+        for event in await runner.event_bus.get_events(row.run_id)
+        if event.event_type == "approval.requested" and isinstance(event.payload.get("request_id"), str)
+    }
+    # The event of a question is stored first, the record of its wait with the next write.
+    waits = dict(asked)
+    for record in await runner.state_store.records(row.run_id):
+        wait = step_id(row.run_id, record.name, record.key)
+        if record.kind == STARTED and record.key.startswith("w:") and record.name.startswith("signal:"):
+            waits[wait] = record.name.removeprefix("signal:")
+        elif record.kind == DONE:
+            waits.pop(wait, None)
+    for mail in await runner.queue.mail(row.run_id):
+        waits.pop(answered(mail.msg_id) or "", None)
+    kinds = [{"kind": "approval" if wait in asked else "signal", "name": name} for wait, name in waits.items()]
+    return kinds, set(asked.values())
+
+
+def steps_of(row: RunRow, records: Sequence[Record]) -> list[dict[str, Any]]:
+    """The steps, waits and calls of a run in the order they began, each as its last record has it."""
+    open_ = "running" if row.status == "running" else "waiting" if row.status == "waiting" else "in doubt"
+    states = {DONE: "done", STARTED: open_, RETRYING: "retrying", FAILED: "failed"}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        if record.kind not in states:
+            continue
+        info = json.loads(record.info) if record.info else {}
+        state = "copied" if is_copied(record) else states[record.kind]
+        if state == "in doubt" and not info.keys().isdisjoint(_OF_WAITS):
+            state = "waiting"
+        found[record.name, record.key] = _step(row, record.name, record.key, state) | {
+            "tries": record.attempt, "ms": record.ms if record.kind == DONE else None, "at": when(record.t),
+            "error": info.get("error"),
+        }  # fmt: skip
+        if record.next is not None:
+            after = json.loads(record.next)
+            found.setdefault((after["name"], after["key"]), _step(row, after["name"], after["key"], open_))
+    return list(found.values())
+
+
+def _step(row: RunRow, name: str, key: str, state: str) -> dict[str, Any]:
+    return {"state": state, "name": name, "key": key.partition(":")[2], "step_id": step_id(row.run_id, name, key)}

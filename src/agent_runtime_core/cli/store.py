@@ -1,0 +1,130 @@
+"""The store that a command works on, and the runs it finds there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import unquote
+
+from .._core.ids import run_uuid
+from .._core.validation import redacted, redacted_url
+from .._engines.memory import MemoryEngine
+from ..config import get_config
+from ..errors import InvalidArgument, UnknownRun, brief
+from ..limits import RunLimits
+from ..queue.records import LIVE, RunFilter, RunRow
+from ..registry import Registry
+from ..runner.runner import AgentRunner
+from ..runner.settings import RunnerConfig
+from .output import when
+
+_PAGE = 500  # rows read at once
+
+
+def open_place(url: str | None, registry: Registry, config: RunnerConfig | None = None) -> AgentRunner:
+    """A runner on `url`, or on what is configured; InvalidArgument where nothing would outlive this process."""
+    settings = get_config()
+    url = url or settings.backend_url
+    if settings.queue_backend == "memory" if url is None else url.startswith("memory:"):
+        raise InvalidArgument(
+            "runs in memory are seen by their own process only: name a store with --url agents.db, "
+            "or set AGENT_RUNTIME_BACKEND_URL"
+        )
+    if url is None:
+        return AgentRunner(config=config, registry=registry)
+    return AgentRunner.open(url, config=config, registry=registry)
+
+
+def in_memory(runner: AgentRunner) -> bool:
+    return isinstance(runner.queue.commits, MemoryEngine)
+
+
+def named(runner: AgentRunner, url: str | None = None) -> str:
+    """Where the runs are, for people."""
+    url = url or get_config().backend_url
+    return (
+        _readable(url) if url is not None else str(getattr(runner.queue.commits, "path", type(runner.queue).__name__))
+    )
+
+
+def _readable(url: str) -> str:
+    """Return the URL without its secrets. `user:password@host`, without a scheme, may be meant as one."""
+    return redacted_url(url) if "@" in url else redacted(url)
+
+
+@asynccontextmanager
+async def looked_at(args: Namespace) -> AsyncIterator[AgentRunner]:
+    """The store of a command that only makes sense where there is one already."""
+    _need_file(args.url or get_config().backend_url or "")
+    async with open_place(args.url, Registry()) as runner:
+        yield runner
+
+
+def _need_file(url: str) -> None:
+    """Looking at a file that is not there would make it."""
+    scheme, found, rest = url.partition("://")
+    path = url if not found else unquote(rest[1:]) if scheme == "sqlite" else ""
+    if path and not os.path.exists(path):
+        raise InvalidArgument(f"there is no file {brief(_readable(path), 500)}: --url names the store to look at")
+
+
+async def row_of(runner: AgentRunner, run_id: str) -> RunRow:
+    """The run of that id or run key; UnknownRun."""
+    row = await runner.queue.row(run_uuid(run_id, runner.queue.clock)[0])
+    if row is None:
+        raise UnknownRun(f"no run {run_id} is stored here")
+    return row
+
+
+def named_limits(args: Namespace) -> dict[str, Any]:
+    """Return the limits that a command names."""
+    names = (field.name for field in dataclasses.fields(RunLimits))
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}
+
+
+async def rows_of(runner: AgentRunner, status: str | None = None, agent: str | None = None) -> AsyncIterator[RunRow]:
+    """All such runs in order of arrival."""
+    after, statuses = 0, None if status is None else (status,)
+    while rows := await runner.queue.find(RunFilter(statuses, agent, after=after, limit=_PAGE)):
+        for row in rows:
+            yield row
+        after = rows[-1].n
+
+
+async def about(runner: AgentRunner, row: RunRow, *, end: bool = False) -> dict[str, Any]:
+    """A run as commands tell it, with `end` how it ended too; texts of its own stay as they are stored, for their types
+    may be unknown here."""
+    told: dict[str, Any] = {
+        "id": row.run_id, "key": row.run_key, "agent": row.agent, "status": row.status, "attempt": row.attempt,
+        "generation": row.generation, "reason": row.reason or None, "created": when(row.created_at),
+        "due": when(row.due_at), "started": when(row.started_at), "ended": when(row.ended_at),
+        "worker": row.worker or None, "parent": row.parent_id, "cancel_requested": row.cancel_at is not None,
+        "concurrency_key": row.lane, "held": row.held > 0,
+    }  # fmt: skip
+    if end:
+        result = await _result_of(runner, row)
+        told["error"] = _last_error(row) if result is None else result.get("error")
+        told["usage"] = None if result is None else result.get("usage") or None
+    return told
+
+
+async def _result_of(runner: AgentRunner, row: RunRow) -> dict[str, Any] | None:
+    """What is recorded of the end of the run."""
+    if row.status in LIVE:
+        return None
+    ended = await runner.state_store.ending(row.run_id)
+    if ended is None or ended.attempt != row.generation or ended.result is None:
+        return None
+    found: dict[str, Any] = json.loads(ended.result)
+    return found
+
+
+def _last_error(row: RunRow) -> dict[str, Any] | None:
+    """The error that the last attempt failed with: {"type", "message", ...}."""
+    told = json.loads(row.error) if row.error else None
+    return told if told is None or isinstance(told, dict) else {"type": "Error", "message": str(told)}

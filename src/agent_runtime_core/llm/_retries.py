@@ -1,0 +1,94 @@
+"""How often a provider is asked again, after how long, and until when."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from .._core.clock import Clock
+from .._core.settings import POSITIVE, SECONDS
+from ..errors import ProviderError
+from ..retry import Backoff
+from ._circuit_breaker import Breakers, Key
+from ._provider import Timeouts
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+
+@dataclass(frozen=True)
+class Retries:
+    """At most `tries` requests for one answer.
+
+    Before each but the first a wait, drawn from 0 to `base * 2 ** n` seconds, at most `cap`; on top of what the
+    provider asks for with Retry-After. If that is more than `retry_after_cap` seconds, its error is raised at once.
+    """
+
+    tries: int = 4
+    base: float = 0.5
+    cap: float = 30.0
+    retry_after_cap: float = 60.0
+
+    def __post_init__(self) -> None:
+        POSITIVE.check("tries", self.tries)
+        for name in ("base", "cap", "retry_after_cap"):
+            SECONDS.check(name, getattr(self, name))
+
+
+@dataclass
+class RetryBudget:
+    """How many retries are left to a run, over all of its calls."""
+
+    left: int
+
+
+RETRY_BUDGET: ContextVar[RetryBudget | None] = ContextVar("agent_runtime_core_retry_budget", default=None)
+
+
+class Tries:
+    """One call, from its first request to its last: how many there were and how much of its time is left."""
+
+    def __init__(self, key: Key, timeouts: Timeouts, retries: Retries, breakers: Breakers, clock: Clock) -> None:
+        self.key = key
+        self.timeouts = timeouts
+        self._retries, self._breakers, self._clock = retries, breakers, clock
+        self._backoff = Backoff(retries.base, 2.0, retries.cap)
+        self._failures = 0
+        self._deadline = clock.boot() + timeouts.total
+
+    @property
+    def left(self) -> float:
+        """Seconds until `timeouts.total` is over."""
+        return self._deadline - self._clock.boot()
+
+    async def again(self, error: ProviderError) -> None:
+        """Return when the same may be asked again; raises the error where it may not, or CircuitOpen because of it."""
+        self._failures += 1
+        if not error.retriable or self._failures >= self._retries.tries:
+            raise error
+        if refused := self._breakers.refusal(self.key):
+            raise refused from error
+        asked_for = error.retry_after or 0.0
+        if asked_for > self._retries.retry_after_cap:
+            error.args = (
+                f"{error}; the provider asks to wait {asked_for:g} s, more than "
+                f"retry_after_cap={self._retries.retry_after_cap:g}",
+            )
+            raise error
+        wait = asked_for + self._backoff(self._failures, self._clock.random)
+        budget = RETRY_BUDGET.get()
+        if wait >= self.left or (budget is not None and budget.left <= 0):
+            raise error
+        if budget is not None:
+            budget.left -= 1
+        provider, _, model = self.key
+        log.info(
+            "%s, %s: %s; asked again in %.2f s, for the %d. time of at most %d",
+            provider,
+            model,
+            type(error).__name__,
+            wait,
+            self._failures + 1,
+            self._retries.tries,
+        )
+        await self._clock.sleep(wait)

@@ -1,0 +1,160 @@
+"""Plans by a model: asked for JSON of one schema, and told what is wrong with its answer until it is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from .._core.settings import COUNT
+from ..errors import InvalidArgument, PlanningError, brief
+from ..interfaces import LLMClient
+from ..tools.registry import ToolRegistry
+from ..tools.structured_output import Output
+from ..tools.tool import Tool
+from .base import BasePlanner, listed
+from .plan import MOST_STEPS, Plan, PlanStep, StepKind
+
+_SCHEMA: Final[dict[str, Any]] = {
+    "title": "plan",
+    "type": "object",
+    "properties": {
+        "final_goal": {"type": "string", "description": "What the whole plan is for."},
+        "steps": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MOST_STEPS,
+            "items": {
+                "type": "object",
+                "properties": {
+                    "step_number": {"type": "integer", "minimum": 1},
+                    "kind": {"type": "string", "enum": [kind.value for kind in StepKind]},
+                    "tool_name": {"type": "string", "description": "The tool or memory operation; empty for llm_call."},
+                    "tool_input": {"type": "object", "description": "Its arguments; for llm_call {\"prompt\": …}."},
+                    "depends_on": {"type": "array", "items": {"type": "integer"}},
+                    "reasoning": {"type": "string", "description": "Why this step, in a few words."},
+                },
+                "required": ["step_number", "kind", "tool_name", "tool_input"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    "required": ["final_goal", "steps"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+_TASK: Final = """\
+You make plans. Answer with nothing but JSON that fits the schema below: the steps that do what the user asks for, as
+few as will do, numbered from 1.
+
+A step is of one kind: "tool_call" calls a tool, "memory_op" a memory operation, "llm_call" asks a model with the
+"prompt" in its tool_input. Use only the tools and memory operations listed here, with arguments that fit their
+parameters. "{{step_1.result}}" in a tool_input stands for the result of step 1, "{{step_1.result.name}}" for a field of
+it; a step may refer only to earlier ones, and waits for those. Steps that need not wait for each other run side by
+side: name in "depends_on" only those that a step must wait for without referring to them."""
+
+#: Prompts with their plans, which go before the user's.
+EXAMPLES: Final[Sequence[tuple[str, Plan]]] = (
+    (
+        "Multiply 6 by 7 and say the result in French.",
+        Plan(
+            [
+                PlanStep(1, "calculator", {"expression": "6 * 7"}, "the product"),
+                PlanStep(
+                    2, "", {"prompt": "Write the number {{step_1.result}} in French words."}, "say it",
+                    kind=StepKind.LLM_CALL,
+                ),
+            ],
+            "6 times 7, in French words",
+        ),
+    ),
+)  # fmt: skip
+
+
+class LLMPlanner(BasePlanner):
+    """Asks `client` for a plan. `memory` describes the operations a memory_op may use, as tools.
+
+    An answer that is no JSON, does not fit, or cannot be carried out goes back with the exact problem, `max_repairs`
+    times at most; then a PlanningError has the last answer. `examples` are (prompt, plan) pairs for the model to
+    see; `options` go to `client.generate` as they are, `model` or `response_format={"type": "json_object"}` for one.
+    Inside a run, make the plan in a step: each call asks anew.
+    """
+
+    def __init__(
+        self,
+        client: LLMClient,
+        *,
+        max_repairs: int = 2,
+        examples: Sequence[tuple[str, Plan | Mapping[str, Any]]] = EXAMPLES,
+        memory: ToolRegistry | Iterable[Tool] = (),
+        **options: Any,
+    ) -> None:
+        COUNT.check("max_repairs", max_repairs)
+        self.client = client
+        self.max_repairs = max_repairs
+        self.memory: list[Tool] = listed(memory)
+        self.examples: list[tuple[str, Plan]] = [
+            (prompt, plan if isinstance(plan, Plan) else Plan.from_dict(plan)) for prompt, plan in examples
+        ]
+        self._output = Output(_SCHEMA)
+        self._options: dict[str, Any] = options
+
+    async def create_plan(self, prompt: str, available_tools: ToolRegistry | Iterable[Tool]) -> Plan:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise PlanningError(f"there is nothing to plan in {brief(prompt)}")
+        tools = listed(available_tools)
+        messages = [*self._before(tools), {"role": "user", "content": prompt}]
+        problems: list[str] = []
+        text = ""
+        for _ in range(self.max_repairs + 1):
+            response = await self.client.generate(list(messages), **self._options)
+            text = _text_of(response.message)
+            plan, problems = self._read(text, tools)
+            if plan is not None:
+                return plan
+            messages += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": self._output.repair("; ".join(problems))},
+            ]
+        asked = self.max_repairs + 1
+        raise PlanningError(
+            f"no plan in {asked} answer{'s' if asked > 1 else ''} of the model: {'; '.join(problems)}", problems, text
+        )
+
+    def _before(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """What the model is told before the prompt."""
+        told = [
+            _TASK,
+            f"Tools:\n{_described(tools)}",
+            f"Memory operations:\n{_described(self.memory)}",
+            f"Schema:\n{json.dumps(_SCHEMA, ensure_ascii=False)}",
+        ]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(told)}]
+        for prompt, plan in self.examples:
+            answer = json.dumps(plan.to_dict(), ensure_ascii=False)
+            messages += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        return messages
+
+    def _read(self, text: str, tools: Sequence[Tool]) -> tuple[Plan | None, list[str]]:
+        """The plan in an answer, or what is wrong with it."""
+        problem = self._output.problem(text)
+        if problem is not None:
+            return None, [problem]
+        try:
+            plan = Plan.from_dict(self._output.values(text)[0])
+            problems = plan.problems(tools, self.memory)
+        except InvalidArgument as error:
+            return None, [str(error)]
+        return (None, problems) if problems else (plan, [])
+
+
+def _described(tools: Sequence[Tool]) -> str:
+    about = [{"name": each.name, "description": each.description, "parameters": each.parameters} for each in tools]
+    return "\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in about) or "none"
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):  # in parts, as some providers have it
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,56 @@
+"""A run as a worker gets it."""
+
+from __future__ import annotations
+
+import datetime as _dt
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from .._core.clock import SYSTEM, aware
+from .._core.codec.json import mapped
+from .._core.ids import known_uuid
+from .records import RunRow
+
+
+@dataclass
+class QueuedRun:
+    """A run as it is handed to a worker: `attempt` counts from 1 and takes failures and crashes in."""
+
+    run_id: UUID
+    agent_key: str
+    input: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    attempt: int = 1
+    created_at: _dt.datetime = field(default_factory=lambda: aware(SYSTEM.wall()))
+    scheduled_at: _dt.datetime | None = None
+    claim_id: str = ""
+    row: RunRow | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, row: RunRow) -> QueuedRun:
+        run = cls(
+            run_id=row.told("run_id", known_uuid),
+            agent_key=row.agent,
+            input={},
+            priority=row.priority,
+            attempt=row.attempt,
+            created_at=row.told("created_at", aware),
+            scheduled_at=row.told("due_at", aware) if row.due_at > 0 else None,
+            claim_id=row.claim_id,
+            row=row,
+        )
+        # Decoded when they are asked for: a run that cannot be read here must not lose those that are claimed with it.
+        del run.input, run.metadata
+        return run
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            row = self.__dict__.get("row")
+            if row is None or name not in ("input", "metadata"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            value = row.told(name, mapped)
+            setattr(self, name, value)
+            return value

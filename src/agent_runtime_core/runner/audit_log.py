@@ -1,0 +1,168 @@
+"""Write entries, errors and metrics of a run to an audit store.
+
+They are made of the run's events. How the run started and finished is taken only from events that its journal's
+records stand for: other code may have published events of the same types. Each entry has an id made of the run and the
+event's number: an entry that an earlier claim has written is not written again, and one that it could not write any
+more is. An audit store that fails is logged, and fails no run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid5
+
+from .._journal.record import event_id
+from ..errors import LeaseLost, UnserialisableResult, holds
+from ..events.event import Event, id_of
+from ..interfaces import RunResult
+from ..persistence.base.audit import AuditStore
+from ..persistence.models import (
+    AuditEntry,
+    AuditEventType,
+    ErrorRecord,
+    ErrorSeverity,
+    PerformanceMetric,
+    moment,
+)
+from ..queue.records import RunRow
+from .backends import Backends
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+KNOWN = 100_000  # entries of one run that are looked at, to tell which are there
+
+_ENTRIES = {
+    "run.started": (AuditEventType.AGENT_START, "started"),
+    "run.resumed": (AuditEventType.AGENT_START, "resumed"),
+    "run.succeeded": (AuditEventType.AGENT_END, "succeeded"),
+    "run.cancelled": (AuditEventType.AGENT_END, "cancelled"),
+    "run.timed_out": (AuditEventType.AGENT_ERROR, "timed out"),
+    "run.failed": (AuditEventType.AGENT_ERROR, "failed"),
+    "tool.call": (AuditEventType.TOOL_CALL, "called"),
+    "tool.result": (AuditEventType.TOOL_RESULT, "returned"),
+    "state.checkpoint": (AuditEventType.CHECKPOINT_SAVED, "saved a checkpoint"),
+    "assistant.message": (AuditEventType.MESSAGE_SENT, "answered"),
+}
+_ENDS = ("run.succeeded", "run.cancelled", "run.timed_out", "run.failed")
+_TOKENS = {"prompt_tokens": "tokens", "completion_tokens": "tokens", "total_tokens": "tokens", "cost_usd": "USD"}
+
+
+class Audit:
+    """One claim's way to an audit store."""
+
+    def __init__(self, store: AuditStore, backends: Backends, row: RunRow, conversation_id: UUID | None) -> None:
+        self.store: AuditStore = store
+        self.backends: Backends = backends
+        self.row: RunRow = row
+        self.run_id: UUID = UUID(row.run_id)
+        self._about: dict[str, Any] = {
+            "conversation_id": conversation_id, "run_id": self.run_id, "agent_key": row.agent,
+        }  # fmt: skip
+
+    async def tell(self, result: RunResult | None) -> None:
+        """Write what of the run's events is not written yet, and the figures of a run that has ended."""
+        try:
+            await self._tell(result)
+        except Exception as error:  # a store of the application may raise anything, and the run is as it is
+            if holds(error, LeaseLost):
+                raise
+            log.exception("the audit store did not take what run %s did", self.row.run_id)
+
+    async def _tell(self, result: RunResult | None) -> None:
+        known = {each.id for each in await self.store.get_events(run_id=self.run_id, limit=KNOWN)}
+        events = await self._events()
+        if result is None and events and events[-1].event_type in _ENDS:
+            events = events[:-1]  # its claim did not get to close the run: the one that does tells of it, with figures
+        for event in events:
+            if event.event_type in _ENTRIES and self._id(event.sequence) not in known:
+                if result is not None and event is events[-1]:
+                    await self._figures(result, event)  # before the entry that says that all is told
+                await self._write(event, events)
+
+    async def _events(self) -> list[Event]:
+        """Return the run's events, without run.* events that follow from no record of its journal."""
+        bus, state = self.backends.bus, self.backends.state
+        numbers, ids = set[int](), set[str]()
+        for record in await state.records(self.row.run_id):
+            numbers.update(range(record.ev, record.ev + record.nev))
+            ids.update(event_id(record, index) for index in range(max(record.nev, 1)))
+        derived = bus.derives and bus.commits is state.commits
+        return [
+            event
+            for event in await bus.get_events(self.run_id)
+            if not event.event_type.startswith("run.")
+            or (event.sequence in numbers if derived else id_of(event) in ids)
+        ]
+
+    def _id(self, what: object) -> UUID:
+        return uuid5(self.run_id, f"audit:{what}")
+
+    async def _write(self, event: Event, events: Sequence[Event]) -> None:
+        kind, action = _ENTRIES[event.event_type]
+        payload = event.payload
+        tool = payload.get("tool_name")
+        what = f"tool {tool!r}" if tool else f"agent {self.row.agent!r}"
+        failed = payload.get("error") if event.event_type == "tool.result" else None
+        if failed is not None:
+            kind, action = AuditEventType.TOOL_ERROR, "failed"
+            await self._error(event, "ToolError", str(failed), ErrorSeverity.WARNING, {"tool_name": tool})
+        if event.event_type in ("run.failed", "run.timed_out"):
+            worst = ErrorSeverity.CRITICAL if payload.get("type") == "Poisoned" else ErrorSeverity.ERROR
+            kinds = payload.get("type") or "TimedOut"
+            await self._error(event, kinds, payload.get("message", ""), worst, payload.get("details") or {})
+        if event.event_type == "tool.result":
+            await self._lasted(event, events)
+        entry = AuditEntry(
+            id=self._id(event.sequence), event_type=kind, timestamp=event.timestamp,
+            action=f"{what} {action}", details=dict(payload), actor_id=self.row.agent, **self._about,
+        )  # fmt: skip
+        try:
+            await self.store.log_event(entry)
+        except UnserialisableResult as refusal:  # what it tells may be larger than an entry
+            await self.store.log_event(replace(entry, details={"left_out": str(refusal)}))
+
+    async def _error(
+        self, event: Event, kind: str, message: str, severity: ErrorSeverity, context: dict[str, Any]
+    ) -> None:
+        await self.store.log_error(
+            ErrorRecord(
+                id=self._id(f"{event.sequence}:error"), timestamp=event.timestamp, severity=severity, error_type=kind,
+                message=message, stack_trace=event.payload.get("stack") or None, context=context, **self._about,
+            )
+        )  # fmt: skip
+
+    async def _lasted(self, event: Event, events: Sequence[Event]) -> None:
+        call_id = event.payload.get("tool_call_id")
+        calls = [
+            each
+            for each in events
+            if each.event_type == "tool.call"
+            and each.payload.get("tool_call_id") == call_id
+            and each.sequence < event.sequence
+        ]
+        if calls:
+            ms = (moment(event.timestamp) - moment(calls[-1].timestamp)) * 1000
+            tags = {"tool": event.payload.get("tool_name")}
+            await self._metric(f"{event.sequence}:ms", "tool_duration_ms", ms, "ms", event, tags)
+
+    async def _figures(self, result: RunResult, last: Event) -> None:
+        tags = {"status": result.status.value if result.status is not None else ""}
+        ms = (moment(last.timestamp) - self.row.created_at) * 1000
+        figures = [("run_duration_ms", ms, "ms"), ("run_attempts", self.row.attempt, "attempts")]
+        figures += [
+            (name, value, unit)
+            for name, unit in _TOKENS.items()
+            if isinstance(value := (result.usage or {}).get(name), (int, float)) and not isinstance(value, bool)
+        ]
+        for name, value, unit in figures:
+            await self._metric(f"{last.sequence}:{name}", name, value, unit, last, tags)
+
+    async def _metric(self, what: str, name: str, value: float, unit: str, event: Event, tags: dict[str, Any]) -> None:
+        metric = PerformanceMetric(
+            id=self._id(what), name=name, value=float(value), unit=unit, timestamp=event.timestamp, tags=tags,
+            **self._about,
+        )  # fmt: skip
+        await self.store.record_metric(metric)

@@ -1,0 +1,123 @@
+"""Where runs are kept: three backends by one URL, by their names, or as they were handed in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from .._core.clock import Clock
+from .._engines.base import Backend
+from .._engines.memory import MemoryEngine
+from ..config import SETTINGS, RuntimeConfig, place_of
+from ..events import get_event_bus
+from ..events.base import EventBus
+from ..interfaces import TraceSink
+from ..queue import get_queue
+from ..queue.base import RunQueue
+from ..state import get_state_store
+from ..state.base import StateStore
+from ..tracing import get_trace_sink
+from ..tracing.noop import NoopTraceSink
+from ..tracing.tracer import Tracer
+
+_Opened = TypeVar("_Opened", bound=Backend)
+
+
+class Backends(NamedTuple):
+    queue: RunQueue
+    bus: EventBus
+    state: StateStore
+
+    @property
+    def durable(self) -> bool:
+        """Whether what they hold outlives this process."""
+        return not all(
+            isinstance(getattr(backend, "engine", None), MemoryEngine) for backend in (self.queue, self.state)
+        )
+
+    @property
+    def together(self) -> bool:
+        """Whether the row of a run and its journal are on one engine, which has both or neither."""
+        return self.state.commits is self.queue.commits
+
+    async def close(self) -> None:
+        async with AsyncExitStack() as closing:
+            for backend in reversed(self):
+                closing.push_async_callback(backend.close)
+
+
+@contextmanager
+def opening() -> Iterator[Callable[[_Opened], _Opened]]:
+    """What is handed to what this gives is let go of if the block fails: half a store is none."""
+    with ExitStack() as undo:
+
+        def opened(backend: _Opened) -> _Opened:
+            # One of somebody else's may be closed in a loop only, where this is not.
+            close = getattr(getattr(backend, "engine", None), "close_now", None)
+            if close is not None:
+                undo.callback(close)
+            return backend
+
+        yield opened
+        undo.pop_all()
+
+
+def traced(config: RuntimeConfig, sinks: Sequence[TraceSink], clock: Clock) -> Tracer | None:
+    """What tells these trace sinks, and the configured ones, of runs; None where there is nobody to tell.
+
+    InvalidArgument: one of them is no sink.
+    """
+    SETTINGS["trace_sinks"].check("trace_sinks", sinks)
+    named = [get_trace_sink(sink) if isinstance(sink, str) else sink for sink in (*sinks, *config.trace_sinks)]
+    if config.tracing_backend is not None:
+        named.append(get_trace_sink(config.tracing_backend))
+    every = [sink for sink in named if not isinstance(sink, NoopTraceSink)]
+    if config.langfuse_enabled and not any(getattr(sink, "service", "") == "langfuse" for sink in every):
+        every.append(get_trace_sink("langfuse"))
+    return Tracer(every, clock=clock) if every else None
+
+
+def open_url(path_or_url: str | os.PathLike[str], *, durability: str = "full", max_retries: int = 3) -> Backends:
+    """The three backends of a place: `memory://`, `sqlite:///path`, the path of a SQLite file, or `redis://host`."""
+    name, where = place_of(path_or_url)
+    if name == "memory":
+        where["engine"] = MemoryEngine()
+    elif name == "sqlite":
+        where["durability"] = durability
+    return _opened(where, name, max_retries)
+
+
+def _opened(where: dict[str, Any], name: str, max_retries: int) -> Backends:
+    with opening() as opened:
+        queue = opened(get_queue(name, **where, max_retries=max_retries))
+        return Backends(queue, opened(get_event_bus(name, **where)), opened(get_state_store(name, **where)))
+
+
+def configured(
+    config: RuntimeConfig,
+    queue: RunQueue | None = None,
+    bus: EventBus | None = None,
+    state: StateStore | None = None,
+    *,
+    max_retries: int = 3,
+) -> Backends:
+    """Those handed in, and for the others what the configuration names; those in memory share an engine."""
+    if config.backend_url is not None and queue is None and bus is None and state is None:
+        return open_url(config.backend_url, durability=config.durability, max_retries=max_retries)
+    given = [getattr(backend, "engine", None) for backend in (queue, bus, state)]
+    shared = next((engine for engine in given if isinstance(engine, MemoryEngine)), None) or MemoryEngine()
+
+    def options(setting: str) -> dict[str, Any]:
+        name, where = config.chosen(setting, None, {})
+        return {"backend": name, **({"engine": shared} if name == "memory" else where)}
+
+    with opening() as opened:
+        if queue is None:
+            queue = opened(get_queue(**options("queue_backend"), max_retries=max_retries))
+        if bus is None:
+            bus = opened(get_event_bus(**options("event_bus_backend")))
+        if state is None:
+            state = opened(get_state_store(**options("state_store_backend")))
+        return Backends(queue, bus, state)

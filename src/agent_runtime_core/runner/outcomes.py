@@ -1,0 +1,298 @@
+"""What comes of an attempt: the end of its run, another one in its place, or a later one by the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Coroutine, Mapping
+from copy import copy
+from typing import Any
+
+from .._core.clock import aware
+from .._core.codec.json import encode
+from .._core.context_vars import start_soon
+from .._core.timeouts import done_in_time
+from .._execution.context import Context
+from .._execution.result_codec import error_payload
+from .._execution.step_keys import Identity
+from .._journal.record import Record
+from ..errors import (
+    EffectAlreadyDone,
+    IdempotencyConflict,
+    InvalidArgument,
+    JournalMismatch,
+    LeaseLost,
+    LimitExceeded,
+    MissingDependency,
+    NotSupported,
+    OutputMismatch,
+    Postponed,
+    ProviderError,
+    RateLimited,
+    StepCancelledError,
+    StepInDoubt,
+    StorageBusy,
+    StorageFull,
+    UnknownPrice,
+    UnserialisableResult,
+    brief,
+    deciding_error,
+    holds,
+    shortened,
+    text_of,
+)
+from ..interfaces import ErrorInfo, RunResult, describe
+from ..queue.records import RunRow
+from ..retry import run_backoff
+from ..status import RunStatus
+from .guarded_calls import Asides, Cut
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+_DEFERRED = "deferred_seconds"
+#: The run goes on when they are over.
+OUTAGES = (LeaseLost, StorageBusy, StorageFull)
+#: Another attempt would only fail the same way.
+FINAL_ERRORS = (
+    JournalMismatch, StepInDoubt, EffectAlreadyDone, UnserialisableResult, InvalidArgument, NotSupported,
+    LimitExceeded, UnknownPrice, OutputMismatch, MissingDependency, IdempotencyConflict,
+)  # fmt: skip
+
+
+class Again:
+    """Another attempt follows here."""
+
+
+#: A result, another attempt, or None for a run that goes on elsewhere or later.
+Outcome = RunResult | Again | None
+
+
+class Ends(Asides):
+    """What an attempt came to, told to the store."""
+
+    deferred: float = 0.0  # seconds of the attempt's time that earlier deferrals have used
+    done: Mapping[Identity, Record] = {}  # steps, waits and values that are recorded
+    recorded: int = 0  # how many they were when the attempt began
+
+    def _restart_timer(self) -> bool:
+        """Give the attempt the time that deferrals have used, if the run has recorded a step since; False if not."""
+        if not self.deferred or len(self.done) <= self.recorded:
+            return False
+        self.ends_at: float = self.ends_at + self.deferred
+        self.deferred = 0.0
+        return True
+
+    async def _returned(self, ctx: Context, result: Any) -> Outcome:
+        if self.place.cancelled:  # it looked, and ended by itself
+            return await self._cancelled(ctx, result)
+        if not isinstance(result, RunResult):
+            error = InvalidArgument(f"agent {self.row.agent!r} returned {brief(result)}, not a RunResult")
+            return await self._raised(ctx, error)
+        if result.error is not None:
+            if not isinstance(result.error, ErrorInfo):
+                said = f"the error that agent {self.row.agent!r} returned is an ErrorInfo, not {brief(result.error)}"
+                return await self._raised(ctx, InvalidArgument(said))
+            return await self._failed(result, result.error)
+        if self.chronicle is not None:
+            if (refusal := await self._stored(self.chronicle.keep(result))) is not None:
+                return await self._raised(ctx, refusal)
+        elif ctx.conversation_id is not None and not ctx.owns_conversation and self.services.not_kept is not None:
+            self.services.not_kept(self.row)
+        try:
+            return await self._end(RunStatus.SUCCEEDED, result)
+        except UnserialisableResult as error:
+            return await self._raised(ctx, error)
+
+    async def _stopped(self, ctx: Context) -> Outcome:
+        """The task was cancelled, by one of us or by the agent's own code."""
+        if self._is_leaving:
+            return await self._out_of_time(ctx)
+        error = ErrorInfo("CancelledError", "the agent's own code cancelled it")
+        return await self._failed(used(ctx), error)
+
+    async def _cancelled(self, ctx: Context, given: Any = None) -> RunResult:
+        """End the run as cancelled, with what the agent has `given` where it ended by itself."""
+        with contextlib.suppress(Cut):
+            await self._asked("cancel", ctx, within=False)
+        if isinstance(given, RunResult) and isinstance(given.final_messages, list):
+            given = copy(given)
+            given.usage, given.error = given.usage or ctx.used, None
+            try:
+                return await self._end(RunStatus.CANCELLED, given, {})
+            except UnserialisableResult as refusal:
+                log.warning(
+                    "the result that %s returned when it was cancelled is not stored: %s",
+                    self._what, type(refusal).__name__,
+                )  # fmt: skip
+        return await self._end(RunStatus.CANCELLED, used(ctx), {})
+
+    async def _out_of_time(self, ctx: Context) -> RunResult | None:
+        """The end of an attempt that got no answer until it was told to stop, or until its time was up."""
+        if self.lost or self.place.parked:
+            return None
+        if self.place.cancelled:
+            return await self._cancelled(ctx)
+        if self.handing_back:
+            await self._give_back()
+            return None
+        return await self._timed_out(ctx)
+
+    async def _timed_out(self, ctx: Context) -> RunResult:
+        if self.row.deadline is not None and self.clock.wall() >= self.row.deadline:
+            return await self._past_deadline(self.row.deadline, ctx)
+        limit = self.config.run_timeout_seconds
+        message = f"the attempt took more than {limit:g} s"
+        if self.deferred:
+            cause = deferral(self.row)
+            message += f", {self.deferred:.3g} s of which it was deferred by {cause['type']}: {cause['message']}"
+        return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx)
+
+    async def _late(
+        self, kind: str, message: str, info: dict[str, Any], ctx: Context | None = None, **details: Any
+    ) -> RunResult:
+        result = RunResult() if ctx is None else used(ctx)
+        result.error = ErrorInfo(kind, message, retriable=False, details=details)
+        return await self._end(RunStatus.TIMED_OUT, result, info)
+
+    async def _raised(self, ctx: Context, error: BaseException) -> Outcome:
+        if self.place.cancelled and holds(error, StepCancelledError):
+            return await self._cancelled(ctx)
+        if isinstance(error, Cut):
+            return await self._out_of_time(ctx)
+        cause = deciding_error(error)
+        if isinstance(cause, Postponed):
+            return await self._postponed(ctx, cause, cause.after)
+        if isinstance(cause, RateLimited) and cause.retriable:
+            # Asked for longer than any attempt is waited for, it is a failure: `execute` would wait in its place.
+            after = cause.retry_after or 0.0
+            if 0 < after <= self.config.retry_backoff_max:
+                return await self._postponed(ctx, cause, after)
+        try:
+            info = await self._asked("on_error", ctx, error)
+        except Cut:
+            if self._is_leaving:
+                return await self._out_of_time(ctx)
+            info = None
+        if info is not None and not isinstance(info, ErrorInfo):
+            log.error(
+                "on_error() of agent %r must return an ErrorInfo or None, got %s", self.row.agent, type(info).__name__
+            )
+            info = None
+        if info is None:
+            info = describe(error)
+        if isinstance(cause, FINAL_ERRORS) or (isinstance(cause, ProviderError) and not cause.retriable):
+            info.retriable = False
+        partial = cause.result if isinstance(cause, LimitExceeded | OutputMismatch) else None
+        return await self._failed(partial if isinstance(partial, RunResult) else used(ctx), info)
+
+    async def _postponed(self, ctx: Context, error: BaseException, seconds: float) -> Outcome:
+        """Defer the run without using an attempt, or end it if it could not resume within its limits of time.
+
+        Time deferred and time worked since the last recorded step count together against `run_timeout_seconds`.
+        """
+        limit, cause, kind = self.config.run_timeout_seconds, text_of(error), type(error).__name__
+        left = limit if len(self.done) > self.recorded else self.ends_at + self.place.waited - self.clock.boot()
+        deadline = self.row.deadline
+        at_most = left if deadline is None else min(left, deadline - self.clock.wall())
+        if deadline is not None and at_most < left and seconds >= at_most:
+            message = (
+                f"the run cannot resume before its deadline, {aware(deadline):%Y-%m-%d %H:%M:%S} UTC: {kind} defers it "
+                f"for {seconds:.3g} s ({cause})"
+            )
+            return await self._late("DeadlineExceeded", message, {"deadline": deadline}, ctx, cause=kind)
+        if seconds >= left:
+            message = (
+                f"the run cannot resume within run_timeout_seconds={limit:g}: {kind} defers it for {seconds:.3g} s, "
+                f"and {max(left, 0):.3g} s are left ({cause}). Raise run_timeout_seconds, or resume the run later"
+            )
+            return await self._late("TimedOut", message, {"timeout_seconds": limit}, ctx, cause=kind)
+        after = self._spread(seconds)
+        after = after if after < at_most else seconds
+        log.info("%s deferred for %.3g s: %s", self._what, after, kind)
+        info = ErrorInfo(kind, cause, details={_DEFERRED: limit - left + after})
+        return await self._again(after, recordable(info), stalls=self.row.stalls, parked=1, reason=kind)
+
+    async def _failed(self, result: RunResult, error: ErrorInfo) -> Outcome:
+        error = recordable(error)
+        if not error.retriable or self.row.failures + 1 >= self.config.max_retries:
+            result.error = error
+            try:
+                return await self._end(RunStatus.FAILED, result, error_payload(error) or {})
+            except UnserialisableResult as refusal:  # what it gave besides; that it failed is told all the same
+                error.details = {**error.details, "left_out": str(refusal)}
+                return await self._end(RunStatus.FAILED, RunResult(error=error), error_payload(error) or {})
+        delay = run_backoff(self.config.retry_backoff_base, self.row.attempt, self.config.retry_backoff_max)
+        log.info("attempt %d of %s failed: %s, next attempt in %.3g s", self.row.attempt, self._what, error.type, delay)
+        return await self._again(delay, error, stalls=0, failures=self.row.failures + 1)
+
+    async def _again(
+        self, seconds: float, error: ErrorInfo, *, parked: int = 0, reason: str = "", **counters: int
+    ) -> Again | None:
+        """Make another attempt after so many seconds, here or by the queue; a `parked` run resumes in it."""
+        text = encode(error_payload(error))
+        if self.inline:
+            await self._renew(error=text, **counters)
+            if parked:
+                self._see(parked=parked, reason=reason)
+            else:
+                self._next_attempt()
+            await self._pause(seconds)
+            return Again()
+        due_at = self.clock.wall() + seconds if seconds else 0.0
+        await self._leave(self._settle("pending", error=text, due_at=due_at, parked=parked, reason=reason, **counters))
+        return None
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, unless told to stop, and until the run's deadline at most."""
+        if (deadline := self.row.deadline) is not None:
+            seconds = min(seconds, deadline - self.clock.wall())
+        sleep = start_soon(self.clock.sleep(seconds))
+        sleep.add_done_callback(lambda _: self.place.wake())
+        try:
+            await done_in_time(sleep, lambda: float(not self.place.stopped), lambda *_: self.place.woken())
+        finally:
+            sleep.cancel()
+
+    async def _past_deadline(self, deadline: float, ctx: Context | None = None) -> RunResult:
+        return await self._late("DeadlineExceeded", "the run's deadline has passed", {"deadline": deadline}, ctx)
+
+    async def _stored(self, doing: Coroutine[Any, Any, None]) -> Exception | None:
+        """Have stores do something under the claim of this run; what is wrong with it, if anything is.
+
+        That a store is away, or the claim lost, is no fault of the run, and raised.
+        """
+        try:
+            await self._aside(doing, f"a store of {self._what}", around=self._around())
+        except Exception as error:  # noqa: BLE001 - a store of the application may raise anything
+            if isinstance(cause := deciding_error(error), OUTAGES):
+                raise cause from None
+            return error
+        return None
+
+
+def deferral(row: RunRow) -> dict[str, Any]:
+    """Return the error that deferred the run since its last recorded step, as it is stored; empty if none did."""
+    error = row.told("error", json.loads) if row.error else {}
+    details = error.get("details") if isinstance(error, dict) else None
+    return error if isinstance(details, dict) and _DEFERRED in details else {}
+
+
+def deferred_seconds(row: RunRow) -> float:
+    """Return the part of `run_timeout_seconds` that deferrals and the attempts between them have used."""
+    return float(found["details"][_DEFERRED]) if (found := deferral(row)) else 0.0
+
+
+def recordable(error: ErrorInfo) -> ErrorInfo:
+    """The error as a record can hold it: what has no JSON form, or is too long, is left out."""
+    try:
+        encode(error_payload(error))
+    except UnserialisableResult as refusal:
+        kind, message, stack = (shortened(str(each)) for each in (error.type, error.message, error.stack))
+        return ErrorInfo(kind, message, stack, bool(error.retriable), {"left_out": str(refusal)})
+    return error
+
+
+def used(ctx: Context) -> RunResult:
+    """The result of a run that has none, with what its agent loops used."""
+    return RunResult(usage=ctx.used)

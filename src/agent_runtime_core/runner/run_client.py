@@ -1,0 +1,407 @@
+"""Runs that are stored: where they stand, what they say, and what can be done with them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as _dt
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, cast
+from uuid import UUID
+
+from .._core.arguments import instant, seconds, whole
+from .._core.codec.json import encode, mapped
+from .._core.ids import stored_id, unbroken
+from .._core.json_schema import misfit
+from .._core.lazy_import import load
+from .._engines.base import NOBODY, Commits, Op, behind
+from .._execution.mailbox import answer_id, answered
+from .._execution.result_codec import before_of, decode_result, error_in
+from .._execution.run_control import Chronicle
+from ..errors import IllegalTransition, InvalidArgument, LeaseLost, StorageCorrupt, UnknownRun, brief
+from ..events.base import EventBus
+from ..events.event import Event
+from ..interfaces import RunResult
+from ..limits import RunLimits, named_limits
+from ..portal import call
+from ..queue.base import RunQueue
+from ..queue.records import LIMITS, LIVE, Moved, RunFilter, RunRow
+from ..registry import Registry
+from ..state.base import StateStore
+from ..status import TERMINAL, RunStatus
+from .backends import Backends
+from .backpressure import Flow
+from .cancellation import cancel_tree, cancelled_whole
+from .forking import fork
+from .retention import forget, vacuum
+from .run_watcher import Watch, closed, events_until_ended
+from .settings import RunInfo, RunnerConfig
+
+if TYPE_CHECKING:
+    from ..persistence.manager import PersistenceManager
+
+log: logging.Logger = logging.getLogger("agent_runtime_core")
+
+
+def _manager(name: str) -> Any:
+    return load(f"..persistence.manager:{name}", package=__package__)
+
+
+class StoredRuns:
+    """What `AgentRunner` does with runs whoever executes them: it asks after them, and acts on them."""
+
+    def __init__(
+        self,
+        backends: Backends,
+        config: RunnerConfig,
+        registry: Registry,
+        persistence: PersistenceManager | Literal["default"] | None,
+    ) -> None:
+        self.backends = backends
+        self.config = config
+        self.registry = registry
+        self._flow = Flow(config.max_unsent_bytes)
+        self._stores = None if isinstance(persistence, str) else persistence
+        self._keeps_conversations: bool = persistence is not None
+        self._warned_of: set[str] = set()  # keys of agents whose conversations are not kept
+        self._own_stores: PersistenceManager | None = None
+        #: Whether queue, events and state are in one place, which a URL names: the stores are there too.
+        self._in_one_place: bool = False
+
+    def _prepare(self) -> None:
+        self._watch: Watch = Watch(self.queue)
+        self._let_go = False
+
+    def _refuse_closed(self) -> None:
+        if self._let_go:  # also over stores that know of no end, as those in memory: nobody would run it
+            raise closed()
+
+    # -- where they are
+
+    @property
+    def persistence(self) -> PersistenceManager:
+        """The stores of `ctx.persistence`: as given, or where `open` or `backend_url` says, else the process's."""
+        if self._stores is not None:
+            return self._stores
+        if not self._in_one_place:
+            return cast("PersistenceManager", _manager("get_persistence_manager")())
+        if self._own_stores is None:
+            config = _manager("PersistenceConfig").on(cast(Any, self.queue).engine)
+            self._own_stores = _manager("PersistenceManager")(config)
+        return cast("PersistenceManager", self._own_stores)
+
+    def _fenced(self) -> list[Commits]:
+        """Where else the claims of runs may be known."""
+        return [] if self._stores is None else [each.commits for each in self._stores.homes()]
+
+    def _chronicle(self, row: RunRow, *, audited: bool = True) -> Chronicle:
+        make = cast("Any", load(".run_recorder:Chronicle", package=__package__))
+        return cast(Chronicle, make(self.persistence, self.backends, row, audited=audited))
+
+    def _conversation_services(
+        self,
+    ) -> tuple[Callable[[RunRow], Chronicle | None] | None, Callable[[RunRow], None] | None]:
+        """`Services.chronicle` and `Services.not_kept` of this runner."""
+        if self._stores is not None:
+            return self._chronicle, None
+        if not self._keeps_conversations:
+            return None, None
+        return (self._by_default, None) if self._in_one_place else (None, self._warn_not_kept)
+
+    def _by_default(self, row: RunRow) -> Chronicle | None:
+        """Keep the conversation of the run in the stores at the runner's URL.
+
+        A run that names no conversation opens no store: it must not pay for what it does not use.
+        """
+        return self._chronicle(row, audited=False) if '"conversation_id"' in row.input else None
+
+    def _warn_not_kept(self, row: RunRow) -> None:
+        """Warn once per agent that its runs name conversations and that nothing keeps them."""
+        if row.agent not in self._warned_of:
+            self._warned_of.add(row.agent)
+            log.warning(
+                "conversation of run %s (agent %s) is not kept: its runner was not opened from a URL and has no "
+                "persistence. Pass persistence=PersistenceManager.open(path_or_url) to AgentRunner to keep "
+                "conversations, or persistence=None to turn this warning off",
+                row.run_id, row.agent,
+            )  # fmt: skip
+
+    @property
+    def queue(self) -> RunQueue:
+        return self.backends.queue
+
+    @property
+    def event_bus(self) -> EventBus:
+        return self.backends.bus
+
+    @property
+    def state_store(self) -> StateStore:
+        return self.backends.state
+
+    # -- asking
+
+    async def get_run(self, run_id: UUID | str) -> RunInfo:
+        """Where a run stands; UnknownRun if it is not stored here."""
+        return RunInfo.of(await self.queue.must_get(run_id))
+
+    async def runs(
+        self,
+        status: RunStatus | str | None = None,
+        agent: str | None = None,
+        since: _dt.datetime | float | None = None,
+        *,
+        limit: int = 1000,
+    ) -> list[RunInfo]:
+        """Runs in order of arrival, by status, agent key and time of creation; dead letters are status "dead"."""
+        if status is not None and status not in RunStatus.__members__.values():
+            raise InvalidArgument(f"no run is {brief(status)}, but one of {', '.join(RunStatus)}")
+        if agent is not None and not isinstance(agent, str):
+            raise InvalidArgument(f"agent is the key of an agent, not {brief(agent)}")
+        statuses = None if status is None else (RunStatus(status).value,)
+        after = (instant("since", since) if since else None) or 0.0
+        wanted = RunFilter(statuses, agent, after, limit=whole("limit", limit))
+        return [RunInfo.of(row) for row in await self.queue.find(wanted)]
+
+    async def wait(self, run_id: UUID | str, timeout: float | None = None) -> RunResult:
+        """The result of a run once it has ended; TimeoutError after `timeout` seconds, of which 0 is a look."""
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        key = (await self.queue.must_get(run_id)).run_id
+        # Looking takes a store that is not in this process some time as well.
+        ended = await self._until_ended(key, at_most=timeout)
+        if ended is None:
+            raise TimeoutError(f"run {run_id} has not ended within {timeout} s")
+        return await self._result(ended)
+
+    async def _until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
+        return await self._watch.until_ended(run_id, at_most)
+
+    async def _result(self, row: RunRow) -> RunResult:
+        record = await self.state_store.ending(row.run_id)
+        if record is not None and record.attempt == row.generation and record.result is not None:
+            if before_of(record.result) is not None:
+                return await self._chronicle(row).recall(record.result)
+            return decode_result(record.result)
+        succeeded = row.status == "succeeded" and row.output is None
+        had_journal = row.mark >= 0 and self.backends.together
+        if succeeded and (had_journal or await self.state_store.records(row.run_id)):
+            await self.queue.must_get(row.run_id)  # it may have been deleted meanwhile
+            raise StorageCorrupt(f"run {row.run_id} has succeeded, but the end of its journal is gone: it is damaged")
+        # Ended through the queue's own methods, or before its journal could be written.
+        output = row.told("output", mapped) if row.output else {}
+        error = row.told("error", error_in) if row.error else None
+        return RunResult(output, error=error, status=row.told("status", RunStatus), run_id=row.told("run_id", UUID))
+
+    async def stream(
+        self, run_id: UUID | str, since_sequence: int = 0, backpressure: bool = False,
+        *, max_unsent_bytes: int | None = None,
+    ) -> AsyncGenerator[Event, None]:  # fmt: skip
+        """The run's events from `since_sequence` on, replayed and then live, until the run has ended.
+
+        With `backpressure` a run of this process waits with further pieces of an answer while more than
+        `max_unsent_bytes` (by default the setting) of them were not taken here: an event is taken when the next one
+        is asked for. Without, and where another process has the run, it is never slowed.
+        """
+        key = (await self.queue.must_get(run_id)).run_id
+        whole("since_sequence", since_sequence, least=0)
+        most = None if max_unsent_bytes is None else whole("max_unsent_bytes", max_unsent_bytes)
+        attached = self._flow.attached(key, since_sequence, most) if backpressure else contextlib.nullcontext()
+        with attached as output:
+            events_ = events_until_ended(self._watch, self.event_bus, key, since_sequence)
+            async with contextlib.aclosing(events_) as events:
+                async for event in events:
+                    yield event
+                    if output is not None:
+                        output.taken(event.sequence)
+
+    # -- acting on runs
+
+    async def cancel(self, run_id: UUID | str, *, wait: bool = False) -> bool | RunStatus:
+        """Ask for a run and its children to be cancelled.
+
+        True: the request is recorded. False: the run is over already. With `wait`, the final status.
+        """
+        self._refuse_closed()
+        recorded = False
+        while True:
+            row = await self.queue.must_get(run_id)
+            if row.status not in LIVE:
+                if row.status == "cancelled":
+                    await cancelled_whole(self.backends, self.registry, row)
+                break
+            with contextlib.suppress(Moved):
+                recorded = await cancel_tree(self.backends, self.registry, row)
+            if recorded:
+                break
+        if not wait:
+            return recorded
+        status = (await self.wait(run_id)).status
+        assert status is not None
+        return status
+
+    async def signal(
+        self, run_id: UUID | str, name: str, payload: Any = None, *, message_id: str | None = None
+    ) -> bool:
+        """Give a run a signal; kept until it waits for one of that name. False if the run has ended.
+
+        The same `message_id` is delivered once.
+        """
+        self._refuse_closed()
+        name = unbroken("a signal's name", name)
+        if message_id:
+            message_id = unbroken("a message_id", message_id)
+        key = stored_id(run_id)
+        status, _ = await self.queue.post(key, "signal", name, encode(payload), message_id)
+        if status == "unknown":
+            raise UnknownRun(f"no run {run_id} is stored here")
+        return status in LIVE
+
+    async def approve(
+        self,
+        run_id: UUID | str,
+        name: str,
+        answer: Any = True,
+        *,
+        request_id: str | None = None,
+        message_id: str | None = None,
+    ) -> bool:
+        """Answer `ctx.approve(name, …)`: False if the run has ended, or that question was answered before.
+
+        Of several questions of that name the latest open one is meant, or that whose "approval.requested" event
+        told `request_id`. What comes before the first of them is kept for it. InvalidArgument if the answer
+        does not fit the schema asked for.
+        """
+        self._refuse_closed()
+        key = stored_id(run_id)
+        if message_id:
+            message_id = unbroken("a message_id", message_id)
+        asked = {
+            event.payload["request_id"]: event.payload
+            for event in await self.event_bus.get_events(key)
+            if event.event_type == "approval.requested" and event.payload.get("name") == name
+            if isinstance(event.payload.get("request_id"), str)  # else somebody's own event of that type
+        }
+        if request_id is not None and (not isinstance(request_id, str) or request_id not in asked):
+            raise InvalidArgument(f"run {run_id} has no question {brief(name)} with request_id={brief(request_id)}")
+        if not asked:
+            return await self.signal(run_id, name, answer, message_id=message_id)
+        told = [mail.msg_id for mail in await self.queue.mail(key)]
+        done = {each for msg_id in told if (each := answered(msg_id)) is not None}
+        again = message_id and next((each for each in asked if answer_id(each, message_id) in told), None)
+        wanted = again or request_id or next((each for each in reversed(asked) if each not in done), None)
+        if wanted is None or (wanted in done and wanted != again):
+            return False
+        wrong = misfit(answer, asked[wanted].get("schema") or {})
+        if wrong is not None:
+            raise InvalidArgument(f"the answer to {brief(name)} does not fit: {wrong}")
+        return await self.signal(run_id, name, answer, message_id=answer_id(wanted, message_id))
+
+    async def resume(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
+        """Open a new generation of a run that failed, timed out, was cancelled or is dead, for a worker.
+
+        Completed steps keep their results. Counters of attempts and crashes start at 0. What the run has used so far
+        still counts against its limits.
+
+        Args:
+            run_id: The run, by its id or its key.
+            limits: New limits of this run. The fields that are named replace those of the agent, of the runner and of
+                the run's input; a mapping removes a limit with None. They are stored with the run and apply until
+                another call replaces them. Child runs that have started keep the limits they started with.
+
+        Returns:
+            The run, which is pending.
+
+        Raises:
+            IllegalTransition: The run has not ended, or it succeeded.
+            InvalidArgument: `limits` has an unknown name or an invalid value. The run stays as it was.
+            UnknownRun: No such run is stored.
+        """
+        self._refuse_closed()
+        named = named_limits(limits)
+        ended = await self.queue.must_get(run_id)
+        key, now = ended.run_id, self.queue.clock.wall()
+        expect = tuple(status for status in TERMINAL if status != "succeeded")
+        told = Op("state.status", (key, RunStatus.PENDING.value, now))
+        queue, state = self.queue.commits, self.state_store.commits
+        try:
+            ops = [Op("queue.reopen", (key, expect, now)), *([told] if state is queue else [])]
+            if named:
+                ops.append(self.queue.post_op(key, LIMITS, "", encode(named)))
+            await queue.commit(None, ops)
+        except Moved:
+            row = await self.queue.must_get(run_id)
+            raise IllegalTransition(
+                f"run {run_id} is {row.status}: only one that failed, timed out, was cancelled or is dead is resumed"
+            ) from None
+        if state is not queue:
+            with contextlib.suppress(LeaseLost):  # a worker was quicker: what it tells is later
+                await state.commit(None, [behind(key, ended.claim_id or NOBODY), told])
+        return await self.get_run(key)
+
+    async def requeue(self, run_id: UUID | str, *, limits: RunLimits | Mapping[str, Any] | None = None) -> RunInfo:
+        """Take a run out of the dead-letter queue. The same as `resume`."""
+        return await self.resume(run_id, limits=limits)
+
+    async def vacuum(self, retention: Mapping[str, float] | None = None, *, compact: bool | None = None) -> int:
+        """Delete ended runs older than their status's retention (seconds), and give space back; how many.
+
+        Live runs are never deleted. Without `retention` the config's is used; a status it does not name is kept.
+        A SQLite file of more than 64 MiB keeps its size, and its free space is used again: nobody can write while it is
+        compacted. `compact` True does so all the same, and False never.
+        """
+        self._refuse_closed()
+        kept = RunnerConfig(retention=retention).retention if retention is not None else self.config.retention
+        return await vacuum(self.backends, kept, self._fenced(), compact)
+
+    async def discard(self, run_id: UUID | str) -> None:
+        """Delete a run that has ended, with its journal, its events and its messages; its id is free again.
+
+        IllegalTransition for a run that has not ended, UnknownRun for one that is not stored here.
+        """
+        self._refuse_closed()
+        row = await self.queue.must_get(run_id)
+        while row.status not in LIVE:
+            try:
+                return await forget(self.backends, row, self._fenced())
+            except Moved:  # begun anew since it was read, and maybe ended again
+                row = await self.queue.must_get(run_id)
+        raise IllegalTransition(f"run {run_id} is {row.status}: only one that has ended is deleted; cancel it first")
+
+    async def fork(
+        self,
+        run_id: UUID | str,
+        after_step: str | tuple[str, str | int] | None = None,
+        *,
+        new_run_id: UUID | str | None = None,
+        input: Mapping[str, Any] | None = None,
+        effects: str = "refuse",
+    ) -> UUID:
+        """Store a new run that begins where this one was right after a step; its id, once it is durable.
+
+        `after_step` is a step's name (the last of that name), a (name, key or occurrence) or a step id;
+        None copies all that is recorded, also of a run that still goes on. Results are copied by value,
+        those of waits and children too, with the checkpoint and the state of that point; what was in
+        flight is not. The new run has new idempotency keys, uses nothing yet, and is pending; its
+        metadata says what it was `forked_from`. With another `input` recorded results stay as they are.
+        `effects` says what the new run does at a step with `on_in_doubt` other than "retry" that a run of the same
+        lineage has done or begun: "refuse" fails with EffectAlreadyDone, "reuse" takes the recorded result, "ask"
+        requests the approval `repeat:<step name>`, "repeat" runs it again.
+        Repeating a call with the same `new_run_id` gives the same run. InvalidArgument for a step that is
+        not recorded, IdempotencyConflict where `new_run_id` is another run's.
+        """
+        self._refuse_closed()
+        return await fork(self.backends, await self.queue.must_get(run_id), after_step, new_run_id, input, effects)
+
+    # -- without a loop
+
+    def wait_sync(self, *args: Any, **kwargs: Any) -> RunResult:
+        """`wait` for callers without an event loop, or beside one."""
+        return call(self.wait, *args, **kwargs)
+
+    def resume_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
+        """`resume` for callers without an event loop, or next to one."""
+        return call(self.resume, *args, **kwargs)
+
+    def requeue_sync(self, *args: Any, **kwargs: Any) -> RunInfo:
+        """`requeue` for callers without an event loop, or next to one."""
+        return call(self.requeue, *args, **kwargs)

@@ -1,0 +1,228 @@
+"""Following runs from outside: until their ends, or event by event."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+
+from .._core.context_vars import start_helper, start_soon
+from .._core.per_loop import PerLoop, call_in_loop
+from ..errors import StorageBusy, StorageClosed
+from ..events.base import EventBus
+from ..events.event import Event
+from ..queue.base import RunQueue
+from ..queue.records import LIVE, RunRow
+
+LOOK_EVERY = 1.0  # seconds between looks at runs that are waited for, behind the bell
+PAUSE = 0.005  # seconds between looks at more than one of them, however often the bell rings,
+PATIENCE = 4  # or so many times what the last look took,
+EACH = 0.0002  # though no more for each of them: a store that was slow once is no reason to look at few of them late
+AT_ONCE = 500  # runs that are asked about in one read
+
+_End = asyncio.Future[RunRow]
+
+
+class Watch:
+    """Tells whoever waits for the end of a run of it, on every event loop, until it is closed."""
+
+    def __init__(self, queue: RunQueue) -> None:
+        self._queue = queue
+        self._in: PerLoop[_LoopWatcher] = PerLoop(partial(_LoopWatcher, queue), _LoopWatcher.stop_listening)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    async def until_ended(self, run_id: str, at_most: float | None = None) -> RunRow | None:
+        """The run's row once it has ended; None after `at_most` seconds."""
+        waits = self._here()
+        end = waits.add(run_id)
+        try:
+            await asyncio.wait({end}, timeout=at_most)
+            if end.done():
+                return end.result()
+        finally:
+            waits.drop(run_id, end)
+        row = await self._queue.must_get(run_id)
+        return None if row.status in LIVE else row
+
+    def _here(self) -> _LoopWatcher:
+        with self._lock:
+            if self._closed:
+                raise closed()
+            return self._in.here()
+
+    def close(self) -> None:
+        """Tell all who wait that nobody looks any more."""
+        with self._lock:
+            self._closed = True
+        for loop, waits in self._in.items():
+            call_in_loop(loop, waits.give_up)
+
+
+def closed() -> StorageClosed:
+    return StorageClosed("this runner was closed: make another one")
+
+
+class _LoopWatcher:
+    """The runs that are awaited in one event loop, with one listener and one task that reads for all of them."""
+
+    def __init__(self, queue: RunQueue, loop: asyncio.AbstractEventLoop) -> None:
+        self._queue, self._loop = queue, loop
+        self._waiting: dict[str, set[_End]] = {}
+        self._new: set[str] = set()  # of them, those that were not read yet
+        self._notified = False  # whether a run has ended since all of them were read
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._stop_listening: Callable[[], None] | None = None
+
+    def add(self, run_id: str) -> _End:
+        """Return a future for the end of that run, which is read now, and each time a run ends."""
+        if not self._waiting:
+            self._stop_listening = self._queue.listen("done", self._notify)
+        end: _End = self._loop.create_future()
+        self._waiting.setdefault(run_id, set()).add(end)
+        self._new.add(run_id)
+        self._wake()
+        return end
+
+    def drop(self, run_id: str, end: _End) -> None:
+        ends = self._waiting.get(run_id, set())
+        ends.discard(end)
+        if not ends and self._waiting.pop(run_id, None) is not None:
+            self._rest()
+
+    def give_up(self) -> None:
+        for run_id in tuple(self._waiting):
+            self._tell(run_id, closed())
+
+    def stop_listening(self) -> None:
+        if self._stop_listening is not None:
+            self._stop_listening()
+        self._stop_listening = None
+
+    def _rest(self) -> None:
+        if not self._waiting:
+            self.stop_listening()
+            if not self._loop.is_closed():  # else a wait was collected after its loop was closed
+                self._changed.set()
+
+    def _notify(self) -> None:
+        """Some run has ended; called from any thread."""
+        if not self._notified:
+            self._notified = True
+            call_in_loop(self._loop, self._wake)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = start_helper(self._follow(), "agent-runtime-ends")
+            self._task.add_done_callback(self._followed)
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # by code that cancels all tasks of the loop, and continues
+            self._loop.call_later(LOOK_EVERY, self._wake)
+
+    async def _follow(self) -> None:
+        """Read new runs at once, and all runs after one has ended, or after `LOOK_EVERY`, until no run is awaited."""
+        time = self._loop.time
+        earliest, latest = 0.0, time() + LOOK_EVERY  # of the next read of all of them
+        while self._waiting:
+            self._changed.clear()
+            new, self._new = self._new, set()
+            began = time()
+            if began >= (earliest if self._notified else latest):
+                self._notified = False  # a run that ends from now on may be missing in what is read
+                count = len(self._waiting)
+                await self._read_all(tuple(self._waiting))
+                pause = max(PAUSE, min(PATIENCE * (time() - began), EACH * count)) if count > 1 else 0.0
+                earliest, latest = time() + min(pause, LOOK_EVERY), time() + LOOK_EVERY
+            elif new:
+                await self._read_all([run_id for run_id in new if run_id in self._waiting])
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(earliest if self._notified else latest):
+                        await self._changed.wait()
+
+    async def _read_all(self, run_ids: Sequence[str]) -> None:
+        for start in range(0, len(run_ids), AT_ONCE):
+            await self._read(run_ids[start : start + AT_ONCE])
+
+    async def _read(self, run_ids: Sequence[str]) -> None:
+        if len(run_ids) == 1:
+            await self._see(run_ids[0])
+            return
+        try:
+            news = await self._queue.news(run_ids)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait
+            for run_id in run_ids:
+                self._tell(run_id, error)
+            return
+        over = [run_id for run_id in run_ids if run_id not in news or news[run_id].status not in LIVE]
+        await asyncio.gather(*map(self._see, over))
+
+    async def _see(self, run_id: str) -> None:
+        try:
+            row = await self._queue.must_get(run_id)
+        except Exception as error:  # noqa: BLE001 - the same
+            self._tell(run_id, error)
+            return
+        if row.status not in LIVE:
+            self._tell(run_id, row)
+
+    def _tell(self, run_id: str, what: RunRow | Exception) -> None:
+        ends = self._waiting.pop(run_id, None)
+        if ends is None:
+            return
+        for end in ends:
+            if end.done():
+                continue
+            if isinstance(what, Exception):
+                end.set_exception(what)
+                end.exception()  # who waited for it may be gone
+            else:
+                end.set_result(what)
+        self._rest()
+
+
+async def events_until_ended(watch: Watch, bus: EventBus, run_id: str, since: int) -> AsyncGenerator[Event, None]:
+    """The run's events from `since` on, replayed and then live, until the run has ended."""
+    events = bus.subscribe(run_id, since)
+    ended = start_soon(_surely_ended(watch, run_id))
+    upcoming: asyncio.Task[Event] | None = None
+    cursor = since
+
+    def over() -> bool:
+        return ended.done() and ended.result() is None
+
+    try:
+        while True:
+            upcoming = upcoming or start_soon(anext(events))
+            await asyncio.wait({upcoming} if over() else {upcoming, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not upcoming.done():
+                if over() and cursor >= await bus.head(run_id):
+                    return
+                await asyncio.wait({upcoming})
+            event, upcoming = upcoming.result(), None
+            cursor = event.sequence + 1
+            yield event
+            if over() and cursor >= await bus.head(run_id):
+                return
+    finally:
+        left = [ended] if upcoming is None else [ended, upcoming]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await events.aclose()
+
+
+async def _surely_ended(watch: Watch, run_id: str) -> None:
+    """Return once the run has ended: that the queue did not answer is no end."""
+    while True:
+        try:
+            await watch.until_ended(run_id)
+        except StorageBusy:
+            await asyncio.sleep(LOOK_EVERY)
+        else:
+            return

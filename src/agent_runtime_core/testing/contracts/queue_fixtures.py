@@ -1,0 +1,73 @@
+"""What the cases of a queue share: a queue on a clock of its own, runs in it, and claims of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from ...queue.base import RunQueue
+from ...queue.queued_run import QueuedRun
+from ...queue.records import RunRow
+from ..clock import VirtualClock
+from .checks import PATIENCE, same
+
+Make = Callable[..., RunQueue]
+Case = Callable[[Make], Awaitable[None]]
+
+LEASE = 60.0
+
+
+@contextlib.asynccontextmanager
+async def opened(make: Make, **options: Any) -> AsyncIterator[tuple[RunQueue, VirtualClock]]:
+    clock = VirtualClock()
+    queue = make(clock=clock, **options)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield queue, clock
+    finally:
+        await queue.close()
+
+
+def names(runs: Sequence[QueuedRun | RunRow]) -> list[str]:
+    return [run.agent_key if isinstance(run, QueuedRun) else run.agent for run in runs]
+
+
+async def add(queue: RunQueue, *agents: str, **options: Any) -> list[str]:
+    """Enqueue one run for each of those agents; their ids."""
+    return [str((await queue.enqueue(None, agent, {}, **options)).run_id) for agent in agents]
+
+
+async def one(queue: RunQueue, worker: str, lease: float = LEASE, **options: Any) -> RunRow:
+    """The run a claim gets, where there is one to get."""
+    rows = await queue.claim_rows(worker, lease, **options)
+    same(len(rows), 1, f"how many runs a claim by {worker!r} got")
+    return rows[0]
+
+
+async def hold(queue: RunQueue, agent: str = "agent", **options: Any) -> RunRow:
+    """A new run, claimed by worker "w"."""
+    await add(queue, agent, **options)
+    return await one(queue, "w", LEASE, agent_keys=[agent])
+
+
+async def drain(queue: RunQueue, worker: str = "w") -> list[QueuedRun]:
+    """All that there is to claim, and each run of it once."""
+    found: list[QueuedRun] = []
+    seen: set[str] = set()
+    while (run := await queue.claim(worker)) is not None:
+        once(seen, str(run.run_id), run.agent_key)
+        found.append(run)
+    return found
+
+
+def once(seen: set[str], run_id: str, agent: str) -> None:
+    """Add a run to those that were claimed; one that comes again may do so for ever."""
+    if run_id in seen:
+        raise AssertionError(f"run {run_id} of agent {agent!r} was claimed again, and nobody had given it back")
+    seen.add(run_id)
+
+
+async def leave(queue: RunQueue, row: RunRow, status: str, **changes: Any) -> RunRow:
+    return await queue.settle(row.run_id, queue.keep(row, row.claim_id)._replace(status=status, **changes))

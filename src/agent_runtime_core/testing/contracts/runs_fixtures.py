@@ -1,0 +1,113 @@
+"""What the cases of a run share: three backends with runners on them, and agents that do what a case says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from ...events.base import EventBus
+from ...interfaces import AgentRuntime, RunResult
+from ...queue.base import RunQueue
+from ...registry import Registry
+from ...runner.runner import AgentRunner
+from ...runner.settings import RunnerConfig
+from ...state.base import StateStore
+from ...status import RunStatus
+from ...steps.model import Step
+from ..clock import VirtualClock
+from .checks import PATIENCE, same
+
+Make = Callable[..., tuple[RunQueue, EventBus, StateStore]]
+Case = Callable[[Make], Awaitable[None]]
+
+LEASE = 60.0
+
+
+class Scripted(AgentRuntime):
+    """An agent whose run is a function of the case."""
+
+    def __init__(self, key: str, body: Callable[[Any], Awaitable[Any]]) -> None:
+        self._key, self._body = key, body
+
+    @property
+    def key(self) -> str:
+        return self._key
+
+    async def run(self, ctx: Any) -> RunResult:
+        return RunResult(final_output={"answer": await self._body(ctx)})
+
+
+class PolledClock(VirtualClock):
+    """One that stands still until it is moved, and lets whoever polls by it go on: after so many real seconds too."""
+
+    async def sleep(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await super().sleep(seconds)
+
+
+class Bench:
+    """Three backends, and as many runners on them as a case wants; each stands for a process."""
+
+    def __init__(self, make: Make) -> None:
+        self.clock: VirtualClock = PolledClock()
+        self.backends: tuple[RunQueue, EventBus, StateStore] = make(clock=self.clock)
+        self.queue: RunQueue
+        self.bus: EventBus
+        self.state: StateStore
+        self.queue, self.bus, self.state = self.backends
+        self.runners: list[AgentRunner] = []
+
+    def runner(self, *agents: Scripted, **settings: Any) -> AgentRunner:
+        registry = Registry()
+        for agent in agents:
+            registry.register(agent)
+        config = RunnerConfig(
+            worker_id=f"w{len(self.runners)}", park_after=0, grace_seconds=0.2, lease_ttl_seconds=LEASE, **settings
+        )
+        runner = AgentRunner(*self.backends, config, registry=registry)
+        self.runners.append(runner)
+        return runner
+
+    async def told(self, run_id: Any) -> list[str]:
+        """The types of the run's events, whose numbers must have no gap."""
+        found = await self.bus.get_events(run_id)
+        same([event.sequence for event in found], list(range(len(found))), "the sequences of a run's events")
+        return [event.event_type for event in found]
+
+    async def ended(self, run_id: Any, status: str, answer: Any = None) -> None:
+        """The queue, the journal, the state and the result agree on how a run ended."""
+        row = await self.queue.must_get(run_id)
+        record = await self.state.ending(str(run_id))
+        same((row.status, record and record.name), (status, status), "the end in the queue and in the journal")
+        same(await self.state.get_run_status(run_id), status, "the status in the state store")
+        result = await self.runners[-1].wait(run_id)
+        same(result.status, RunStatus(status), "the status of the result")
+        if status == "succeeded":
+            same(result.final_output, {"answer": answer}, "the result")
+
+
+@contextlib.asynccontextmanager
+async def opened(make: Make) -> AsyncIterator[Bench]:
+    bench = Bench(make)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            yield bench
+    finally:
+        for runner in bench.runners:
+            await runner.close()
+
+
+def steps(log: list[str], *names: str) -> list[Step]:
+    """Steps that note themselves in `log` and give their own name."""
+
+    def step(name: str) -> Step:
+        async def fn(ctx: Any, state: Any) -> str:
+            log.append(name)
+            return name
+
+        return Step(name, fn)
+
+    return [step(name) for name in names]

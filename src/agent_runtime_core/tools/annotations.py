@@ -1,0 +1,231 @@
+"""One type hint of a parameter: its JSON Schema outward, a value of that type inward."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import typing
+from collections import abc
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Literal
+
+from .._core.codec.tagged import Turn
+from .._core.codec.type_hints import unresolved
+from .._core.codec.typed import Policy, build, codec_of, is_union
+from .._core.json_schema import LARGEST_EXACT, SCALARS, choice, misfit
+from .._core.validation import At, refused
+from ..errors import InvalidArgument, UnserialisableResult, brief
+
+__all__ = ["give_default", "schema_of", "typed"]
+
+_ARRAYS: Final = {list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Collection}
+_MAPPINGS: Final = {dict, abc.Mapping}
+_NAMED: Final = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+_WRAPPERS: Final = {typing.Annotated, typing.Required, typing.NotRequired}
+
+
+def give_default(schema: dict[str, Any], value: Any) -> None:
+    """Tell a parameter's default where JSON can say it."""
+    plain = value.value if isinstance(value, Enum) else value
+    if _is_plain(plain):
+        schema["default"] = plain
+
+
+# -- outward
+
+
+def schema_of(hint: Any, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
+    """JSON Schema of one type; `outer` are the classes around it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any or hint is object:
+        return {}
+    if origin is typing.Annotated:
+        texts = [extra for extra in args[1:] if isinstance(extra, str)]
+        return schema_of(args[0], where, outer) | ({"description": texts[0]} if texts else {})
+    if origin in _WRAPPERS:
+        return schema_of(args[0], where, outer)
+    if hint in SCALARS:
+        return {"type": SCALARS[hint]}
+    if is_union(hint):
+        return {"anyOf": [schema_of(option, where, outer) for option in args]}
+    if origin is Literal:
+        return _choices(args, where)
+    if (origin or hint) in _ARRAYS:
+        return _array(origin or hint, args, where, outer)
+    if (origin or hint) in _MAPPINGS:
+        return _mapping(args, where, outer)
+    if isinstance(hint, type):
+        return _class(hint, where, outer)
+    alias = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)
+    if alias is not None:
+        return schema_of(alias, where, outer)
+    raise _unfit(hint, where)
+
+
+def _array(origin: Any, args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "array"}
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        items = [schema_of(item, where, outer) for item in args]
+        return schema | {"prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if args:
+        schema["items"] = schema_of(args[0], where, outer)
+    if origin in (set, frozenset):
+        schema["uniqueItems"] = True
+    return schema
+
+
+def _mapping(args: tuple[Any, ...], where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
+    if not args:
+        return {"type": "object"}
+    if args[0] is not str:
+        raise InvalidArgument(f"{where}: the keys of a JSON object are texts, not {brief(args[0])}")
+    return {"type": "object", "additionalProperties": schema_of(args[1], where, outer) or True}
+
+
+def _class(hint: type, where: str, outer: tuple[Any, ...]) -> dict[str, Any]:
+    if issubclass(hint, Enum):
+        return _choices(tuple(member.value for member in hint), where)
+    if hint in outer:
+        raise InvalidArgument(f"{where}: {hint.__name__} contains itself, which a tool's parameters cannot say")
+    inside = (*outer, hint)
+    if typing.is_typeddict(hint):
+        fields = _hints(hint, where)
+        required = [name for name, field in fields.items() if _is_required(hint, name, field)]
+        return _object({name: schema_of(field, where, inside) for name, field in fields.items()}, required)
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(hint, where, inside)
+    raise _unfit(hint, where)
+
+
+def _dataclass(hint: type, where: str, inside: tuple[Any, ...]) -> dict[str, Any]:
+    hints = _hints(hint, where)
+    properties: dict[str, Any] = {}
+    required = []
+    for field in dataclasses.fields(hint):
+        if not field.init:
+            continue
+        properties[field.name] = schema_of(hints[field.name], where, inside)
+        if field.default is field.default_factory is dataclasses.MISSING:
+            required.append(field.name)
+        elif field.default is not dataclasses.MISSING:
+            give_default(properties[field.name], field.default)
+    for name, parameter in inspect.signature(hint).parameters.items():
+        if parameter.default is parameter.empty and parameter.kind in _NAMED and name not in properties:
+            raise InvalidArgument(f"{where}: {hint.__name__} takes {brief(name)}, which is no field: give it a default")
+    return _object(properties, required)
+
+
+def _hints(hint: type, where: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(hint, include_extras=True)
+    except NameError as error:
+        raise unresolved(f"{where}: a type hint of {hint.__name__}", error) from error
+
+
+def _is_required(hint: Any, name: str, field: Any) -> bool:
+    # `__required_keys__` misses what is written as text, as every hint is under `from __future__ import annotations`.
+    marker = typing.get_origin(field)
+    return marker is typing.Required or (name in hint.__required_keys__ and marker is not typing.NotRequired)
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _choices(values: tuple[Any, ...], where: str) -> dict[str, Any]:
+    values = tuple(value.value if isinstance(value, Enum) else value for value in values)
+    for value in values:
+        if type(value) not in SCALARS:
+            raise InvalidArgument(f"{where}: the choice {brief(value)} has no JSON form")
+    kinds = {SCALARS[type(value)] for value in values}
+    return {"enum": list(values)} | ({"type": kinds.pop()} if len(kinds) == 1 else {})
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
+    return type(value) in SCALARS and (not isinstance(value, float) or math.isfinite(value))
+
+
+def _unfit(hint: Any, where: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{where}: {getattr(hint, '__name__', hint)} has no JSON Schema here; use str, int, float, bool, list, dict, "
+        "Literal, an Enum, a dataclass or a TypedDict, or a JSON Schema (a tool's parameters=, a dict as output_type)"
+    )
+
+
+# -- inward
+
+
+def typed(value: Any, hint: Any, name: str | None = None) -> Any:
+    """Build the value of type `hint` that a JSON tree stands for, as the argument `name` if it is one.
+
+    Builds dataclasses, Enums (by value, else by name), tuples and sets; 3.0 is an int where one is wanted, and 3 a
+    float. What it cannot build it leaves as it is, and so what is built already; whether it fits a schema is checked
+    elsewhere.
+
+    Raises:
+        InvalidArgument: No such value can be built.
+    """
+    here = None
+    if name is not None:
+        here = At(None, None)
+        here.step = name
+    try:
+        return build(value, hint, _FROM_JSON, here)
+    except UnserialisableResult as error:
+        raise InvalidArgument(str(error)) from error.__cause__
+
+
+def _special(hint: Any) -> Turn | None:
+    if hint is int or hint is float:
+        return partial(_number, hint)
+    options = tuple(option for option in typing.get_args(hint) if option is not type(None))
+    if typing.get_origin(hint) is Literal:
+        return partial(_choice, options)
+    return partial(_first_fitting, options) if is_union(hint) and len(options) > 1 else None
+
+
+_FROM_JSON: Final = Policy(enums_by_value=True, special=_special)
+
+
+def _number(hint: type, value: Any, at: At | None, back: bool) -> Any:
+    if hint is int and isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
+        return int(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise refused(at, "the number is larger than any float") from error
+    return value
+
+
+def _choice(options: tuple[Any, ...], value: Any, at: At | None, back: bool) -> Any:
+    index = choice(value, [each.value if isinstance(each, Enum) else each for each in options])
+    return value if index is None else options[index]
+
+
+def _first_fitting(options: tuple[Any, ...], value: Any, at: At | None, back: bool) -> Any:
+    if type(value) in (int, float) and type(value) in options:
+        return value
+    refusal: UnserialisableResult | None = None
+    for option in options:
+        if _fits(value, option):
+            try:
+                return codec_of(option, _FROM_JSON).convert(value, at, back)
+            except UnserialisableResult as error:
+                refusal = refusal or error
+    if refusal is not None:
+        raise refusal
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        return misfit(value, schema_of(hint, "$", ())) is None
+    except InvalidArgument:  # no schema can express this type
+        return False

@@ -1,0 +1,80 @@
+"""Answers of a model as typed values: the schema it is shown, and what its text comes to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from .._core.codec.json import MAX_PARSED, encode, strictly
+from .._core.json_schema import misfit
+from ..errors import InvalidArgument, UnserialisableResult
+from .annotations import schema_of, typed
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]+")
+
+
+class Output:
+    """The type an answer is to have: a dataclass, a TypedDict, any type with a JSON form, or a JSON Schema."""
+
+    def __init__(self, wanted: Any) -> None:
+        self._type: Any = None if isinstance(wanted, Mapping) else wanted
+        self.schema: dict[str, Any] = (
+            dict(wanted) if isinstance(wanted, Mapping) else schema_of(wanted, "the output type", ())
+        )
+        # What providers take as the name of a schema.
+        name = _NOT_IN_A_NAME.sub("_", str(self.schema.get("title") or getattr(wanted, "__name__", "answer")))[:64]
+        self.response_format: dict[str, Any] = {
+            "type": "json_schema",
+            "json_schema": {"name": name or "answer", "schema": self.schema},
+        }
+
+    def problem(self, text: str) -> str | None:
+        """Why the text is not what was asked for, or None."""
+        if len(text) > MAX_PARSED:
+            return f"it has {len(text):,} characters, {MAX_PARSED:,} are the most"
+        try:
+            found = _read(text)
+        except (ValueError, RecursionError) as error:
+            return f"it is no JSON ({error})"
+        wrong = misfit(found, self.schema)
+        if wrong is not None:
+            return wrong
+        try:
+            self._converted(found)
+        except (InvalidArgument, UnserialisableResult, TypeError, ValueError) as error:
+            return str(error)
+        try:
+            encode([[found]])  # as deep as the result of a run has it
+        except UnserialisableResult as error:
+            return f"{error.path.replace('$[0][0]', '$', 1)} is {error.reason}"
+        return None
+
+    def values(self, text: str) -> tuple[Any, Any]:
+        """(the typed value, the plain JSON) of a text without a problem."""
+        found = _read(text)
+        return self._converted(found), found
+
+    def _converted(self, found: Any) -> Any:
+        return found if self._type is None else typed(found, self._type)
+
+    def repair(self, problem: str) -> str:
+        """What the model is told of an answer that is not what was asked for."""
+        return (
+            f"Your answer cannot be used: {problem}. Answer again with nothing but JSON that fits this schema: "
+            f"{json.dumps(self.schema)}"
+        )
+
+
+def _read(text: str) -> Any:
+    return strictly(_bare(text))
+
+
+def _bare(text: str) -> str:
+    """The text without the fence that models like to put around JSON."""
+    text = text.strip()
+    if text.startswith("```") and text.endswith("```"):
+        text = text[3:-3].strip()
+        text = text[4:].strip() if text[:4].lower() == "json" else text
+    return text
