@@ -99,8 +99,9 @@ class Ordeal:
 
 
 def ordeals(kind: str, where: Path, kills: int, *, at_once: int, ordeal: type[Ordeal] = Ordeal) -> None:
-    """As many jobs as it takes for that many kills, one of them killed at least 20 times."""
-    plain, often = ordeal(kind, where, 0, 0, 0.0, 0.0), ordeal(kind, where, 1, 20, 0.03, 0.012)
+    """Start jobs until `kills` kills have happened; most kills, up to 20, hit one of the jobs."""
+    most = min(20, kills * 2 // 3)
+    plain, often = ordeal(kind, where, 0, 0, 0.0, 0.0), ordeal(kind, where, 1, most, 0.03, 0.012)
     jobs, killed = [plain, often], often.kills
     with ThreadPoolExecutor(at_once) as pool:
         expected, result_of_often = pool.submit(plain.go), pool.submit(often.go)
@@ -115,7 +116,7 @@ def ordeals(kind: str, where: Path, kills: int, *, at_once: int, ordeal: type[Or
                 assert result == expected.result(), f"{each.run_id}, killed {each.killed} times"
             killed += sum(each.killed for each in some)
         assert result_of_often.result() == expected.result()
-    assert (plain.killed, often.killed) == (0, 20)
+    assert (plain.killed, often.killed) == (0, most)
     log.info(
         "%s: %d kills over %d jobs, %d behind a new record, %d in flight ran again, 0 recorded ran again, 0 lost",
         kind, killed, len(jobs), sum(each.inside for each in jobs), sum(each.redone for each in jobs),
@@ -128,7 +129,7 @@ def ordeals(kind: str, where: Path, kills: int, *, at_once: int, ordeal: type[Or
 
 @pytest.mark.parametrize("kind", ["steps", "transactions"])
 def test_a_job_killed_at_random_moments_ends_as_if_nothing_had_happened(kind: str, tmp_path: Path) -> None:
-    ordeals(kind, tmp_path, 30, at_once=3)
+    ordeals(kind, tmp_path, 12, at_once=3)
 
 
 @pytest.mark.slow
@@ -167,7 +168,7 @@ def on_server(where: Path, kills: int, at_once: int) -> None:
 
 @pytest.mark.redis
 def test_a_job_on_redis_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    on_server(tmp_path, 30, 3)
+    on_server(tmp_path, 12, 3)
 
 
 @pytest.mark.slow
