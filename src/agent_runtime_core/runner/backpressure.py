@@ -10,8 +10,6 @@ from collections.abc import Iterator
 
 from .._core.per_loop import call_in_loop
 
-_Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]
-
 
 class Output:
     """A reader that a run waits for; `cursor` is the first sequence that it has not taken."""
@@ -35,7 +33,7 @@ class _Pipe:
         self.lock: threading.Lock = threading.Lock()
         self._told: deque[tuple[int, int]] = deque()  # (sequence, bytes)
         self._unsent = 0
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[asyncio.Future[None]] = []
 
     def full(self) -> bool:
         """Whether any reader is more than `most` bytes behind; what all have taken is forgotten."""
@@ -45,15 +43,14 @@ class _Pipe:
         # The slowest reader is behind by all that is left.
         return self._unsent > self.most
 
-    def told(self, sequence: int, size: int) -> _Waiter | None:
+    def told(self, sequence: int, size: int) -> asyncio.Future[None] | None:
         """Count an event; what to wait for before the next one, if anything."""
         with self.lock:
             self._told.append((sequence, size))
             self._unsent += size
             if not self.full():
                 return None
-            loop = asyncio.get_running_loop()
-            waiter = (loop, loop.create_future())
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             return waiter
 
@@ -63,8 +60,8 @@ class _Pipe:
             if not self._waiters or self.full():
                 return
             waiters, self._waiters = self._waiters, []
-        for loop, future in waiters:
-            call_in_loop(loop, _go_on, future)
+        for waiter in waiters:
+            call_in_loop(waiter.get_loop(), _go_on, waiter)
 
 
 def _go_on(future: asyncio.Future[None]) -> None:
@@ -102,5 +99,4 @@ class Flow:
     def told(self, run_id: str, sequence: int, size: int) -> asyncio.Future[None] | None:
         """A run told an event of so many bytes: what it has to wait for before the next, or None."""
         pipe = self._pipes.get(run_id)
-        waiter = None if pipe is None else pipe.told(sequence, size)
-        return None if waiter is None else waiter[1]
+        return None if pipe is None else pipe.told(sequence, size)
