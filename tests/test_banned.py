@@ -228,7 +228,7 @@ OPENS: dict[str, dict[str, int]] = {
     "persistence/documents/file_directory.py": {"Disk.draft": 2, "Disk.read": 2, "_flush": 1},  # JSON files, by their names
     "persistence/documents/file_lock.py": {"_made": 2, "_taken": 1},  # a lock file
     "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},
-    "turns/files.py": {"_read": 2},  # settings and packs
+    "turns/settings_files.py": {"_read": 2},  # settings and packs
 }
 #: Whole modules that open what they are given.
 OPENERS = {
