@@ -225,7 +225,11 @@ OPENS: dict[str, dict[str, int]] = {
     "_engines/sqlite/database.py": {"DatabaseFile._create": 1},  # exclusively: one that is there is not opened
     "_engines/sqlite/wal.py": {"Log._extend": 1},  # the log
     "cli/main.py": {"main": 2},  # the null device
-    "persistence/documents/file_directory.py": {"Disk.draft": 2, "Disk.read": 2, "_flush": 1},  # JSON files, by their names
+    "persistence/documents/file_directory.py": {
+        "Disk.draft": 2,
+        "Disk.read": 2,
+        "_flush": 1,
+    },  # JSON files, by their names
     "persistence/documents/file_lock.py": {"_made": 2, "_taken": 1},  # a lock file
     "testing/cassettes.py": {"Cassette.load": 1, "Cassette.save": 1},
     "turns/settings_files.py": {"_read": 2},  # settings and packs

@@ -25,7 +25,7 @@ from .errors import PortalMisuse, brief
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = ["call", "from_thread", "in_thread", "takes_function"]
+__all__ = ["call", "from_thread", "in_thread"]
 
 LOOK_UP = 0.5  # seconds that a thread waits in one go
 

@@ -207,7 +207,7 @@ def test_the_default_folder_is_this_repository(tmp_path: Path) -> None:
     assert f"wrote {tmp_path / 'digest.md'}: {files + 1} steps run, 0 kept" in said
     written = (tmp_path / "digest.md").read_text()
     assert "## `README.md`" in written
-    assert "## `src/agent_runtime_core/ledger.py`" in written
+    assert "## `src/agent_runtime_core/_execution/claim_writer.py`" in written
     # Elsewhere than on a terminal: about twenty lines of progress, the last one of the last step.
     steps = re.findall(r"^step (\d+) of (\d+), [\d.]+ s, 0 kept: \S+$", said, re.M)
     assert 20 <= len(steps) <= 41

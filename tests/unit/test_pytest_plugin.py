@@ -141,6 +141,7 @@ def test_loading_the_plugin_loads_next_to_nothing_of_the_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         "agent_runtime_core",
+        "agent_runtime_core._core",
         "agent_runtime_core._core.lazy_import",
         "agent_runtime_core.errors",
         "agent_runtime_core.testing",

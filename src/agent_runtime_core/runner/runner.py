@@ -147,7 +147,7 @@ class AgentRunner(StoredRuns):
         super()._prepare()
         self.heart: Heart = Heart(self.queue, self.config)
         self._lent: dict[bool, Services] = {}  # the latest, for runs in place and for those of a worker
-        self._worker: Worker = Worker(self.queue, self.config, self.registry, self._drive)
+        self._worker: Worker = Worker(self.queue, self.config, lambda: self.registry, self._drive)
         self._monitor: PerLoop[Monitor] = PerLoop(partial(Monitor, clock=self.queue.clock))
         self._inline: Inline = Inline(self.queue.clock, self.config.grace_seconds)
         if not self.backends.durable and "memory" not in _warned:

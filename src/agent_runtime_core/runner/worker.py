@@ -43,11 +43,15 @@ class Worker:
     """One runner's slots, and the runs in them."""
 
     def __init__(
-        self, queue: RunQueue, config: RunnerConfig, registry: Registry, new_execution: Callable[..., Drive]
+        self,
+        queue: RunQueue,
+        config: RunnerConfig,
+        registry: Callable[[], Registry],
+        new_execution: Callable[..., Drive],
     ) -> None:
         self.queue = queue
         self.config = config
-        self.registry = registry
+        self._registry = registry  # a turn manager replaces the registry of its runner
         self._new_execution = new_execution
         self.slots: Slots = Slots(queue.clock, self._ring)
         self._drives: dict[asyncio.Task[Any], Drive] = {}
@@ -84,7 +88,7 @@ class Worker:
         if self._standing is not None and not self._drives and not self._stopping:
             stands = {"standing": self._standing, "stands_for": self._poll + STANDS}
         rows: list[RunRow] = await self.queue.claim_rows(
-            self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self.registry.keys(), limit=count,
+            self.config.worker_id, self.config.lease_ttl_seconds, agent_keys=self._registry().keys(), limit=count,
             **stands,
         )  # fmt: skip
         if not any(suspected(row) for row in rows):
@@ -92,7 +96,7 @@ class Worker:
         return rows
 
     def _drive(self, row: RunRow) -> Drive:
-        agent = self.registry.get(row.agent)
+        agent = self._registry().get(row.agent)
         return self._new_execution(row, cast("AgentRuntime", agent), inline=False)
 
     def _start(self, row: RunRow) -> asyncio.Task[Any]:
@@ -185,7 +189,9 @@ class Worker:
             return None
         if slots.waiting or self._is_careful():  # its own slot is not free yet
             return None
-        return self.queue.want(self.config.worker_id, self.config.lease_ttl_seconds, self.registry.keys(), light=True)
+        return self.queue.want(
+            self.config.worker_id, self.config.lease_ttl_seconds, self._registry().keys(), light=True
+        )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._left.discard(task)
@@ -277,7 +283,7 @@ class Worker:
         except AgentRuntimeError as error:
             log.warning("could not claim: %s", error)
             return False
-        self._claims_due = bool(self.registry.keys())
+        self._claims_due = bool(self._registry().keys())
         await self._begin(rows)  # told to stop meanwhile or not: what is claimed has to be driven, or handed back
         return bool(rows) and len(rows) == free and not self._stopping
 
