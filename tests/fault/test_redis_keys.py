@@ -28,7 +28,8 @@ from tests.servers import RedisServer
 pytestmark = pytest.mark.redis
 
 LUA = sorted(Path(agent_runtime_core.__file__).parent.rglob("*.lua"))
-#: Every kind of key there is, as the scripts name them. A bell is a channel, and `rights` is gone before its call ends.
+#: Every kind of key there is, as the scripts name them. A bell is a channel, `rights` is gone before
+#: its call ends, and `docstamps` is only deleted.
 KINDS = sorted(
     {kind for each in LUA for kind in re.findall(r"P \.\. '(\w+)", each.read_text("utf-8"))}
     - {"bell", "rights", "docstamps"}
