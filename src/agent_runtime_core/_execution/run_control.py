@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -141,7 +142,9 @@ class Place:
 
     def wake(self) -> None:
         """Have the runner look at its task."""
-        self._notified.set()
+        # A task that is collected after its event loop was closed must not print an error at exit.
+        with contextlib.suppress(RuntimeError):
+            self._notified.set()
 
     async def woken(self) -> None:
         """Wait for the next `wake`, or one since the last time."""
